@@ -1,0 +1,80 @@
+"""The only reader of the process environment.
+
+Every variable is read when it is needed, never at import, so a test or a notebook can change it. `VARIABLES` is
+what the README's table and `python -m cupymla doctor` print.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from .errors import InputError
+
+VARIABLES: dict[str, str] = {
+    "CUPYMLA_CACHE_DIR": "folder of compiled kernels (default: the user's cache folder, then a temporary one)",
+    "CUPYMLA_READONLY_CACHE": "further cache folders, separated by ':', that are searched and never written",
+    "CUPYMLA_CUTLASS": "folder holding CUTLASS's `cutlass/` and `cute/` headers",
+    "CUPYMLA_COMPILER": "nvrtc (default) or nvcc",
+    "CUPYMLA_NVCC": "path of the nvcc to use when CUPYMLA_COMPILER=nvcc (default: the one on PATH)",
+    "CUPYMLA_FAIL_ON_SPILL": "1: a kernel that spills registers is a CompileError",
+    "CUPYMLA_QUIET": "1: say nothing on stderr about compilations that take over a second",
+}
+
+
+def _get(name: str) -> str | None:
+    value = os.environ.get(name)
+    return value if value else None
+
+
+def _flag(name: str) -> bool:
+    value = _get(name)
+    if value is None or value == "0":
+        return False
+    if value == "1":
+        return True
+    raise InputError(name, "'0' or '1'", repr(value))
+
+
+def cache_dir() -> Path | None:
+    """The cache folder the user asked for, or None for the default."""
+    value = _get("CUPYMLA_CACHE_DIR")
+    return Path(value).expanduser() if value else None
+
+
+def readonly_caches() -> tuple[Path, ...]:
+    """Cache folders that are only read, in the order they are searched."""
+    value = _get("CUPYMLA_READONLY_CACHE")
+    return tuple(Path(part).expanduser() for part in value.split(os.pathsep) if part) if value else ()
+
+
+def cutlass_dir() -> Path | None:
+    """The header folder the user insists on, or None to search the usual places."""
+    value = _get("CUPYMLA_CUTLASS")
+    return Path(value).expanduser() if value else None
+
+
+def compiler() -> Literal["nvrtc", "nvcc"]:
+    """Which compiler back end to use. Raises InputError on any other word."""
+    value = _get("CUPYMLA_COMPILER")
+    if value in (None, "nvrtc"):
+        return "nvrtc"
+    if value == "nvcc":
+        return "nvcc"
+    raise InputError("CUPYMLA_COMPILER", "'nvrtc' or 'nvcc'", repr(value))
+
+
+def nvcc() -> str:
+    """The nvcc executable, a path or a name to be found on PATH."""
+    return _get("CUPYMLA_NVCC") or "nvcc"
+
+
+def fail_on_spill() -> bool:
+    """Whether a register spill fails the build."""
+    return _flag("CUPYMLA_FAIL_ON_SPILL")
+
+
+def quiet() -> bool:
+    """Whether the build service keeps silent about slow compilations."""
+    return _flag("CUPYMLA_QUIET")

@@ -1,0 +1,1 @@
+"""Bridges to frameworks, imported on demand and never by the core."""

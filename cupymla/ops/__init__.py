@@ -1,0 +1,1 @@
+"""Operators: one folder each, the same file names in every folder; see `registry.OPERATORS`."""

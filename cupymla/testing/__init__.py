@@ -1,0 +1,1 @@
+"""Test kit: cases, comparison, timing, evidence and reports."""
