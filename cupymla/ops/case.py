@@ -1,0 +1,27 @@
+"""What every operator's `cases.py` holds: problems as data, grouped by what they protect.
+
+An operator's `cases` module offers
+
+- `CASES`: correctness cases, small enough for the NumPy reference in float64;
+- `BENCH`: timing cases, named as the benchmark files name them;
+- `inputs(case, seed, xp=numpy)`: fresh arguments for the public function, as a dict of its parameter names; `xp` is
+  numpy or cupy, whose `random.default_rng` makes the arrays;
+- `flops(case)` and `bytes_moved(case)`: the least arithmetic and the least memory traffic of one call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem. Operators subclass it with their own sizes and options.
+
+    Attributes:
+        name: spells the sizes, such as "h128_d576_k2048_q4096_kv8192".
+        intent: the group, in a word or two: "shapes", "masks", "poison", "strides", "dtypes", "options", "speed".
+    """
+
+    name: str
+    intent: str
