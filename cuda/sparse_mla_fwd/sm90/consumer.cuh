@@ -10,13 +10,15 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-template <typename Config, typename Element, int kWho>
+template <typename Config, typename Element, int kWho, bool kAnyScale>
 struct Consumer {
   using Atom = sm90::Atoms<Element>;
   static constexpr int kOther = 1 - kWho;
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
   static constexpr int kOutputs = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
+  // Probabilities stay below 2^8: exact range for bf16, far from fp16's 65504, and no loss in the fp32 sums.
+  static constexpr float kSlack = 8.f;
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -27,7 +29,10 @@ struct Consumer {
   float output[kOutputs];
   float scores[kScores];
   uint32_t probabilities[kSteps][4];
-  // In units of log2 and of exp2(score - row_max), over the blocks gone through (sums: over the own ones).
+  // Exponentials are taken relative to `base`, which follows the running maximum of all blocks at a distance: it moves
+  // only when a score exceeds it by more than kSlack, so that the output is rarely rescaled. `row_max` is the true
+  // maximum and `row_sum` the sum of exponentials, both over the own blocks. All in units of log2.
+  float base[2];
   float row_max[2];
   float row_sum[2];
 
@@ -41,7 +46,7 @@ struct Consumer {
     for (int i = 0; i < kOutputs; ++i) output[i] = 0.f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      row_max[r] = negative_infinity();
+      base[r] = row_max[r] = negative_infinity();
       row_sum[r] = 0.f;
     }
   }
@@ -69,7 +74,6 @@ struct Consumer {
     sm90::wgmma_commit();
   }
 
-  // Waits for the scores. Consumer 1 does so before it touches the output: ptxas would put the same wait there.
   __device__ __forceinline__ void finish_scores() {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
@@ -114,33 +118,34 @@ struct Consumer {
     if (lane == 0) storage.free[buffer][kWho].arrive();
   }
 
-  // Brings output and row sums to a new running maximum. No product may be in flight.
-  __device__ __forceinline__ void move_maximum(const float (&new_max)[2]) {
-    float factor[2];
+  // Brings output and row sums to a new base. No product may be in flight.
+  __device__ __forceinline__ void move_base(const float (&new_base)[2]) {
+    if (__any_sync(0xffffffffu, new_base[0] != base[0] || new_base[1] != base[1])) {
+      float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      factor[r] = exp2_approx(row_max[r] - finite_or_zero(new_max[r]));
-      row_max[r] = new_max[r];
-      row_sum[r] *= factor[r];
-    }
-    // Most blocks do not move any maximum of a warp's rows; the vote keeps its lanes together.
-    if (__any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)) {
+      for (int r = 0; r < 2; ++r) {
+        factor[r] = exp2_approx(base[r] - finite_or_zero(new_base[r]));
+        row_sum[r] *= factor[r];
+        base[r] = new_base[r];
+      }
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
     }
   }
 
-  // With no valid slot so far the maximum is -inf; any finite stand-in makes every exponential 0.
+  // With no valid slot so far the base is -inf; any finite stand-in makes every exponential 0.
   static __device__ __forceinline__ float finite_or_zero(float x) { return x == negative_infinity() ? 0.f : x; }
 
-  // Scales the scores to units of log2, masks invalid slots, and gives the maximum over `row_max` and this block.
-  __device__ __forceinline__ void mask_and_maximum(float (&new_max)[2]) {
-    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[kWho]);
-    const uint32_t low = static_cast<uint32_t>(valid) >> (2 * (lane % 4));
-    const uint32_t high = static_cast<uint32_t>(valid >> 32) >> (2 * (lane % 4));
+  // Masks the scores of invalid slots and gives the maxima of this block, which also go into `row_max`.
+  __device__ __forceinline__ void mask_and_maxima(float (&block_max)[2]) {
+    if constexpr (kAnyScale) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
+      for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
+    }
+    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[kWho]);
     if (valid != ~0ull) {
+      const uint32_t low = static_cast<uint32_t>(valid) >> (2 * (lane % 4));
+      const uint32_t high = static_cast<uint32_t>(valid >> 32) >> (2 * (lane % 4));
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
         const int column = (i / 4) * 8 + i % 2;  // less the lane's 2 * (lane % 4)
@@ -150,98 +155,121 @@ struct Consumer {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float block_max = negative_infinity();
+      float m = max_nan(scores[2 * r], scores[2 * r + 1]);
 #pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-        block_max = max_nan(block_max, max_nan(scores[i + 2 * r], scores[i + 2 * r + 1]));
-      }
-      new_max[r] = max_nan(row_max[r], quad_max(block_max));
+      for (int i = 4; i < kScores; i += 4) m = max_nan(m, max_nan(scores[i + 2 * r], scores[i + 2 * r + 1]));
+      block_max[r] = quad_max(m) * score_unit();
+      row_max[r] = max_nan(row_max[r], block_max[r]);
     }
   }
 
-  // P = exp2(score - new_max), into registers as MMA fragments; gives this thread's share of the row sums.
-  __device__ __forceinline__ void exponentials(const float (&new_max)[2], float (&block_sum)[2]) {
-    block_sum[0] = block_sum[1] = 0.f;
-    const float shift[2] = {finite_or_zero(new_max[0]), finite_or_zero(new_max[1])};
+  // What turns a score into units of log2.
+  __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
+
+  // The base for a block with these maxima, given the base before it. A NaN maximum becomes the base.
+  static __device__ __forceinline__ void choose_base(float (&new_base)[2], const float (&old_base)[2],
+                                                     const float (&block_max)[2]) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int r = (i / 2) % 2;
-      scores[i] = exp2_approx(scores[i] - shift[r]);
-      block_sum[r] += scores[i];
-    }
+    for (int r = 0; r < 2; ++r) new_base[r] = block_max[r] <= old_base[r] + kSlack ? old_base[r] : block_max[r];
+  }
+
+  // P = exp2(score - base), into registers as MMA fragments; gives this thread's share of the row sums.
+  __device__ __forceinline__ void exponentials(const float (&new_base)[2], float (&block_sum)[2]) {
+    block_sum[0] = block_sum[1] = 0.f;
+    const float unit = score_unit();
+    const float shift[2] = {-finite_or_zero(new_base[0]), -finite_or_zero(new_base[1])};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        probabilities[step][j] = pack_pair<Element>(scores[step * 8 + j * 2], scores[step * 8 + j * 2 + 1]);
+        const int i = step * 8 + j * 2;
+        const float p0 = exp2_approx(fmaf(scores[i], unit, shift[j % 2]));
+        const float p1 = exp2_approx(fmaf(scores[i + 1], unit, shift[j % 2]));
+        block_sum[j % 2] += p0 + p1;
+        probabilities[step][j] = pack_pair<Element>(p0, p1);
       }
     }
   }
 
-  // Hands P and the maxima of the own block to the other consumer.
+  __device__ __forceinline__ void share_base(const float (&new_base)[2]) {
+    if (lane % 4 == 0) {
+      storage.base[kWho][row] = new_base[0];
+      storage.base[kWho][row + 8] = new_base[1];
+    }
+  }
+
+  __device__ __forceinline__ void read_base(float (&new_base)[2]) const {
+    new_base[0] = storage.base[kOther][row];
+    new_base[1] = storage.base[kOther][row + 8];
+  }
+
+  // Hands P of the own block to the other consumer.
   __device__ __forceinline__ void publish() {
-    const uint32_t base = smem_address(storage.probabilities(kWho));
+    // P0 may lie where keys lay: not before every warp's scores are done.
+    if constexpr (kWho == 0 && Storage<Config>::kHasRopeTile) {
+      named_barrier_sync(kKeysRead, Config::kWarpgroup);
+    }
+    const uint32_t address = smem_address(storage.probabilities(kWho));
     const uint32_t matrix_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const auto& p = probabilities[step];
-      store_matrix_x4(base + swizzle_128(matrix_row, step * 2 + lane / 16), p[0], p[1], p[2], p[3]);
-    }
-    if (lane % 4 == 0) {
-      storage.row_max[kWho][row] = row_max[0];
-      storage.row_max[kWho][row + 8] = row_max[1];
+      store_matrix_x4(address + swizzle_128(matrix_row, step * 2 + lane / 16), p[0], p[1], p[2], p[3]);
     }
     fence_async_shared();
     named_barrier_arrive(kProbabilitiesReady + kWho, 2 * Config::kWarpgroup);
   }
 
-  // Takes the maxima that go with the other consumer's P.
-  __device__ __forceinline__ void receive(float (&new_max)[2]) {
+  __device__ __forceinline__ void wait_for_other_probabilities() {
     named_barrier_sync(kProbabilitiesReady + kOther, 2 * Config::kWarpgroup);
-    new_max[0] = storage.row_max[kOther][row];
-    new_max[1] = storage.row_max[kOther][row + 8];
+  }
+
+  // Consumer 0 up to its P V, which is left in flight.
+  __device__ __forceinline__ void first_block(uint32_t parity) {
+    float block_max[2], new_base[2], block_sum[2];
+    issue_scores(parity);
+    finish_scores();
+    mask_and_maxima(block_max);
+    choose_base(new_base, base, block_max);
+    share_base(new_base);
+    named_barrier_arrive(kBaseReady, 2 * Config::kWarpgroup);
+    exponentials(new_base, block_sum);
+    publish();
+    move_base(new_base);
+    add_sums(block_sum);
+    issue_own_values();
   }
 
   // Consumer 0 on a pair of blocks: its own comes first, then the other's.
   __device__ __forceinline__ void first_of_pair(uint32_t parity) {
-    float new_max[2];
-    own_block_first(parity);
-    receive(new_max);
+    float new_base[2];
+    first_block(parity);
     finish_values(kWho);
-    move_maximum(new_max);
+    wait_for_other_probabilities();
+    read_base(new_base);
+    move_base(new_base);
     issue_other_values();
     finish_values(kOther);
   }
 
-  // Consumer 0 up to its P V, which is left in flight.
-  __device__ __forceinline__ void own_block_first(uint32_t parity) {
-    float new_max[2], block_sum[2];
-    issue_scores(parity);
-    finish_scores();
-    mask_and_maximum(new_max);
-    exponentials(new_max, block_sum);
-    move_maximum(new_max);
-    add_sums(block_sum);
-    named_barrier_sync(kKeysRead + kWho, Config::kWarpgroup);
-    publish();
-    issue_own_values();
-  }
-
-  // Consumer 1 on a pair: the other's block comes first; its product runs under the own softmax.
+  // Consumer 1 on a pair: the other's block comes first, but only its base is needed for the own softmax.
   __device__ __forceinline__ void second_of_pair(uint32_t parity) {
-    float new_max[2], block_sum[2];
+    float block_max[2], first_base[2], new_base[2], block_sum[2];
     issue_scores(parity);
-    receive(new_max);
     finish_scores();
-    move_maximum(new_max);
-    issue_other_values();
-    mask_and_maximum(new_max);
-    exponentials(new_max, block_sum);
-    finish_values(kOther);
-    move_maximum(new_max);
-    add_sums(block_sum);
-    named_barrier_sync(kKeysRead + kWho, Config::kWarpgroup);
+    mask_and_maxima(block_max);
+    named_barrier_sync(kBaseReady, 2 * Config::kWarpgroup);
+    read_base(first_base);
+    choose_base(new_base, first_base, block_max);
+    exponentials(new_base, block_sum);
+    share_base(new_base);
     publish();
+    wait_for_other_probabilities();
+    move_base(first_base);
+    issue_other_values();
+    finish_values(kOther);
+    move_base(new_base);
+    add_sums(block_sum);
     issue_own_values();
     finish_values(kWho);
   }
@@ -249,12 +277,14 @@ struct Consumer {
   // The last block when it has no partner. It belongs to consumer 0.
   __device__ __forceinline__ void single_block(uint32_t parity) {
     if constexpr (kWho == 0) {
-      own_block_first(parity);
+      first_block(parity);
       finish_values(kWho);
     } else {
-      float new_max[2];
-      receive(new_max);
-      move_maximum(new_max);
+      float new_base[2];
+      named_barrier_sync(kBaseReady, 2 * Config::kWarpgroup);
+      wait_for_other_probabilities();
+      read_base(new_base);
+      move_base(new_base);
       issue_other_values();
       finish_values(kOther);
     }

@@ -1,4 +1,4 @@
-// After the last block: row sums of both consumers, statistics, and the output by way of shared memory.
+// After the last block: row statistics of both consumers, and the output by way of shared memory.
 #pragma once
 
 #include "../../common/tma.cuh"
@@ -7,8 +7,8 @@
 namespace cupymla::sparse_mla_fwd {
 
 // Writes lse and max_logits, and gives the factor that turns the accumulated output into the result.
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho>& consumer, const Query<Config>& query,
+template <typename Config, typename Element, int kWho, bool kAnyScale>
+__device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer, const Query<Config>& query,
                                             float (&factor)[2]) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
@@ -16,20 +16,24 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho>& con
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float own = quad_sum(consumer.row_sum[r]);
-    if (quad_lane == 0) storage.row_sum[kWho][consumer.row + 8 * r] = own;
+    if (quad_lane == 0) {
+      storage.row_sum[kWho][consumer.row + 8 * r] = own;
+      storage.row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
+    }
   }
-  named_barrier_sync(kRowSumsReady, Config::kConsumers * Config::kWarpgroup);
+  named_barrier_sync(kStatisticsReady, Config::kConsumers * Config::kWarpgroup);
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = consumer.row + 8 * r;
     const int head = query.first_head + row;
     const float sum = storage.row_sum[0][row] + storage.row_sum[1][row];
-    const float maximum = consumer.row_max[r];
+    const float maximum = max_nan(storage.row_max[0][row], storage.row_max[1][row]);
+    const float base = consumer.base[r];
     const bool empty = maximum == negative_infinity();
     float total = sum;
     if (params.attn_sink != nullptr && head < params.h_q) {
-      total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - maximum);
+      total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - base);
     }
     factor[r] = empty ? 0.f : 1.f / total;
     if (kWho == 0 && quad_lane == 0 && head < params.h_q) {
@@ -37,15 +41,15 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho>& con
       params.max_logits[batch * params.max_logits_batch + token * params.max_logits_query +
                         head * params.max_logits_head] = maximum * kLn2;
       params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] =
-          empty ? positive_infinity() : (maximum + log2f(sum)) * params.lse_unit;
+          empty ? positive_infinity() : (base + log2f(sum)) * params.lse_unit;
     }
   }
 }
 
 // The output goes through the shared memory of Q, which both consumers are done with: a tile of 64 heads x 64 columns
 // each, in the swizzled layout the tensor map expects. Heads past h_q are cut off by the map.
-template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void store_output(Consumer<Config, Element, kWho>& consumer, const Query<Config>& query,
+template <typename Config, typename Element, int kWho, bool kAnyScale>
+__device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer, const Query<Config>& query,
                                              const TensorMap& out_map) {
   float factor[2];
   finish_rows(consumer, query, factor);
@@ -66,7 +70,7 @@ __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho>& co
                     packed[2], packed[3]);
   }
   fence_async_shared();
-  named_barrier_sync(kKeysRead + kWho, Config::kWarpgroup);
+  named_barrier_sync(kOutputStaged + kWho, Config::kWarpgroup);
   if (threadIdx.x % Config::kWarpgroup == 0) {
 #pragma unroll
     for (int tile = 0; tile < Config::kHalfTiles; ++tile) {

@@ -9,6 +9,8 @@
 #error "this kernel is for sm_90a"
 #endif
 
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero or
+// negative, which costs a multiplication per score; 0 where it is positive.
 #if CUPYMLA_FP16
 using Element = __half;
 #else
@@ -67,12 +69,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     Producer<ThisConfig>(storage, params, query).run();
   } else if (warpgroup == 0) {
     sm90::registers_take<ThisConfig::kConsumerRegisters>();
-    Consumer<ThisConfig, Element, 0> consumer(storage, params);
+    Consumer<ThisConfig, Element, 0, CUPYMLA_ANY_SCALE> consumer(storage, params);
     consumer.run(query);
     store_output(consumer, query, out_map);
   } else {
     sm90::registers_take<ThisConfig::kConsumerRegisters>();
-    Consumer<ThisConfig, Element, 1> consumer(storage, params);
+    Consumer<ThisConfig, Element, 1, CUPYMLA_ANY_SCALE> consumer(storage, params);
     consumer.run(query);
     store_output(consumer, query, out_map);
   }

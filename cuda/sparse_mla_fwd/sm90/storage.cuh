@@ -8,23 +8,27 @@
 // free[b][left]      | 4, warps of consumer 0                  | producer      | left half of buffer b may be refilled
 // free[b][right]     | 4, warps of consumer 1                  | producer      | the rest of buffer b, probabilities
 //                    |                                         |               | kept in it included, may be refilled
-// named 1 + w        | 128 of consumer w                       | itself        | all its warps have read their keys
-// named 3 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| P and row maxima of w's block are out
-// named 5            | 256 consumers                           | consumers     | row sums are out
+// named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
+// named 2 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| P of w's block is out
+// named 4            | 128 arrive (0), 128 sync (1)            | consumer 1    | base of consumer 0's block is out
+// named 5            | 256 consumers                           | consumers     | row statistics are out
+// named 6 + w        | 128 of consumer w                       | itself        | its output is in shared memory
 //
 // Consumer w owns block i with i % 2 == w: it multiplies Q by the block's keys and takes the softmax. Both consumers
-// multiply every block's P by their half of the value columns, in block order, so the running maximum is one sequence.
+// multiply every block's P by their half of the value columns, in block order, so the base that exponentials are taken
+// relative to is one sequence. The named barriers and the base need no "free" side: consumer 0 writes base and P of a
+// pair only after it has received P of consumer 1's block of the pair before, and the other way round.
 //
-//   time | consumer 0 (left columns)          | consumer 1 (right columns)         | producer
-//   -----+------------------------------------+------------------------------------+-------------------------
-//    |   | S0 = Q K0                          | S1 = Q K1                          | (buffers 0, 1 in use)
-//    |   | softmax 0 -> P0 to registers, smem |    ... S1                          |
-//    |   | O += P0 V0 left                    | O += P0 V0 right                   |
-//    |   |    ...                             | softmax 1 under it                 |
-//    |   | free 0 left                        | free 0 right                       | gather block 2 into 0
-//    |   | O += P1 V1 left                    | O += P1 V1 right                   |    ...
-//    v   | free 1 left                        | free 1 right                       | gather block 3 into 1
-//  drain | last P V, row sums exchanged, O through shared memory to global          | done after its last block
+//   time | consumer 0 (left columns)      | consumer 1 (right columns)     | producer
+//   -----+--------------------------------+--------------------------------+----------------------------
+//    |   | S0 = Q K0                      | S1 = Q K1                      | (buffers 0, 1 in use)
+//    |   | maxima, base -> smem           |    ... maxima                  |
+//    |   | exponentials, P0 -> smem       | base 0; exponentials, P1 -> smem|
+//    |   | O += P0 V0 left (P registers)  | O += P0 V0 right (P smem)      |
+//    |   | free 0 left                    | free 0 right                   | gather block 2 into 0
+//    |   | O += P1 V1 left (P smem)       | O += P1 V1 right (P registers) |    ...
+//    v   | free 1 left                    | free 1 right                   | gather block 3 into 1
+//  drain | row statistics exchanged, O through shared memory to global     | done after its last block
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -32,7 +36,13 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-enum NamedBarrier : uint32_t { kKeysRead = 1, kProbabilitiesReady = 3, kRowSumsReady = 5 };
+enum NamedBarrier : uint32_t {
+  kKeysRead = 1,
+  kProbabilitiesReady = 2,
+  kBaseReady = 4,
+  kStatisticsReady = 5,
+  kOutputStaged = 6,
+};
 
 template <typename Config>
 struct alignas(1024) Storage {
@@ -43,6 +53,7 @@ struct alignas(1024) Storage {
   static constexpr bool kHasRopeTile = Config::kKeyTiles > Config::kValueTiles;
   uint8_t p[kHasRopeTile ? 1 : 2][Config::kTileBytes];
 
+  float base[Config::kConsumers][Config::kHeads];
   float row_max[Config::kConsumers][Config::kHeads];
   float row_sum[Config::kConsumers][Config::kHeads];
   uint16_t valid[Config::kBuffers][Config::kSlots / 16];
