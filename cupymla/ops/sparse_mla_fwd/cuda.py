@@ -1,0 +1,196 @@
+"""Binding sparse_mla_fwd to its kernel: parameter record, tensor maps, outputs, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from typing import Any
+
+from ... import build, driver, tensor
+from ...device import Device
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ...tensormap import TileMap, encoded
+from ..gpu import OutputArrays, check_record
+from ..mla import MlaProblem
+from . import plan
+from .spec import Views
+
+Result = tuple[Any, Any, Any]
+
+_MEMO_LIMIT = 256
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/sparse_mla_fwd/sm90/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "attn_sink", "max_logits", "lse")),
+        *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
+        *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+        *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query", "attn_sink_head")),
+        *((name, ctypes.c_int64) for name in ("max_logits_batch", "max_logits_query", "max_logits_head")),
+        *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
+        *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
+        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk", "head_blocks", "causal")),
+        *((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),
+    )
+
+
+class Binding:
+    """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, View, View], sink_stride: int) -> None:
+        chosen = plan.plan(problem, driver.arch_of(device))
+        kernel = build.kernel(chosen.source, device.index)
+        facts = kernel.facts
+        check_record(chosen.source, facts, Parameters)
+        self._heads_per_cta = facts["heads_per_cta"]
+        head_blocks = -(-problem.h_q // self._heads_per_cta)
+        self._problem = problem
+        self._device = device.index
+        self._out_strides = _strides_bytes(outputs[0], problem)
+        self._parameters = _parameters(problem, outputs, sink_stride, head_blocks)
+        geometry = Geometry((head_blocks * chosen.tokens, 1, 1), facts["threads"], facts["smem_bytes"])
+        self._empty = chosen.tokens == 0
+        if not self._empty:
+            unset = ctypes.c_byte()
+            self._launcher = Launcher(kernel, geometry, (unset, unset, self._parameters))
+
+    def point(self, views: Views, outputs: tuple[View, View, View]) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        if self._empty:
+            return
+        out, max_logits, lse = outputs
+        parameters = self._parameters
+        parameters.kv = views.kv.ptr
+        parameters.indices = views.indices.ptr
+        parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
+        parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
+        parameters.max_logits = max_logits.ptr
+        parameters.lse = lse.ptr
+        problem = self._problem
+        q_strides = tuple([stride * 2 for stride in reversed(problem.q_strides)])
+        self._launcher.replace(0, encoded(self._tiles(views.q.ptr, problem.d_qk, q_strides)))
+        self._launcher.replace(1, encoded(self._tiles(out.ptr, problem.d_v, self._out_strides)))
+
+    def _tiles(self, ptr: int, channels: int, strides_bytes: tuple[int, ...]) -> TileMap:
+        """64 heads x 64 channels of one query, in the layout that wgmma reads."""
+        problem = self._problem
+        shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)
+        return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads_per_cta, 1, 1))
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`. Raises DriverError."""
+        if not self._empty:
+            with driver.on_device(self._device):
+                self._launcher(stream)
+
+
+def _strides_bytes(out: View, problem: MlaProblem) -> tuple[int, ...]:
+    """Strides of an output tensor map: head, query, batch."""
+    head, query, batch = problem.lead_strides(out, 1)[::-1]
+    return head * 2, query * 2, batch * 2
+
+
+def _parameters(
+    problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int, head_blocks: int
+) -> Parameters:
+    kv_batch, kv_token = problem.kv_strides
+    indices_batch, indices_query = problem.indices_strides
+    length_batch, length_query = problem.topk_length_strides
+    logits_batch, logits_query, logits_head = problem.lead_strides(outputs[1], 0)
+    lse_batch, lse_query, lse_head = problem.lead_strides(outputs[2], 0)
+    return Parameters(
+        kv_batch_bytes=kv_batch * 2,
+        kv_token_bytes=kv_token * 2,
+        indices_batch=indices_batch,
+        indices_query=indices_query,
+        topk_length_batch=length_batch,
+        topk_length_query=length_query,
+        attn_sink_head=sink_stride,
+        max_logits_batch=logits_batch,
+        max_logits_query=logits_query,
+        max_logits_head=logits_head,
+        lse_batch=lse_batch,
+        lse_query=lse_query,
+        lse_head=lse_head,
+        q_start=problem.q_start,
+        k_stride=problem.k_stride,
+        s_q=problem.s_q,
+        s_kv=problem.s_kv,
+        h_q=problem.h_q,
+        topk=problem.topk,
+        head_blocks=head_blocks,
+        causal=int(problem.causal),
+        scale_log2=problem.sm_scale * math.log2(math.e),
+        lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),
+    )
+
+
+class _Memo(threading.local):
+    """Bindings of this thread, by what they are made for. Emptied when full."""
+
+    def __init__(self) -> None:
+        self.bindings: dict[object, Binding] = {}
+
+
+_memo = _Memo()
+
+
+def _outputs(views: Views, problem: MlaProblem, stream: int) -> OutputArrays:
+    return OutputArrays(
+        views.q,
+        (
+            (views.out, problem.out_shape, problem.dtype),
+            (views.max_logits, problem.head_shape, "float32"),
+            (views.lse, problem.head_shape, "float32"),
+        ),
+        stream,
+    )
+
+
+def _inputs(views: Views) -> list[View]:
+    given = (views.q, views.kv, views.indices, views.topk_length, views.attn_sink)
+    return [view for view in given if view is not None]
+
+
+def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    inputs = _inputs(views)
+    pointer = tensor.launch_stream(inputs, stream)
+    arrays = _outputs(views, problem, pointer)
+    outputs = arrays.views
+    sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
+    key = (problem, views.q.device.index, outputs[0].strides, outputs[1].strides, outputs[2].strides, sink_stride)
+    binding = _memo.bindings.get(key)
+    if binding is None:
+        if len(_memo.bindings) >= _MEMO_LIMIT:
+            _memo.bindings.clear()
+        binding = _memo.bindings[key] = Binding(problem, views.q.device, outputs, sink_stride)
+    binding.point(views, outputs)
+    binding.launch(pointer)
+    tensor.hold(inputs, pointer)
+    return arrays.finish()
+
+
+class PreparedForward:
+    """A prepared call; see `cupymla.ops.operator.Prepared`."""
+
+    def __init__(self, views: Views, problem: MlaProblem, stream: object) -> None:
+        self._stream = tensor.launch_stream(_inputs(views), stream)
+        arrays = _outputs(views, problem, self._stream)
+        arrays.require_mutable()
+        sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
+        self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
+        self._binding.point(views, arrays.views)
+        self._views = views
+        self._result: Result = arrays.finish()
+
+    def __call__(self, *, stream: object = None) -> Result:
+        self._binding.launch(self._stream if stream is None else tensor.stream_pointer(stream))
+        return self._result

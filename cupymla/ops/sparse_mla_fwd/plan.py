@@ -1,0 +1,57 @@
+"""Which kernel serves a problem. Pure: no array, no driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import UnsupportedError
+from ..mla import D_QK, DTYPES, MlaProblem
+
+MAX_CTAS = 2**31 - 1
+"""The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
+
+# sm_scale * log2(e) is a factor of -inf in the kernel that wants it positive, so it must not vanish in fp32.
+_SMALLEST_SCALE = 2.0**-100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel variant for one problem.
+
+    Attributes:
+        source: what to compile.
+        tokens: queries of all batch entries together; each gets a CTA for every block of heads.
+    """
+
+    source: KernelSource
+    tokens: int
+
+
+def plan(problem: MlaProblem, arch: Arch) -> Plan:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
+    if arch.name != "sm_90a":
+        raise UnsupportedError("sparse_mla_fwd", f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
+    if tokens * problem.h_q > MAX_CTAS:
+        raise UnsupportedError(
+            f"sparse_mla_fwd on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
+        )
+    return Plan(_sm90(problem.d_qk, problem.dtype, problem.sm_scale < _SMALLEST_SCALE), tokens)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one architecture or of all."""
+    if arch_name not in (None, "sm_90a"):
+        return ()
+    return tuple(_sm90(d_qk, dtype, any_scale) for d_qk in D_QK for dtype in DTYPES for any_scale in (False, True))
+
+
+def _sm90(d_qk: int, dtype: str, any_scale: bool) -> KernelSource:
+    defines = (
+        ("CUPYMLA_D_QK", d_qk),
+        ("CUPYMLA_FP16", int(dtype == "float16")),
+        ("CUPYMLA_ANY_SCALE", int(any_scale)),
+    )
+    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", "sparse_mla_fwd", defines, "sm_90a")
