@@ -57,4 +57,21 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// Transposes the 4 x 4 words that four neighbouring lanes hold: word j of lane l goes to word l of lane j. First pairs of
+// words cross between lanes two apart, then single words between neighbours.
+__device__ __forceinline__ void quad_transpose(uint32_t (&words)[4], int quad_lane) {
+  const bool upper = (quad_lane & 2) != 0;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const uint32_t received = __shfl_xor_sync(0xffffffffu, upper ? words[j] : words[j + 2], 2);
+    (upper ? words[j] : words[j + 2]) = received;
+  }
+  const bool odd = (quad_lane & 1) != 0;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? words[j] : words[j + 1], 1);
+    (odd ? words[j] : words[j + 1]) = received;
+  }
+}
+
 }  // namespace cupymla

@@ -1,28 +1,23 @@
-// Position in a ring of buffers guarded by mbarriers: which stage comes next, and which parity its phase has.
+// Which phase each of a few buffers guarded by mbarriers is in.
 #pragma once
 
 #include "integers.cuh"
 
 namespace cupymla {
 
-template <uint32_t kStages>
-struct Ring {
-  uint32_t stage = 0;
-  uint32_t round = 0;  // times the ring has been gone through, modulo 2
+// One bit per buffer: the parity of its next phase. Buffers may be used in any order.
+struct Phases {
+  uint32_t bits = 0;
 
   // Parity of a "full" barrier: its first phase completes when the buffer is first filled.
-  __device__ __forceinline__ uint32_t full_parity() const { return round; }
+  __device__ __forceinline__ uint32_t full(uint32_t buffer) const { return (bits >> buffer) & 1u; }
 
   // Parity of a "free" barrier: a fresh mbarrier counts as having completed the phase before its first, so the
-  // first wait of every stage passes at once.
-  __device__ __forceinline__ uint32_t free_parity() const { return round ^ 1u; }
+  // first wait for every buffer passes at once.
+  __device__ __forceinline__ uint32_t free(uint32_t buffer) const { return full(buffer) ^ 1u; }
 
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      round ^= 1u;
-    }
-  }
+  // The buffer's phase is through; the next use meets the next one.
+  __device__ __forceinline__ void advance(uint32_t buffer) { bits ^= 1u << buffer; }
 };
 
 }  // namespace cupymla

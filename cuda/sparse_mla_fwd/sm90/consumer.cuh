@@ -24,6 +24,7 @@ struct Consumer {
   const Parameters& params;
   const int warp;   // 0..3 in this warpgroup
   const int lane;
+  const int32_t first_head;
   const int row;    // this thread's accumulator rows are `row` and `row + 8`
 
   float output[kOutputs];
@@ -36,12 +37,18 @@ struct Consumer {
   float row_max[2];
   float row_sum[2];
 
-  __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
+  uint32_t k_parity = 0;  // of the own buffer's next phase
+  uint32_t q_parity = 0;  // of this query, which is also its set of row statistics
+
+  __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params, int32_t first_head)
       : storage(storage),
         params(params),
         warp((threadIdx.x / 32) % 4),
         lane(threadIdx.x % 32),
-        row(warp * 16 + lane / 4) {
+        first_head(first_head),
+        row(warp * 16 + lane / 4) {}
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output[i] = 0.f;
 #pragma unroll
@@ -52,13 +59,13 @@ struct Consumer {
   }
 
   // Issues scores = Q K^T of the own block, part by part as its columns arrive.
-  __device__ __forceinline__ void issue_scores(uint32_t parity) {
+  __device__ __forceinline__ void issue_scores() {
     const uint64_t q = sm90::k_major_descriptor(smem_address(storage.q[0]));
     const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[kWho][0]));
     sm90::pin_registers(scores);
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
-      storage.full[kWho][part].wait(parity);
+      storage.full[kWho][part].wait(k_parity);
       fence_async_shared();
       sm90::wgmma_fence();
 #pragma unroll
@@ -74,9 +81,12 @@ struct Consumer {
     sm90::wgmma_commit();
   }
 
-  __device__ __forceinline__ void finish_scores() {
+  // Waits for the scores; after the last ones of a query its Q may be replaced.
+  __device__ __forceinline__ void finish_scores(bool last) {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
+    k_parity ^= 1u;
+    if (last && lane == 0) storage.q_free.arrive();
   }
 
   // Descriptor of the own value columns of the block in `buffer`.
@@ -225,10 +235,10 @@ struct Consumer {
   }
 
   // Consumer 0 up to its P V, which is left in flight.
-  __device__ __forceinline__ void first_block(uint32_t parity) {
+  __device__ __forceinline__ void first_block(bool last) {
     float block_max[2], new_base[2], block_sum[2];
-    issue_scores(parity);
-    finish_scores();
+    issue_scores();
+    finish_scores(last);
     mask_and_maxima(block_max);
     choose_base(new_base, base, block_max);
     share_base(new_base);
@@ -241,9 +251,9 @@ struct Consumer {
   }
 
   // Consumer 0 on a pair of blocks: its own comes first, then the other's.
-  __device__ __forceinline__ void first_of_pair(uint32_t parity) {
+  __device__ __forceinline__ void first_of_pair(bool last) {
     float new_base[2];
-    first_block(parity);
+    first_block(last);
     finish_values(kWho);
     wait_for_other_probabilities();
     read_base(new_base);
@@ -253,10 +263,10 @@ struct Consumer {
   }
 
   // Consumer 1 on a pair: the other's block comes first, but only its base is needed for the own softmax.
-  __device__ __forceinline__ void second_of_pair(uint32_t parity) {
+  __device__ __forceinline__ void second_of_pair(bool last) {
     float block_max[2], first_base[2], new_base[2], block_sum[2];
-    issue_scores(parity);
-    finish_scores();
+    issue_scores();
+    finish_scores(last);
     mask_and_maxima(block_max);
     named_barrier_sync(kBaseReady, 2 * Config::kWarpgroup);
     read_base(first_base);
@@ -275,9 +285,9 @@ struct Consumer {
   }
 
   // The last block when it has no partner. It belongs to consumer 0.
-  __device__ __forceinline__ void single_block(uint32_t parity) {
+  __device__ __forceinline__ void single_block() {
     if constexpr (kWho == 0) {
-      first_block(parity);
+      first_block(true);
       finish_values(kWho);
     } else {
       float new_base[2];
@@ -295,18 +305,22 @@ struct Consumer {
     row_sum[1] += block_sum[1];
   }
 
-  __device__ __forceinline__ void run(const Query<Config>& query) {
-    storage.q_full.wait(0);
-    uint32_t parity = 0;
+  // Goes through all blocks of a query.
+  __device__ __forceinline__ void accumulate(const Query<Config>& query) {
+    clear();
+    storage.q_full.wait(q_parity);
+    const bool single = query.blocks % 2 != 0;
+    // Scores that this consumer multiplies last, or never: then Q is free at once.
+    const int last_pair = kWho == 0 && single ? -1 : query.blocks / 2 - 1;
+    if (query.blocks < 1 + kWho && lane == 0) storage.q_free.arrive();
     for (int pair = 0; pair < query.blocks / 2; ++pair) {
       if constexpr (kWho == 0) {
-        first_of_pair(parity);
+        first_of_pair(pair == last_pair);
       } else {
-        second_of_pair(parity);
+        second_of_pair(pair == last_pair);
       }
-      parity ^= 1u;
     }
-    if (query.blocks % 2 != 0) single_block(parity);
+    if (single) single_block();
   }
 };
 

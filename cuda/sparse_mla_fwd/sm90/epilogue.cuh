@@ -1,7 +1,6 @@
-// After the last block: row statistics of both consumers, and the output by way of shared memory.
+// After the last block: row statistics of both consumers, and the output from registers to global memory.
 #pragma once
 
-#include "../../common/tma.cuh"
 #include "consumer.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -13,12 +12,14 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
   const int quad_lane = consumer.lane % 4;
+  auto& row_max = storage.row_max[consumer.q_parity];
+  auto& row_sum = storage.row_sum[consumer.q_parity];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float own = quad_sum(consumer.row_sum[r]);
     if (quad_lane == 0) {
-      storage.row_sum[kWho][consumer.row + 8 * r] = own;
-      storage.row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
+      row_sum[kWho][consumer.row + 8 * r] = own;
+      row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
   named_barrier_sync(kStatisticsReady, Config::kConsumers * Config::kWarpgroup);
@@ -26,9 +27,9 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = consumer.row + 8 * r;
-    const int head = query.first_head + row;
-    const float sum = storage.row_sum[0][row] + storage.row_sum[1][row];
-    const float maximum = max_nan(storage.row_max[0][row], storage.row_max[1][row]);
+    const int head = consumer.first_head + row;
+    const float sum = row_sum[0][row] + row_sum[1][row];
+    const float maximum = max_nan(row_max[0][row], row_max[1][row]);
     const float base = consumer.base[r];
     const bool empty = maximum == negative_infinity();
     float total = sum;
@@ -46,40 +47,36 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   }
 }
 
-// The output goes through the shared memory of Q, which both consumers are done with: a tile of 64 heads x 64 columns
-// each, in the swizzled layout the tensor map expects. Heads past h_q are cut off by the map.
+// Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that each
+// stores sixteen bytes, and the quad 64 bytes side by side.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer, const Query<Config>& query,
-                                             const TensorMap& out_map) {
+__device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+                                             const Query<Config>& query) {
   float factor[2];
   finish_rows(consumer, query, factor);
 
-  auto& storage = consumer.storage;
-  const uint32_t matrix_row = consumer.warp * 16 + consumer.lane % 16;
+  const Parameters& params = consumer.params;
   auto& output = consumer.output;
+  const int quad_lane = consumer.lane % 4;
+  uint8_t* base = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+                  kWho * Config::kDV + quad_lane * 16;
 #pragma unroll
-  for (int step = 0; step < Config::kDV / 2 / 16; ++step) {
-    uint32_t packed[4];
+  for (int r = 0; r < 2; ++r) {
+    const int head = consumer.first_head + consumer.row + 8 * r;
+    uint8_t* line = base + head * params.out_head_bytes;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      packed[j] = pack_pair<Element>(output[step * 8 + j * 2] * factor[j % 2],
-                                     output[step * 8 + j * 2 + 1] * factor[j % 2]);
+    for (int quad = 0; quad < Config::kDV / 2 / 32; ++quad) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = (quad * 4 + j) * 4 + 2 * r;
+        words[j] = pack_pair<Element>(output[i] * factor[r], output[i + 1] * factor[r]);
+      }
+      quad_transpose(words, quad_lane);
+      if (head < params.h_q) {
+        *reinterpret_cast<uint4*>(line + quad * 64) = make_uint4(words[0], words[1], words[2], words[3]);
+      }
     }
-    const uint32_t base = smem_address(storage.q[kWho * Config::kHalfTiles + step / 4]);
-    store_matrix_x4(base + swizzle_128(matrix_row, (step % 4) * 2 + consumer.lane / 16), packed[0], packed[1],
-                    packed[2], packed[3]);
-  }
-  fence_async_shared();
-  named_barrier_sync(kOutputStaged + kWho, Config::kWarpgroup);
-  if (threadIdx.x % Config::kWarpgroup == 0) {
-#pragma unroll
-    for (int tile = 0; tile < Config::kHalfTiles; ++tile) {
-      const int column_tile = kWho * Config::kHalfTiles + tile;
-      tma_store_4d(out_map, storage.q[column_tile], column_tile * Config::kTileColumns, query.first_head, query.query,
-                   query.batch);
-    }
-    tma_store_commit();
-    tma_store_wait();
   }
 }
 

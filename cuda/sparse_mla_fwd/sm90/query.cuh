@@ -1,4 +1,5 @@
-// What one CTA works on: a block of heads of one query, and which of its slots can be valid.
+// What a CTA works on: one block of heads of one or several neighbouring queries. Several, so that the gather for the
+// next query hides the end of the last; few towards the end of the grid, so that all SMs end together.
 #pragma once
 
 #include "config.cuh"
@@ -7,16 +8,29 @@
 namespace cupymla::sparse_mla_fwd {
 
 template <typename Config>
+struct Share {
+  uint32_t token, end;  // over all batch entries
+  int32_t first_head;
+
+  __device__ __forceinline__ explicit Share(const Parameters& params) {
+    // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
+    const uint32_t index = blockIdx.x / params.head_blocks;
+    first_head = static_cast<int32_t>(blockIdx.x % params.head_blocks) * Config::kHeads;
+    const bool grouped = index < params.groups;
+    token = grouped ? index * params.group_tokens : params.groups * (params.group_tokens - 1) + index;
+    end = token + (grouped ? params.group_tokens : 1u);
+  }
+};
+
+// One query, and which of its slots can be valid.
+template <typename Config>
 struct Query {
-  int32_t batch, query, first_head;
+  int32_t batch, query;
   int32_t slots;        // slots that can be valid: min(topk, topk_length)
   int32_t blocks;       // KV blocks that hold them
   uint32_t token_limit; // token t can be valid when (uint32_t)t < token_limit
 
-  __device__ __forceinline__ explicit Query(const Parameters& params) {
-    // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
-    const uint32_t token = blockIdx.x / params.head_blocks;
-    first_head = static_cast<int32_t>(blockIdx.x % params.head_blocks) * Config::kHeads;
+  __device__ __forceinline__ Query(const Parameters& params, uint32_t token) {
     batch = static_cast<int32_t>(token / params.s_q);
     query = static_cast<int32_t>(token % params.s_q);
 

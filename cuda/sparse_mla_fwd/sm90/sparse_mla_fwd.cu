@@ -1,4 +1,4 @@
-// Sparse MLA attention, forward, for Hopper: one CTA per query and block of 64 heads. The pipeline and the barriers are
+// Sparse MLA attention, forward, for Hopper: a CTA takes a block of 64 heads of one or several queries. The pipeline and the barriers are
 // drawn in storage.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/entry.cuh"
 #include "../../common/sm90/registers.cuh"
@@ -24,6 +24,7 @@ using ThisStorage = Storage<ThisConfig>;
 
 __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   storage.q_full.init(1);
+  storage.q_free.init(4 * ThisConfig::kConsumers);
   for (int buffer = 0; buffer < ThisConfig::kBuffers; ++buffer) {
     for (int part = 0; part < ThisConfig::kParts; ++part) {
       const bool last = part == ThisConfig::kParts - 1;
@@ -35,48 +36,45 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   fence_mbarrier_init();
 }
 
-__device__ __forceinline__ void load_query(ThisStorage& storage, const Query<ThisConfig>& query,
-                                           const TensorMap& q_map) {
-  storage.q_full.arrive_and_expect(sizeof(storage.q));
-  for (int tile = 0; tile < ThisConfig::kKeyTiles; ++tile) {
-    tma_load_4d(storage.q[tile], q_map, storage.q_full, tile * ThisConfig::kTileColumns, query.first_head, query.query,
-                query.batch);
+template <int kWho>
+__device__ __forceinline__ void consume(ThisStorage& storage, const Parameters& params,
+                                        const Share<ThisConfig>& share) {
+  Consumer<ThisConfig, Element, kWho, CUPYMLA_ANY_SCALE> consumer(storage, params, share.first_head);
+  for (uint32_t token = share.token; token < share.end; ++token) {
+    const Query<ThisConfig> query(params, token);
+    consumer.accumulate(query);
+    store_output(consumer, query);
+    consumer.q_parity ^= 1u;
   }
 }
 
 }  // namespace cupymla::sparse_mla_fwd
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig::kThreads, 1)
-    sparse_mla_fwd(const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap out_map,
+    sparse_mla_fwd(const __grid_constant__ cupymla::TensorMap q_map,
                    const __grid_constant__ cupymla::sparse_mla_fwd::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::sparse_mla_fwd;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
 
-  const Query<ThisConfig> query(params);
+  const Share<ThisConfig> share(params);
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
-    tma_prefetch_descriptor(out_map);
     init_barriers(storage);
-    load_query(storage, query, q_map);
   }
   __syncthreads();
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == 2) {
     sm90::registers_give_back<ThisConfig::kProducerRegisters>();
-    Producer<ThisConfig>(storage, params, query).run();
+    Producer<ThisConfig>(storage, params, q_map).run(share);
   } else if (warpgroup == 0) {
     sm90::registers_take<ThisConfig::kConsumerRegisters>();
-    Consumer<ThisConfig, Element, 0, CUPYMLA_ANY_SCALE> consumer(storage, params);
-    consumer.run(query);
-    store_output(consumer, query, out_map);
+    consume<0>(storage, params, share);
   } else {
     sm90::registers_take<ThisConfig::kConsumerRegisters>();
-    Consumer<ThisConfig, Element, 1, CUPYMLA_ANY_SCALE> consumer(storage, params);
-    consumer.run(query);
-    store_output(consumer, query, out_map);
+    consume<1>(storage, params, share);
   }
 }
 

@@ -3,6 +3,7 @@
 // barrier            | arrivals                                | who waits     | what it says
 // -------------------+-----------------------------------------+---------------+--------------------------------------
 // q_full             | 1 + bytes (TMA)                         | consumers     | Q is in
+// q_free             | 8, warps of the consumers               | producer      | all scores of the query are done
 // full[b][part]      | 128 copy arrivals; last part 4 more for | owner of b,   | these columns of the block in buffer b
 //                    | the validity words                      | then by chain | (and, last part, its validity) are in
 // free[b][left]      | 4, warps of consumer 0                  | producer      | left half of buffer b may be refilled
@@ -12,7 +13,6 @@
 // named 2 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| P of w's block is out
 // named 4            | 128 arrive (0), 128 sync (1)            | consumer 1    | base of consumer 0's block is out
 // named 5            | 256 consumers                           | consumers     | row statistics are out
-// named 6 + w        | 128 of consumer w                       | itself        | its output is in shared memory
 //
 // Consumer w owns block i with i % 2 == w: it multiplies Q by the block's keys and takes the softmax. Both consumers
 // multiply every block's P by their half of the value columns, in block order, so the base that exponentials are taken
@@ -28,7 +28,8 @@
 //    |   | free 0 left                    | free 0 right                   | gather block 2 into 0
 //    |   | O += P1 V1 left (P smem)       | O += P1 V1 right (P registers) |    ...
 //    v   | free 1 left                    | free 1 right                   | gather block 3 into 1
-//  drain | row statistics exchanged, O through shared memory to global     | done after its last block
+//  query | row statistics exchanged, O from registers to global memory     | already gathers the next query's
+//  ends  | (nothing of the next query waits for this)                      | Q and blocks 0, 1
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -41,12 +42,10 @@ enum NamedBarrier : uint32_t {
   kProbabilitiesReady = 2,
   kBaseReady = 4,
   kStatisticsReady = 5,
-  kOutputStaged = 6,
 };
 
 template <typename Config>
 struct alignas(1024) Storage {
-  // Q during the loop; the output on its way out after it.
   uint8_t q[Config::kKeyTiles][Config::kTileBytes];
   uint8_t k[Config::kBuffers][Config::kKeyTiles][Config::kTileBytes];
   // P of the blocks that do not find room in a key tile: see `probabilities`.
@@ -54,11 +53,13 @@ struct alignas(1024) Storage {
   uint8_t p[kHasRopeTile ? 1 : 2][Config::kTileBytes];
 
   float base[Config::kConsumers][Config::kHeads];
-  float row_max[Config::kConsumers][Config::kHeads];
-  float row_sum[Config::kConsumers][Config::kHeads];
+  // Two sets, for even and odd queries: a consumer may be a whole query ahead of the other's reads.
+  float row_max[2][Config::kConsumers][Config::kHeads];
+  float row_sum[2][Config::kConsumers][Config::kHeads];
   uint16_t valid[Config::kBuffers][Config::kSlots / 16];
 
   Mbarrier q_full;
+  Mbarrier q_free;
   Mbarrier full[Config::kBuffers][Config::kParts];
   Mbarrier free[Config::kBuffers][2];
 
