@@ -13,7 +13,7 @@ from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
 from ..gpu import OutputArrays, check_record
-from ..mla import MlaProblem
+from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import Views
 
@@ -26,14 +26,17 @@ class Parameters(ctypes.Structure):
     """Twin of `Parameters` in cuda/sparse_mla_fwd/sm90/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "attn_sink", "max_logits", "lse")),
+        *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "attn_sink")),
+        *((name, ctypes.c_void_p) for name in ("out", "max_logits", "lse")),
         *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
         *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
         *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query", "attn_sink_head")),
+        *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
         *((name, ctypes.c_int64) for name in ("max_logits_batch", "max_logits_query", "max_logits_head")),
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
-        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk", "head_blocks", "causal")),
+        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
+        *((name, ctypes.c_int32) for name in ("head_blocks", "groups", "group_tokens", "causal")),
         *((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),
     )
 
@@ -51,37 +54,37 @@ class Binding:
         check_record(chosen.source, facts, Parameters)
         self._heads_per_cta = facts["heads_per_cta"]
         head_blocks = -(-problem.h_q // self._heads_per_cta)
+        dealt = plan.shares(chosen.tokens, head_blocks, driver.multiprocessor_count(device.index))
         self._problem = problem
         self._device = device.index
-        self._out_strides = _strides_bytes(outputs[0], problem)
-        self._parameters = _parameters(problem, outputs, sink_stride, head_blocks)
-        geometry = Geometry((head_blocks * chosen.tokens, 1, 1), facts["threads"], facts["smem_bytes"])
+        self._parameters = _parameters(problem, outputs, sink_stride)
+        self._parameters.head_blocks = head_blocks
+        self._parameters.groups = dealt.groups
+        self._parameters.group_tokens = dealt.group_tokens
         self._empty = chosen.tokens == 0
         if not self._empty:
-            unset = ctypes.c_byte()
-            self._launcher = Launcher(kernel, geometry, (unset, unset, self._parameters))
+            geometry = Geometry((head_blocks * dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
+            self._launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
 
     def point(self, views: Views, outputs: tuple[View, View, View]) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         if self._empty:
             return
-        out, max_logits, lse = outputs
         parameters = self._parameters
         parameters.kv = views.kv.ptr
         parameters.indices = views.indices.ptr
         parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
-        parameters.max_logits = max_logits.ptr
-        parameters.lse = lse.ptr
-        problem = self._problem
-        q_strides = tuple([stride * 2 for stride in reversed(problem.q_strides)])
-        self._launcher.replace(0, encoded(self._tiles(views.q.ptr, problem.d_qk, q_strides)))
-        self._launcher.replace(1, encoded(self._tiles(out.ptr, problem.d_v, self._out_strides)))
+        parameters.out, parameters.max_logits, parameters.lse = [view.ptr for view in outputs]
+        self._launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
 
-    def _tiles(self, ptr: int, channels: int, strides_bytes: tuple[int, ...]) -> TileMap:
-        """64 heads x 64 channels of one query, in the layout that wgmma reads."""
+    def _query_tiles(self, ptr: int) -> TileMap:
+        """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
         problem = self._problem
-        shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)
+        batch, query, head = problem.q_strides
+        shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
+        # An axis of extent 1 may have any stride, but the map wants one that is a multiple of 16 bytes.
+        strides_bytes = (head * 2, query * 2, (batch or problem.d_qk) * 2)
         return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads_per_cta, 1, 1))
 
     def launch(self, stream: int) -> None:
@@ -91,20 +94,15 @@ class Binding:
                 self._launcher(stream)
 
 
-def _strides_bytes(out: View, problem: MlaProblem) -> tuple[int, ...]:
-    """Strides of an output tensor map: head, query, batch."""
-    head, query, batch = problem.lead_strides(out, 1)[::-1]
-    return head * 2, query * 2, batch * 2
-
-
 def _parameters(
-    problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int, head_blocks: int
+    problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int
 ) -> Parameters:
     kv_batch, kv_token = problem.kv_strides
     indices_batch, indices_query = problem.indices_strides
     length_batch, length_query = problem.topk_length_strides
-    logits_batch, logits_query, logits_head = problem.lead_strides(outputs[1], 0)
-    lse_batch, lse_query, lse_head = problem.lead_strides(outputs[2], 0)
+    out_batch, out_query, out_head = lead_strides(outputs[0], problem)
+    logits_batch, logits_query, logits_head = lead_strides(outputs[1], problem)
+    lse_batch, lse_query, lse_head = lead_strides(outputs[2], problem)
     return Parameters(
         kv_batch_bytes=kv_batch * 2,
         kv_token_bytes=kv_token * 2,
@@ -113,6 +111,9 @@ def _parameters(
         topk_length_batch=length_batch,
         topk_length_query=length_query,
         attn_sink_head=sink_stride,
+        out_batch_bytes=out_batch * 2,
+        out_query_bytes=out_query * 2,
+        out_head_bytes=out_head * 2,
         max_logits_batch=logits_batch,
         max_logits_query=logits_query,
         max_logits_head=logits_head,
@@ -125,7 +126,6 @@ def _parameters(
         s_kv=problem.s_kv,
         h_q=problem.h_q,
         topk=problem.topk,
-        head_blocks=head_blocks,
         causal=int(problem.causal),
         scale_log2=problem.sm_scale * math.log2(math.e),
         lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),
