@@ -53,10 +53,10 @@ def xl_paged_attention(
     precision="float64": everything in float64, results in float64, not rounded.
 
     precision="same": the roundings of a kernel for the query's dtype, results in the dtypes of the public function.
-    q + u and q + v are added in fp32 and rounded once to the query's dtype, to be operands of a matrix product; products accumulate
-    in fp32; scores, bias, softmax and the sum of P are fp32; P is rounded to V's dtype (the query's dtype
-    when the cache is fp8, whose values are exact in it) before it meets V; k_scale multiplies scores and v_scale
-    the result, in fp32; out is rounded once. With fp32 queries nothing is rounded below fp32.
+    q + u and q + v are added in fp32 and rounded once to the query's dtype, to be operands of a matrix product;
+    products accumulate in fp32; scores, bias, softmax and the sum of P are fp32; P is rounded to V's dtype before it
+    meets V (to the query's dtype when the cache is fp8, whose values are exact in it); k_scale multiplies scores and
+    v_scale the result, in fp32; out is rounded once. With fp32 queries nothing is rounded below fp32.
     """
     work = np.dtype(np.float64 if precision == "float64" else np.float32)
     operand = query.dtype if precision == "same" and query.dtype.itemsize == 2 else None

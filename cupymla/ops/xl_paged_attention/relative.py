@@ -28,7 +28,7 @@ def shift(x: Array) -> Array:
     rows = np.arange(q_len)[:, None]
     columns = np.arange(k_len)[None, :] + (q_len - 1 - rows)
     if not x.size:
-        return x.copy()
+        return np.zeros_like(x)
     moved = x[..., rows, np.minimum(columns, k_len - 1)]
     shifted_rows: Array = np.where(columns < k_len, moved, np.zeros((), x.dtype))
     return shifted_rows
