@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ def expect(a: dict[str, Any]) -> Expected:
     num_seqs, num_heads, head_size = query.shape
     layout, label = a.get("kv_layout", "vllm"), a.get("kv_dtype")
     k, v = to_torch(a["k_cache"], label), to_torch(a["v_cache"], label)
-    token = {
+    token: Callable[[int, int], tuple[Any, Any]] = {
         "vllm": lambda b, o: (k[b, :, :, o, :].reshape(-1, head_size), v[b, :, :, o]),
         "NHD": lambda b, o: (k[b, o], v[b, o]),
         "HND": lambda b, o: (k[b, :, o], v[b, :, o]),
@@ -98,10 +99,11 @@ def bias_at(a: dict[str, Any], query: Any, s: int, j: int, n: int) -> Any:
         return to_torch(a["matrix_bd"][s, :, j])
     if a.get("alibi_slopes") is not None:
         return to_torch(a["alibi_slopes"]) * -distance
-    table, fused = a.get("rel_bias"), a.get("pos_emb")
+    table: Any = a.get("rel_bias")
+    fused: Any = a.get("pos_emb")
     if table is None and fused is None:
         return torch.zeros(query.shape[1], dtype=torch.float64)
-    extent = table.shape[2] if table is not None else fused.shape[0]
+    extent = fused.shape[0] if table is None else table.shape[2]
     if distance >= extent:
         if a["rel_extend"] == "zero":
             return torch.zeros(query.shape[1], dtype=torch.float64)
@@ -335,7 +337,7 @@ def test_what_no_key_uses_changes_no_bit(case: XlCase) -> None:
     a = inputs(case, seed=7)
     expected, _ = xl_paged_attention(**a)
     for poison in (np.inf, -np.inf, 3e38):
-        other = {}
+        other: dict[str, Any] = {}
         for name, value in a.items():
             floating = isinstance(value, np.ndarray) and value.dtype == ml_dtypes.bfloat16
             other[name] = np.where(np.isnan(value), np.asarray(poison, value.dtype), value) if floating else value
