@@ -20,6 +20,9 @@ from .paging import HEAD_SIZES, LAYOUTS, elements_of_x, key_counts
 
 Array = npt.NDArray[Any]
 
+OUTPUTS = ("out", "lse")
+"""The output parameters, in the order in which the call returns them."""
+
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 SPARE_BLOCKS = 3
 

@@ -14,7 +14,7 @@ from .bias import distances, extend, rows_at
 from .checks import FLOATS, Reader
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
-from .run import deliver, to_numpy
+from .run import Output, to_numpy
 from .spec import EXTENSIONS, read_offset, read_pos_emb
 
 Array = npt.NDArray[Any]
@@ -87,7 +87,8 @@ def prepare_rel_shift(x: Any, *, out: Any) -> Prepared[Any]:
     reader.check_outputs_apart()
     plan.require_cpu(operator, seen.device)
     array = tensor.to_numpy(seen)
-    return CpuCall(lambda: deliver(shift(array), target, like=seen))
+    result = Output(target, seen, array.dtype)
+    return CpuCall(lambda: result.write(shift(array)))
 
 
 def prepare_matrix_bd(
@@ -123,9 +124,5 @@ def prepare_matrix_bd(
     plan.require_cpu(operator, seen.device)
     arrays = tensor.to_numpy(seen), tensor.to_numpy(table), to_numpy(offset), tensor.to_numpy(lens)
     dtype = arrays[0].dtype if label == seen.dtype else np.dtype(np.float32)
-
-    def run() -> Any:
-        result = dense_bias(*arrays, max_context=columns, rel_extend=extension)
-        return deliver(result, target, like=seen, dtype=dtype)
-
-    return CpuCall(run)
+    result = Output(target, seen, dtype)
+    return CpuCall(lambda: result.write(dense_bias(*arrays, max_context=columns, rel_extend=extension)))

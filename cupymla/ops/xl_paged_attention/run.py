@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import tensor
+from ...errors import InputError
 from ...tensor import View
 from ..operator import CpuCall, Prepared
 from . import plan, reference, spec
@@ -23,6 +25,7 @@ def prepare(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
     query, k_cache, v_cache = map(tensor.to_numpy, (views.query, views.k_cache, views.v_cache))
     tables, lens = tensor.to_numpy(views.block_tables), tensor.to_numpy(views.context_lens)
     bias: dict[str, Any] = {name: to_numpy(getattr(views, name)) for name in _BIAS_ARRAYS}
+    outputs = Output(views.out, views.query, query.dtype), Output(views.lse, views.query, np.float32)
 
     def run() -> Any:
         if problem.check_indices:
@@ -44,10 +47,8 @@ def prepare(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
             return_lse=True,
             lse_base=problem.lse_base,
         )
-        result = deliver(out, views.out, like=views.query)
-        if not problem.return_lse:
-            return result
-        return result, deliver(lse, views.lse, like=views.query, dtype=np.float32)
+        result = outputs[0].write(out)
+        return (result, outputs[1].write(lse)) if problem.return_lse else result
 
     return CpuCall(run)
 
@@ -62,11 +63,25 @@ def scale_value(scale: float | View) -> float | Array:
     return scale if isinstance(scale, float) else tensor.to_numpy(scale)
 
 
-def deliver(result: Array, target: View | None, like: View, dtype: npt.DTypeLike | None = None) -> Any:
-    """A result rounded once to `dtype` (default: like's), in the caller's output or as a new array."""
-    with np.errstate(over="ignore"):
-        rounded = result.astype(tensor.to_numpy(like).dtype if dtype is None else dtype)
-    if target is None:
-        return tensor.from_numpy(rounded, like=like)
-    tensor.to_numpy(target)[...] = rounded
-    return target.owner
+class Output:
+    """One output of a CPU call: the caller's array, or one that the first run makes and later runs write again.
+
+    Where arrays cannot be written (JAX), every run makes a new one.
+    """
+
+    def __init__(self, provided: View | None, like: View, dtype: npt.DTypeLike) -> None:
+        self._target = provided
+        self._like = like
+        self._dtype = dtype
+
+    def write(self, result: Array) -> Any:
+        """Store a result, rounded once; returns the array that holds it."""
+        with np.errstate(over="ignore"):
+            rounded = result.astype(self._dtype)
+        if self._target is not None:
+            tensor.to_numpy(self._target)[...] = rounded
+            return self._target.owner
+        made = tensor.from_numpy(rounded, like=self._like)
+        with contextlib.suppress(InputError):
+            self._target = tensor.view_output(made, "out")
+        return made
