@@ -188,7 +188,7 @@ def test_overlap_never_misses_a_shared_byte(data: st.DataObject) -> None:
     assert not shared or checks.overlap(one, other)
 
 
-@pytest.mark.parametrize("split", range(5))
+@pytest.mark.parametrize("split", range(6))
 def test_overlap_sees_between_interleaved_arrays(split: int) -> None:
     """Halves of one allocation, interleaved along any axis, are apart; moved by one element they are not."""
     shape = [3, 4, 2, 3, 5]
@@ -198,6 +198,18 @@ def test_overlap_sees_between_interleaved_arrays(split: int) -> None:
     first, second = (np.moveaxis(whole, split, 0)[half] for half in range(2))
     assert not checks.overlap(tensor.view(first, "x"), tensor.view(second, "x"))
     assert checks.overlap(tensor.view(np.moveaxis(moved, split, 0)[0], "x"), tensor.view(second, "x"))
+
+
+def test_overlap_sees_the_next_row() -> None:
+    """Rows of one array that reach past the period meet the other's next row, not its own."""
+    buffer = f32(60)
+
+    def rows(start: int) -> Any:
+        return np.lib.stride_tricks.as_strided(buffer[start:], (5, 2), (24, 4))
+
+    for start, shared in ((1, True), (2, False), (4, False), (5, True), (7, True), (8, False)):
+        assert checks.overlap(tensor.view(rows(0), "x"), tensor.view(rows(start), "x")) == shared
+        assert checks.overlap(tensor.view(rows(start), "x"), tensor.view(rows(0), "x")) == shared
 
 
 def test_index_checks_on_request() -> None:
