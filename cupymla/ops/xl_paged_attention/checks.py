@@ -1,0 +1,222 @@
+"""The door's tools: arrays read by axis names, options read by type, outputs kept apart from everything else.
+
+Every function here raises `InputError` and nothing else, whatever it is given.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ... import tensor
+from ...errors import InputError
+from ...tensor import Device, View
+
+FLOATS = ("float32", "float16", "bfloat16")
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+INDICES = ("int32", "int64")
+
+ITEMSIZE = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+
+
+class Reader:
+    """Reads the arguments of one call; the first array fixes the device, named axes must agree.
+
+    Attributes:
+        operator: the name that errors carry.
+        sizes: axis name -> size, filled by the first array that shows the axis.
+        device: where every array must be; None until the first one is read.
+    """
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.sizes: dict[str, int] = {}
+        self.device: Device | None = None
+        self._first = ""
+        self._inputs: list[tuple[str, View]] = []
+        self._outputs: list[tuple[str, View]] = []
+
+    def reject(self, argument: str, expected: str, got: object) -> NoReturn:
+        """Raise the InputError of this operator."""
+        raise InputError(argument, expected, got, operator=self.operator)
+
+    # Arrays ------------------------------------------------------------------------------------------------
+
+    def array(self, array: Any, argument: str, axes: str, dtypes: Sequence[str], *, output: bool = False) -> View:
+        """An array of named axes, such as "num_seqs num_heads head_size", and one of `dtypes`.
+
+        An axis seen before must have the same size again; a number stands for itself.
+        """
+        seen = self.look(array, argument, output=output)
+        self.check_dtype(seen, argument, dtypes)
+        self.check_shape(seen, argument, axes)
+        return seen
+
+    def look(self, array: Any, argument: str, *, output: bool = False) -> View:
+        """Any array on the call's device. Outputs are writable and no two of their elements share memory."""
+        try:
+            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
+        except InputError as error:
+            raise InputError(error.argument, error.expected, error.got, operator=self.operator) from None
+        if self.device is None:
+            self.device, self._first = seen.device, argument
+        elif seen.device != self.device:
+            self.reject(argument, f"an array on {self.device}, where '{self._first}' is", f"an array on {seen.device}")
+        if 0 not in seen.shape and any(stride < 0 for stride in seen.strides):
+            self.reject(argument, "strides of zero or more", f"strides {list(seen.strides)}")
+        if output and _overlaps_itself(seen):
+            self.reject(argument, "an output whose elements lie apart", f"strides {list(seen.strides)}")
+        (self._outputs if output else self._inputs).append((argument, seen))
+        return seen
+
+    def check_dtype(self, seen: View, argument: str, dtypes: Sequence[str]) -> None:
+        """One of `dtypes`."""
+        if seen.dtype not in dtypes:
+            self.reject(argument, "dtype " + " or ".join(dtypes), f"dtype {seen.dtype}")
+
+    def check_shape(self, seen: View, argument: str, axes: str) -> None:
+        """The named axes, in order; see `array`."""
+        names = axes.split()
+        wanted = [int(name) if name.isdigit() else self.sizes.get(name) for name in names]
+        fits = len(seen.shape) == len(names) and all(
+            want is None or want == size for want, size in zip(wanted, seen.shape, strict=True)
+        )
+        if not fits:
+            sizes = ", ".join("?" if want is None else str(want) for want in wanted)
+            self.reject(argument, f"shape [{', '.join(names)}] = [{sizes}]", f"shape {list(seen.shape)}")
+        for name, size in zip(names, seen.shape, strict=True):
+            if not name.isdigit():
+                self.sizes[name] = size
+
+    def check_rows(self, seen: View, argument: str, alignment: int = 1) -> None:
+        """The last axis contiguous; the address and every other stride whole multiples of `alignment` bytes."""
+        if 0 in seen.shape:
+            return
+        if seen.shape[-1] > 1 and seen.strides[-1] != 1:
+            self.reject(argument, "a contiguous last axis", f"strides {list(seen.strides)}")
+        self._check_alignment(seen, argument, alignment, len(seen.shape) - 1)
+
+    def check_dense(self, seen: View, argument: str, axes: int, alignment: int) -> None:
+        """The last `axes` axes contiguous together; the address and the other strides aligned to bytes."""
+        if 0 in seen.shape:
+            return
+        dense = 1
+        for size, stride in zip(reversed(seen.shape[-axes:]), reversed(seen.strides[-axes:]), strict=True):
+            if size > 1 and stride != dense:
+                self.reject(argument, f"the last {axes} axes contiguous", f"strides {list(seen.strides)}")
+            dense *= size
+        self._check_alignment(seen, argument, alignment, len(seen.shape) - axes)
+
+    def _check_alignment(self, seen: View, argument: str, alignment: int, outer: int) -> None:
+        item = ITEMSIZE[seen.dtype]
+        steps = [s * item for n, s in zip(seen.shape[:outer], seen.strides[:outer], strict=True) if n > 1]
+        if any(step % alignment for step in steps):
+            self.reject(argument, f"strides of whole {alignment}-byte units", f"strides of {steps} bytes")
+        if seen.ptr % alignment:
+            self.reject(argument, f"an address aligned to {alignment} bytes", hex(seen.ptr))
+
+    def check_outputs_apart(self) -> None:
+        """No output shares memory with an input or with another output."""
+        for number, (argument, output) in enumerate(self._outputs):
+            for other, seen in [*self._inputs, *self._outputs[:number]]:
+                if overlap(output, seen):
+                    self.reject(argument, f"memory apart from '{other}'", f"memory that overlaps '{other}'")
+
+    # Options -----------------------------------------------------------------------------------------------
+
+    def flag(self, value: object, argument: str) -> bool:
+        """True or False."""
+        if not isinstance(value, bool):
+            self.reject(argument, "True or False", _short(value))
+        return value
+
+    def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
+        """One of the words in `options`."""
+        if not (isinstance(value, str) and value in options):
+            self.reject(argument, "one of " + ", ".join(map(repr, options)), _short(value))
+        return value
+
+    def number(self, value: object, argument: str) -> float:
+        """A finite number."""
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            self.reject(argument, "a finite number", _short(value))
+        try:
+            result = float(value)
+        except OverflowError:
+            result = math.inf
+        if not math.isfinite(result):
+            self.reject(argument, "a finite number", _short(value))
+        return result
+
+    def size(self, value: object, argument: str) -> int:
+        """A whole number, zero or more, that fits in an int32."""
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**31:
+            self.reject(argument, "a whole number from 0 to 2**31 - 1", _short(value))
+        return int(value)
+
+
+def overlap(a: View, b: View) -> bool:
+    """Whether two arrays may share memory.
+
+    Exact for arrays that interleave by equal strides, such as the K and V halves of one allocation; otherwise judged
+    by address ranges, so that it never says no wrongly.
+    """
+    if a.device != b.device or 0 in a.shape or 0 in b.shape:
+        return False
+    return _meet(_axes(a), ITEMSIZE.get(a.dtype, 8), _axes(b), ITEMSIZE.get(b.dtype, 8), b.ptr - a.ptr)
+
+
+_Axes = list[tuple[int, int]]
+
+
+def _axes(seen: View) -> _Axes:
+    """(stride in bytes, size) of every axis longer than one, largest stride first."""
+    item = ITEMSIZE.get(seen.dtype, 8)
+    return sorted(((s * item, n) for n, s in zip(seen.shape, seen.strides, strict=True) if n > 1), reverse=True)
+
+
+def _extent(axes: _Axes, item: int) -> int:
+    return item + sum(stride * (size - 1) for stride, size in axes)
+
+
+def _meet(a: _Axes, a_item: int, b: _Axes, b_item: int, distance: int) -> bool:
+    """Whether an array at byte 0 meets an array at byte `distance`."""
+    if distance >= _extent(a, a_item) or -distance >= _extent(b, b_item):
+        return False
+    if not a or not b or a[0][0] != b[0][0]:
+        return True
+    period = a[0][0]
+    if max(_extent(a[1:], a_item), _extent(b[1:], b_item)) > period:
+        return True
+    # Both repeat every `period` bytes and fit into one: only the two nearest relative placements can meet.
+    offset = distance % period
+    return any(_meet(a[1:], a_item, b[1:], b_item, o) for o in (offset, offset - period))
+
+
+def _overlaps_itself(seen: View) -> bool:
+    if 0 in seen.shape:
+        return False
+    reach = 1
+    for stride, size in sorted((s, n) for n, s in zip(seen.shape, seen.strides, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (size - 1) + reach
+    return False
+
+
+def _short(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 80 else text[:77] + "..."
