@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .. import config
 from ..errors import CompileError, UnsupportedError
@@ -55,7 +55,9 @@ FIRST_RELEASE: dict[str, tuple[int, int]] = {
 MISTAKES = frozenset(
     {61, 62, 63, 68, 69, 111, 128, 174, 175, 177, 186, 549, 550, 940, 20011, 20012, 20013, 20014, 20015, 20054}
 )
-_WARNING = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): warning #(?P<number>\d+)(?:-D)?: (?P<text>.*)$", re.MULTILINE)
+_WARNING = re.compile(
+    r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): warning #(?P<number>\d+)(?:-D)?: (?P<text>.*)$", re.MULTILINE
+)
 
 # ptxas notes these and goes on; each means that a Hopper pipeline no longer overlaps.
 _LOST_OVERLAP = re.compile(r"Potential Performance Loss|setmaxnreg[^\n]*ignored|wgmma[^\n]*serialized")
@@ -114,7 +116,7 @@ def _define(name: str, value: str | int) -> str:
 # NVRTC ---------------------------------------------------------------------------------------------------------
 
 
-def _nvrtc() -> object:
+def _nvrtc() -> Any:
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
@@ -223,7 +225,9 @@ def check_arch(arch: str, chain: Toolchain) -> None:
     """Raises UnsupportedError when the compiler is too old for a target."""
     first = FIRST_RELEASE.get(arch)
     if first and chain.release < first:
-        raise UnsupportedError(f"target {arch}", f"{chain.backend} {chain.version}", f"CUDA {first[0]}.{first[1]} or later")
+        raise UnsupportedError(
+            f"target {arch}", f"{chain.backend} {chain.version}", f"CUDA {first[0]}.{first[1]} or later"
+        )
 
 
 def resources(log: str, entry: str) -> Resources:
