@@ -9,10 +9,10 @@ from .. import config
 from ..errors import CompileError
 from . import cache, compiler
 from .cubin import Cubin, Image, Resources, frozen
-from .loader import Kernel, load
+from .loader import Kernel, load, raw_module
 from .source import KernelSource, content_hash
 
-__all__ = ["Cubin", "Kernel", "KernelSource", "Resources", "content_hash", "cubin", "forget", "kernel"]
+__all__ = ["Cubin", "Kernel", "KernelSource", "Resources", "content_hash", "cubin", "forget", "kernel", "raw_module"]
 
 _cubins: dict[KernelSource, Cubin] = {}
 _kernels: dict[tuple[KernelSource, int], Kernel] = {}

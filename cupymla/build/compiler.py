@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import arch as arches
 from .. import config
 from ..errors import CompileError, UnsupportedError
 from .cubin import Resources
@@ -59,8 +60,9 @@ _WARNING = re.compile(
     r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): warning #(?P<number>\d+)(?:-D)?: (?P<text>.*)$", re.MULTILINE
 )
 
-# ptxas notes these and goes on; each means that a Hopper pipeline no longer overlaps.
-_LOST_OVERLAP = re.compile(r"Potential Performance Loss|setmaxnreg[^\n]*ignored|wgmma[^\n]*serialized")
+# ptxas notes these and goes on; each means that a Hopper pipeline no longer overlaps: wgmma serialised (C7510-C7514),
+# setmaxnreg ignored (C7508), a wait put in front of an accumulator that is read too early (C7517).
+_LOST_OVERLAP = re.compile(r"Potential Performance Loss|warpgroup\.wait is injected")
 
 _FUNCTION = re.compile(r"(?:Function properties for|Compiling entry function) '?(?P<name>[\w$]+)'?")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -222,7 +224,8 @@ def toolchain() -> Toolchain:
 
 
 def check_arch(arch: str, chain: Toolchain) -> None:
-    """Raises UnsupportedError when the compiler is too old for a target."""
+    """Raises InputError for a target this package does not know, UnsupportedError for one the compiler does not."""
+    arches.named(arch)
     first = FIRST_RELEASE.get(arch)
     if first and chain.release < first:
         raise UnsupportedError(
@@ -290,9 +293,9 @@ def compile(source: KernelSource) -> Compiled:
     run = _run_nvcc if chain.backend == "nvcc" else _run_nvrtc
     started = time.monotonic()
     with _announced(source):
-        data, log, succeeded = run(source, options)
+        data, text, succeeded = run(source, options)
     seconds = time.monotonic() - started
-    file = str(source.file.absolute())
+    file, log = str(source.file.absolute()), text.strip("\0\n ")
     if not succeeded:
         raise CompileError(file, f"{chain.backend} {chain.version} rejects it for {source.arch}", log)
     found = defects(log, [tree.folder for tree in trees(source) if tree.label != "cutlass"])

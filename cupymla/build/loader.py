@@ -6,9 +6,13 @@ Management" and "Primary Context Management".
 
 from __future__ import annotations
 
+import atexit
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import DriverError
@@ -58,6 +62,31 @@ def load(cubin: Cubin, device: int) -> Kernel:
             )
         function = _check(cu.cuKernelGetFunction(kernel), what)
     return Kernel(int(function), cubin.facts, cubin, device, int(library))
+
+
+def file_of(cubin: Cubin) -> Path:
+    """A file that holds the cubin: the cache's, else one among the temporary files that lives as long as the process.
+
+    Raises OSError when neither can be had.
+    """
+    if cubin.path and cubin.path.is_file():
+        return cubin.path
+    descriptor, name = tempfile.mkstemp(prefix=f"cupymla-{cubin.entry}-", suffix=".cubin")
+    file = Path(name)
+    atexit.register(file.unlink, missing_ok=True)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(cubin.data)
+    return file
+
+
+def raw_module(cubin: Cubin) -> Any:
+    """The cubin as a `cupy.RawModule`; CuPy loads it on whichever device is current at the first `get_function`.
+
+    Raises ImportError without CuPy.
+    """
+    import cupy
+
+    return cupy.RawModule(path=str(file_of(cubin)))
 
 
 def _attributes(cu: Any, facts: Mapping[str, int]) -> list[tuple[Any, int]]:
