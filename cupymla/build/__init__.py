@@ -105,6 +105,7 @@ def _compile(source: KernelSource, name: str, content: str, chain: compiler.Tool
         entry=source.entry,
         arch=source.arch,
         facts=facts,
+        parameters=image.parameters(source.entry),
         resources=compiled.resources,
         log=compiled.log,
         seconds=compiled.seconds,

@@ -208,11 +208,13 @@ def _cubin(file: Path) -> Cubin | None:
         return None
     data, record = found
     try:
+        image = Image(data)
         return Cubin(
             data=data,
             entry=record["entry"],
             arch=record["arch"],
-            facts=frozen(Image(data).facts()),
+            facts=frozen(image.facts()),
+            parameters=image.parameters(record["entry"]),
             resources=Resources(**record["resources"]),
             log=record["log"],
             path=file,

@@ -18,8 +18,8 @@ _NOBITS = 8
 _FUNCTION, _GLOBAL_OR_WEAK = 2, (1, 2)
 _KERNEL = 0x10
 _FORMAT_SIZED = 4
-_FORMAT_BYTES = {1: 2, 2: 4, 3: 4}
-_REGISTERS, _PARAMETER_BYTES, _MAX_THREADS = 0x2F, 0x19, 0x05
+_REGISTERS, _PARAMETER, _MAX_THREADS = 0x2F, 0x17, 0x05
+_PARAMETER_SIZE_BIT = 18
 
 # A fact is spelled `name = expression`; an expression holds comparisons but no assignment.
 _FACT_NAME = re.compile(r"(\w+)\s*=(?!=)")
@@ -58,6 +58,7 @@ class Cubin:
         entry: the kernel's name.
         arch: the target it was compiled for.
         facts: the launch facts that the source states (see `cuda/common/entry.cuh`).
+        parameters: size in bytes of each kernel parameter, in order.
         resources: registers, spills, stack and static shared memory.
         log: the compiler's log.
         path: the file it is kept in, or None when no cache folder could be written.
@@ -70,6 +71,7 @@ class Cubin:
     entry: str
     arch: str
     facts: Mapping[str, int]
+    parameters: tuple[int, ...]
     resources: Resources
     log: str = field(default="", repr=False)
     path: Path | None = None
@@ -150,15 +152,20 @@ class Image:
         return tuple(symbol.name for symbol in self._symbols if symbol.kernel)
 
     def content(self, name: str) -> bytes | None:
-        """The initial bytes of a global variable, or None when there is none of that name."""
+        """The initial bytes of a global variable, or None when there is none of that name.
+
+        Raises ValueError when the image is damaged.
+        """
         symbol = next((symbol for symbol in self._symbols if symbol.name == name and symbol.size), None)
         if symbol is None:
             return None
+        if symbol.section >= len(self._sections):
+            raise ValueError(f"{name} lies in section {symbol.section} of {len(self._sections)}")
         section = self._sections[symbol.section]
-        if section.kind == _NOBITS:
-            return bytes(symbol.size)
+        if symbol.offset + symbol.size > section.size:
+            raise ValueError(f"{name} reaches past the end of section {section.name}")
         start = section.offset + symbol.offset
-        return self._data[start : start + symbol.size]
+        return bytes(symbol.size) if section.kind == _NOBITS else self._data[start : start + symbol.size]
 
     def facts(self) -> dict[str, int]:
         """The launch facts, empty when the source states none. Raises ValueError when names and values disagree."""
@@ -191,10 +198,14 @@ class Image:
                     return int(count)
         return 0
 
-    def parameter_bytes(self, kernel: str) -> int:
-        """Size of a kernel's parameter block, with its padding; 0 when it takes none."""
-        records = self._attributes(f".nv.info.{kernel}")
-        return next((value for attribute, value, _ in records if attribute == _PARAMETER_BYTES), 0)
+    def parameters(self, kernel: str) -> tuple[int, ...]:
+        """Size in bytes of each parameter of a kernel, in order."""
+        sizes = {}
+        for attribute, _, payload in self._attributes(f".nv.info.{kernel}"):
+            if attribute == _PARAMETER and len(payload) == 12:
+                _, ordinal, _, packed = struct.unpack("<IHHI", payload)
+                sizes[ordinal] = packed >> _PARAMETER_SIZE_BIT
+        return tuple(size for _, size in sorted(sizes.items()))
 
     def max_threads(self, kernel: str) -> int | None:
         """The thread count that `__launch_bounds__` allows, or None without bounds."""

@@ -168,12 +168,19 @@ def _scan(file: Path) -> tuple[str, tuple[tuple[str, bool], ...], bool]:
         return _read(str(file), state.st_mtime_ns, state.st_size)
 
 
+def _home(file: Path, where: tuple[Tree, ...]) -> Tree | None:
+    """The innermost tree that holds a file: the submodule lies inside `cuda/` and is CUTLASS all the same."""
+    holding = [tree for tree in where if file.is_relative_to(tree.folder)]
+    return max(holding, key=lambda tree: len(tree.folder.parts), default=None)
+
+
 def _locate(name: str, includer: Path | None, where: tuple[Tree, ...]) -> tuple[Tree, Path] | None:
     beside = [includer.parent] if includer else []
     for folder in (*beside, *(tree.folder for tree in where)):
         file = Path(os.path.normpath(folder / name))
         if file.is_file():
-            return next(((tree, file) for tree in where if file.is_relative_to(tree.folder)), None)
+            tree = _home(file, where)
+            return (tree, file) if tree else None
     return None
 
 
@@ -187,7 +194,7 @@ def closure(source: KernelSource) -> tuple[Member, ...]:
     if not unit.is_file():
         raise CompileError(str(unit), "no such file")
     where = trees(source)
-    home = next((tree for tree in where if unit.is_relative_to(tree.folder)), None)
+    home = _home(unit, where)
     if home is None:
         raise CompileError(str(unit), f"lies outside {where[0].folder}")
     members: dict[Path, Member] = {}
