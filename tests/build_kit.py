@@ -74,5 +74,6 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
+        cwd=os.sep,
         env={**os.environ, "PYTHONPATH": root, **environment},
     )
