@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cupymla.build import KernelSource, cache, forget
+from cupymla.build import Cubin, KernelSource, cache, cubin, forget
 
 PLAIN = """\
 #include "part.cuh"
@@ -61,6 +61,12 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cache, "_warned", set())
     forget()
     return folder
+
+
+def again(kernel: KernelSource) -> Cubin:
+    """What a new process would get."""
+    forget()
+    return cubin(kernel)
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_kit import PART, SPILLING, plain, private, python, written
+from build_kit import PART, SPILLING, again, plain, private, written
 
 from cupymla import build
-from cupymla.build import KernelSource, cache, compiler, loader, precompile
+from cupymla.build import KernelSource, cache, compiler
 from cupymla.errors import CompileError, InputError
 
 pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
@@ -53,12 +52,6 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[KernelSource]:
 
     monkeypatch.setattr(compiler, "compile", counted)
     return seen
-
-
-def again(kernel: KernelSource) -> build.Cubin:
-    """What a new process would get."""
-    build.forget()
-    return build.cubin(kernel)
 
 
 def record(path: Path | None) -> Path:
@@ -306,140 +299,6 @@ def test_a_file_system_without_locks_is_no_obstacle(kernel: KernelSource, monkey
     assert build.cubin(kernel).path
 
 
-# Which folder --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
-def test_a_folder_that_others_can_write_to_is_refused(kernel: KernelSource, folder: Path, mode: int) -> None:
-    folder.mkdir()
-    folder.chmod(mode)
-    with pytest.raises(InputError, match=r"CUPYMLA_CACHE_DIR.*chmod go-w"):
-        build.cubin(kernel)
-
-
-def test_a_folder_of_another_user_is_refused(
-    kernel: KernelSource, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.mkdir()
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(InputError, match=f"belongs to user {owner}"):
-        build.cubin(kernel)
-
-
-def test_a_folder_that_cannot_be_made_is_named(kernel: KernelSource, folder: Path) -> None:
-    folder.write_text("a file")
-    with pytest.raises(InputError, match="CUPYMLA_CACHE_DIR"):
-        build.cubin(kernel)
-
-
-def test_a_new_folder_is_private_whatever_the_umask(kernel: KernelSource, folder: Path) -> None:
-    before = os.umask(0)
-    try:
-        build.cubin(kernel)
-    finally:
-        os.umask(before)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "sm_90a").stat().st_mode & 0o777 == 0o700
-    assert not [file for file in folder.rglob("*.*") if file.stat().st_mode & 0o022]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No CUPYMLA_CACHE_DIR, a home and a folder for temporary files of our own."""
-    monkeypatch.delenv("CUPYMLA_CACHE_DIR")
-    home = tmp_path / "home"
-    home.mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    return home
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def temporary(tmp_path: Path) -> Path:
-    return tmp_path / "tmp" / f"cupymla-{os.getuid()}"
-
-
-def test_default_is_the_users_cache(home: Path) -> None:
-    assert cache.location() == home / ".cache" / "cupymla"
-
-
-@pytest.mark.parametrize("case", ["absent", "a file", "read-only", "unwritable", "open to others", "unknown"])
-def test_without_a_usable_home_a_private_temporary_folder_serves(
-    case: str, kernel: KernelSource, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mkdir, access = Path.mkdir, os.access
-
-    def readonly(self: Path, *args: Any, **kwargs: Any) -> None:
-        if self.is_relative_to(home):
-            raise OSError(errno.EROFS, "Read-only file system", str(self))
-        mkdir(self, *args, **kwargs)
-
-    def nobody() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    if case in ("absent", "a file"):
-        home.rmdir()
-    if case == "a file":
-        home.write_text("")
-    elif case == "read-only":
-        monkeypatch.setattr(Path, "mkdir", readonly)
-    elif case == "unwritable":
-        monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(home) and access(path, mode))
-    elif case == "open to others":
-        (home / ".cache" / "cupymla").mkdir(parents=True)
-        (home / ".cache" / "cupymla").chmod(0o777)
-    elif case == "unknown":
-        monkeypatch.setattr(Path, "home", nobody)
-    made = build.cubin(kernel)
-    assert made.path is not None
-    assert made.path.is_relative_to(temporary(tmp_path))
-    assert temporary(tmp_path).stat().st_mode & 0o777 == 0o700
-    assert again(kernel).cached
-    if case == "absent":
-        assert not home.exists()
-
-
-@pytest.mark.parametrize("case", ["a link", "open", "a file", "of another user", "no room"])
-def test_a_temporary_folder_that_is_not_ours_is_left_alone(
-    case: str,
-    kernel: KernelSource,
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    home.rmdir()
-    squatted = temporary(tmp_path)
-    if case == "a link":
-        (tmp_path / "trap").mkdir(mode=0o700)
-        squatted.symlink_to(tmp_path / "trap")
-    elif case == "open":
-        squatted.mkdir(mode=0o755)
-    elif case == "a file":
-        squatted.write_text("")
-    elif case == "of another user":
-        uid = os.getuid()
-        (tmp_path / "tmp" / f"cupymla-{uid + 1}").mkdir(mode=0o700)
-        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    else:
-        mkdir = Path.mkdir
-        full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(
-            Path, "mkdir", lambda self, *a, **k: _raise(full) if self == squatted else mkdir(self, *a, **k)
-        )
-    made = build.cubin(kernel)
-    assert made.data
-    assert made.path is None
-    again(kernel)
-    assert capfd.readouterr().err.count("compiled kernels are not kept") == 1
-    assert not list(tmp_path.rglob("*.cubin"))
-
-
 # A full disk ---------------------------------------------------------------------------------------------------
 
 
@@ -599,67 +458,3 @@ def test_a_spill_fails_only_when_it_should_cached_or_not(tmp_path: Path, monkeyp
         with pytest.raises(CompileError, match="spills registers"):
             build.cubin(kernel)
     assert build.cubin(kernel, fail_on_spill=False).cached
-
-
-# Compiling ahead -----------------------------------------------------------------------------------------------
-
-
-def test_precompile_fills_the_cache_and_reports_each(tmp_path: Path, kernel: KernelSource) -> None:
-    spilling = written(tmp_path / "src", "spilling.cu", SPILLING, "spilling", defines=(("N", 1),))
-    broken = written(tmp_path / "src", "broken.cu", "no CUDA at all\n", "broken")
-    seen: list[precompile.Outcome] = []
-    wanted = [broken, kernel, spilling, kernel]
-    outcomes = precompile.precompile(wanted, jobs=2, progress=seen.append)
-    assert [outcome.source for outcome in outcomes] == [broken, kernel, spilling]
-    assert sorted(outcome.source.entry for outcome in seen) == ["broken", "plain", "spilling"]
-    assert [outcome.ok for outcome in outcomes] == [False, True, True]
-    assert f"{tmp_path}/src/broken.cu(1)" in outcomes[0].error
-    assert outcomes[1].resources is not None
-    assert (outcomes[1].cached, outcomes[1].resources.spills) == (False, False)
-    assert outcomes[2].resources is not None
-    assert outcomes[2].resources.spills
-    assert again(kernel).cached
-    assert [outcome.cached for outcome in precompile.precompile([kernel], jobs=1)] == [True]
-
-
-def test_precompile_can_refuse_spills(tmp_path: Path) -> None:
-    (outcome,) = precompile.precompile([written(tmp_path, "k.cu", SPILLING, "spilling")], fail_on_spill=True)
-    assert "spills registers" in outcome.error
-
-
-def test_precompile_reports_a_worker_that_dies(kernel: KernelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "_WORKER", "import os; os._exit(3)")
-    (outcome,) = precompile.precompile([kernel])
-    assert not outcome.ok
-    assert "died (3)" in outcome.error
-
-
-def test_precompile_needs_nothing_of_the_callers_main(kernel: KernelSource, folder: Path) -> None:
-    # No `if __name__ == "__main__"` guard, as in a notebook or a short script.
-    code = (
-        "import sys; from cupymla.build import KernelSource; from cupymla.build.precompile import precompile\n"
-        "print([o.ok for o in precompile([KernelSource('plain.cu', 'plain', root=sys.argv[1])])])"
-    )
-    done = python(code, kernel.root)
-    assert done.stdout.strip() == "[True]", done.stderr
-
-
-# CuPy ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_cubin_that_is_not_kept_still_has_a_file_for_cupy(kernel: KernelSource) -> None:
-    made = build.cubin(kernel)
-    assert loader.file_of(made) == made.path
-    assert made.path is not None
-    made.path.unlink()
-    file = loader.file_of(made)
-    assert file.read_bytes() == made.data
-    assert file.stat().st_mode & 0o077 == 0
-    with contextlib.suppress(FileNotFoundError):
-        file.unlink()
-
-
-def test_raw_module_takes_our_cubin_without_a_gpu(kernel: KernelSource) -> None:
-    import cupy
-
-    assert isinstance(build.raw_module(build.cubin(kernel)), cupy.RawModule)
