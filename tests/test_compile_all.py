@@ -40,7 +40,7 @@ def test_every_translation_unit_belongs_to_a_plan() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("source", all_sources(), ids=str)
+@pytest.mark.parametrize("source", tuple(all_sources()), ids=str)
 def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource) -> None:
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     made = build.cubin(source, fail_on_spill=True)
