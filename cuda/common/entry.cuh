@@ -5,7 +5,7 @@
 // Placed once in a translation unit, at namespace scope, after the kernel:
 //
 //   CUPYMLA_LAUNCH_FACTS(threads = Config::kThreads, cluster = Config::kCluster,
-//                        smem_bytes = sizeof(SharedStorage), parameter_bytes = sizeof(Parameters))
+//                        smem_bytes = sizeof(SharedStorage), parameter_bytes = sizeof(Parameters));
 //
 // Each value is a constant expression, stored as 32 unsigned bits; a value may name facts to its left. The names
 // reach Python as the macro's own text. `used` keeps both symbols although no kernel reads them, `extern "C"` keeps

@@ -1,0 +1,383 @@
+"""Compiled kernels on disk, addressed by content: `<folder>/<arch>/<entry>-<key>.cubin` and a `.json` beside it.
+
+The key holds the content of every file a kernel includes, its definitions, the compiler's version and options; never
+a path. An entry is written under a temporary name and renamed, the record after the cubin and with its checksum, so
+a reader sees a whole entry or none. A lock per key lets many ranks compile a kernel once; it only spares work, and
+nothing depends on it for correctness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..errors import InputError
+from . import compiler
+from .cubin import Cubin, Image, Resources, frozen
+from .source import KernelSource
+
+SCHEMA = 1
+LOCK_TIMEOUT_SECONDS = 900.0
+_POLL_SECONDS = 0.05
+_OURS = (".cubin", ".json", ".lock", ".part")
+
+_warned: set[str] = set()
+_warned_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One kernel in a cache folder, as its record tells it.
+
+    Attributes:
+        path: the cubin.
+        entry: the kernel's name.
+        arch: its target.
+        source: its translation unit, relative to `cuda/`.
+        defines: its preprocessor definitions, "NAME=value" each.
+        toolchain: what compiled it.
+        date: when, in ISO 8601, UTC.
+        size_bytes: of the cubin.
+        seconds: the compilation took.
+        resources: registers, spills, stack, static shared memory.
+        writable: False when it lies in a CUPYMLA_READONLY_CACHE folder.
+    """
+
+    path: Path
+    entry: str
+    arch: str
+    source: str
+    defines: tuple[str, ...]
+    toolchain: str
+    date: str
+    size_bytes: int
+    seconds: float
+    resources: Resources
+    writable: bool
+
+
+def warn_once(text: str) -> None:
+    """Say something on stderr the first time it comes up in this process."""
+    with _warned_lock:
+        if text in _warned:
+            return
+        _warned.add(text)
+    print(f"cupymla: {text}", file=sys.stderr, flush=True)
+
+
+# Which folder --------------------------------------------------------------------------------------------------
+
+
+def _distrust(folder: Path) -> str | None:
+    """Why code from a folder cannot be trusted, or None: others own it or may write to it."""
+    state = folder.stat()
+    if state.st_uid != os.getuid():
+        return f"{folder} belongs to user {state.st_uid}, not to you ({os.getuid()})"
+    return _open_to_others(folder, state)
+
+
+def _open_to_others(folder: Path, state: os.stat_result) -> str | None:
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} can be written by others (mode {stat.S_IMODE(state.st_mode):o}); chmod go-w {folder}"
+    return None
+
+
+def _asked_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("CUPYMLA_CACHE_DIR", "a folder that exists or can be made", f"{folder} ({error})") from error
+    reason = _distrust(folder)
+    if reason:
+        raise InputError("CUPYMLA_CACHE_DIR", "a folder that only you can write to", reason)
+    return folder.absolute()
+
+
+def _home_folder() -> Path | None:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    folder = home / ".cache" / "cupymla"
+    try:
+        # A home that is not there is no place to create one, even for a user who could.
+        if not home.is_dir():
+            return None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return None
+        reason = _distrust(folder)
+    except OSError:
+        return None
+    if reason:
+        warn_once(f"not using the cache: {reason}")
+        return None
+    return folder
+
+
+def _temporary_folder() -> Path | None:
+    folder = Path(tempfile.gettempdir()) / f"cupymla-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        state = folder.lstat()
+    except OSError as error:
+        warn_once(f"compiled kernels are not kept: {error}")
+        return None
+    # Anybody may make a name in the temporary folder, so it counts only as a real folder that is ours alone.
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
+        warn_once(f"compiled kernels are not kept: {folder} is not a private folder of yours")
+        return None
+    return folder
+
+
+def location() -> Path | None:
+    """The folder that new entries go to; None when there is none that can be trusted.
+
+    CUPYMLA_CACHE_DIR, else `~/.cache/cupymla`, else a private folder among the temporary files. Raises InputError
+    when CUPYMLA_CACHE_DIR cannot be made or others can write to it.
+    """
+    asked = config.cache_dir()
+    if asked is not None:
+        return _asked_folder(asked)
+    return _home_folder() or _temporary_folder()
+
+
+def _readonly_layers() -> list[Path]:
+    layers = []
+    for folder in config.readonly_caches():
+        if not folder.is_dir():
+            warn_once(f"CUPYMLA_READONLY_CACHE: no folder {folder}")
+            continue
+        reason = _open_to_others(folder, folder.stat())
+        if reason:
+            raise InputError("CUPYMLA_READONLY_CACHE", "folders that only their owner can write to", reason)
+        layers.append(folder.absolute())
+    return layers
+
+
+def layers() -> list[Path]:
+    """Every folder that is searched, first to last. Raises InputError when one that was asked for is unsafe."""
+    first = location()
+    return [*([first] if first else []), *_readonly_layers()]
+
+
+# Entries -------------------------------------------------------------------------------------------------------
+
+
+def key(source: KernelSource, content: str, chain: compiler.Toolchain) -> str:
+    """The name under which a kernel is kept: SHA-256 (hex) of content, compiler, options and layout version."""
+    options = compiler.flags(chain.backend, source.arch)
+    text = json.dumps([SCHEMA, content, str(chain), options])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file(layer: Path, source: KernelSource, name: str) -> Path:
+    return layer / source.arch / f"{source.entry}-{name}.cubin"
+
+
+def _read(file: Path) -> tuple[bytes, dict[str, Any]] | None:
+    """An entry whose record and checksum agree; anything else is as good as absent."""
+    try:
+        record = json.loads(file.with_suffix(".json").read_text())
+        data = file.read_bytes()
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return None
+    return (data, record) if record.get("sha256") == hashlib.sha256(data).hexdigest() else None
+
+
+def _cubin(file: Path) -> Cubin | None:
+    found = _read(file)
+    if found is None:
+        return None
+    data, record = found
+    try:
+        image = Image(data)
+        return Cubin(
+            data=data,
+            entry=record["entry"],
+            arch=record["arch"],
+            facts=frozen(image.facts()),
+            parameters=image.parameters(record["entry"]),
+            resources=Resources(**record["resources"]),
+            log=record["log"],
+            path=file,
+            cached=True,
+            seconds=float(record["seconds"]),
+            toolchain=record["toolchain"],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def load(source: KernelSource, name: str) -> Cubin | None:
+    """The kernel kept under a key, from the first layer that has it whole; None when none has."""
+    return next((found for layer in layers() if (found := _cubin(_file(layer, source, name)))), None)
+
+
+def load_any(source: KernelSource, content: str) -> Cubin | None:
+    """The newest kernel of the same content, whatever compiled it; for machines without a compiler."""
+    candidates = []
+    for layer in layers():
+        for file in (layer / source.arch).glob(f"{source.entry}-*.cubin"):
+            found = _read(file)
+            if found and found[1].get("content") == content:
+                candidates.append((str(found[1].get("date")), file))
+    return next((hit for _, file in sorted(candidates, reverse=True) if (hit := _cubin(file))), None)
+
+
+def _write(file: Path, data: bytes) -> None:
+    descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:40]}-", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+        Path(part).replace(file)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | None:
+    """Keep a compiled kernel; returns its file, or None after one warning when the folder cannot take it."""
+    layer = location()
+    if layer is None:
+        return None
+    file = _file(layer, source, name)
+    record = {
+        "schema": SCHEMA,
+        "sha256": hashlib.sha256(made.data).hexdigest(),
+        "content": content,
+        "entry": source.entry,
+        "arch": source.arch,
+        "source": source.path,
+        "defines": [f"{define}={value}" for define, value in source.defines],
+        "toolchain": made.toolchain,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(made.seconds, 3),
+        "resources": asdict(made.resources),
+        "facts": dict(made.facts),
+        "log": made.log,
+    }
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(file, made.data)
+        _write(file.with_suffix(".json"), json.dumps(record, indent=1).encode())
+    except OSError as error:
+        warn_once(f"compiled kernels are not kept in {layer}: {error.strerror or error}")
+        return None
+    return file
+
+
+# Locks ---------------------------------------------------------------------------------------------------------
+
+
+def _acquire(descriptor: int, source: KernelSource, lock: Path) -> bool:
+    started = time.monotonic()
+    said = config.quiet()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waited = time.monotonic() - started
+        if waited > compiler.SAY_AFTER_SECONDS and not said:
+            said = True
+            holder = lock.read_text().strip() or "another process"
+            print(f"cupymla: waiting for {holder}, which is compiling {source}", file=sys.stderr, flush=True)
+        if waited > LOCK_TIMEOUT_SECONDS:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def locked(source: KernelSource, name: str) -> Iterator[None]:
+    """Hold the right to compile one key among the processes that share the folder.
+
+    Where there is no folder, no room or no locking, and after LOCK_TIMEOUT_SECONDS, it goes on without: two
+    processes may then compile the same kernel, and both results are good.
+    """
+    layer = location()
+    descriptor = None
+    if layer is not None:
+        lock = _file(layer, source, name).with_suffix(".lock")
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if descriptor is None:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            if _acquire(descriptor, source, lock):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        # Whoever waits on the removed file looks into the cache next, and so does whoever makes a new one.
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        os.close(descriptor)
+
+
+# Housekeeping --------------------------------------------------------------------------------------------------
+
+
+def entries() -> list[CacheEntry]:
+    """Every whole entry in every layer, sorted by kernel and target."""
+    found = []
+    first = location()
+    for layer in layers():
+        for file in layer.glob("sm_*/*.cubin"):
+            known = _read(file)
+            hit = _cubin(file) if known else None
+            if known is None or hit is None:
+                continue
+            record = known[1]
+            found.append(
+                CacheEntry(
+                    path=file,
+                    entry=hit.entry,
+                    arch=hit.arch,
+                    source=str(record.get("source")),
+                    defines=tuple(record.get("defines", ())),
+                    toolchain=hit.toolchain,
+                    date=str(record.get("date")),
+                    size_bytes=len(hit.data),
+                    seconds=hit.seconds,
+                    resources=hit.resources,
+                    writable=layer == first,
+                )
+            )
+    return sorted(found, key=lambda entry: (entry.entry, entry.arch, entry.defines, entry.date))
+
+
+def clear() -> int:
+    """Remove everything this package put into its own cache folder; returns the bytes freed.
+
+    Read-only layers and files that are not ours stay.
+    """
+    layer = location()
+    freed = 0
+    for file in layer.glob("sm_*/*") if layer else ():
+        if file.suffix in _OURS and file.is_file():
+            size = file.stat().st_size
+            with contextlib.suppress(OSError):
+                file.unlink()
+                freed += size
+    return freed

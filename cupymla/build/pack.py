@@ -1,0 +1,61 @@
+"""The headers our kernels include, gathered into one folder: for the wheel, and for machines without CUTLASS.
+
+`python -m cupymla.build.pack OUTDIR` writes `OUTDIR/cuda` and `OUTDIR/cutlass`; CUPYMLA_CUTLASS=OUTDIR/cutlass then
+serves a checkout on a machine that cannot have CUTLASS otherwise.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from ..errors import CupymlaError
+from .source import KernelSource, closure, cuda_root, units
+
+
+def files() -> dict[str, Path]:
+    """Every file to pack, as its place in the pack and where it lies now.
+
+    All of `cuda/` but third-party code, and each CUTLASS header in the include closure of a translation unit; each of
+    those carries its licence in its first lines.
+    Raises CompileError when CUTLASS is included and cannot be found.
+    """
+    root = cuda_root()
+    packed: dict[str, Path] = {}
+    for file in sorted(root.rglob("*")):
+        name = file.relative_to(root)
+        if file.is_file() and name.parts[0] != "third_party":
+            packed[f"cuda/{name.as_posix()}"] = file
+    for unit in units():
+        for member in closure(KernelSource(unit, entry="")):
+            packed[f"{member.tree}/{member.name}"] = member.file
+    return packed
+
+
+def pack(folder: Path) -> int:
+    """Copy `files()` into a folder; returns how many. Raises CompileError like `files`."""
+    found = files()
+    for name, file in found.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    return len(found)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line: one argument, the folder to write. Returns the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m cupymla.build.pack OUTDIR", file=sys.stderr)
+        return 2
+    try:
+        count = pack(Path(arguments[0]))
+    except CupymlaError as error:
+        print(f"cupymla: {error}", file=sys.stderr)
+        return 1
+    print(f"{count} files in {arguments[0]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

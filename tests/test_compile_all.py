@@ -1,0 +1,52 @@
+"""Every kernel compiles for its target, without spills, and states the facts its launch needs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from cupymla import arch, build
+from cupymla.build.source import KernelSource, units
+from cupymla.ops import registry
+
+PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
+
+
+def sources(entry: registry.OperatorEntry) -> tuple[KernelSource, ...]:
+    plan = importlib.import_module(f"{entry.module}.plan")
+    found: tuple[KernelSource, ...] = plan.sources()
+    return found
+
+
+def all_sources() -> Iterator[KernelSource]:
+    for entry in PLANNED:
+        yield from sources(entry)
+
+
+@pytest.mark.parametrize("entry", PLANNED, ids=lambda entry: entry.name)
+def test_a_plan_offers_sources_for_every_target_in_the_registry(entry: registry.OperatorEntry) -> None:
+    offered = sources(entry)
+    assert {source.arch for source in offered} == {kernel.arch for kernel in entry.kernels}
+    assert len(set(offered)) == len(offered)
+    for kernel in entry.kernels:
+        chosen = importlib.import_module(f"{entry.module}.plan").sources(kernel.arch)
+        assert chosen == tuple(source for source in offered if source.arch == kernel.arch)
+
+
+def test_every_translation_unit_belongs_to_a_plan() -> None:
+    assert set(units()) == {source.path for source in all_sources()}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("source", tuple(all_sources()), ids=str)
+def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource) -> None:
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    made = build.cubin(source, fail_on_spill=True)
+    static, dynamic = made.resources.static_smem_bytes, made.facts["smem_bytes"]
+    assert static + dynamic <= arch.named(source.arch).smem_bytes
+    assert made.facts["threads"] * made.resources.registers <= 65536
+    assert 1 <= made.facts["cluster"] <= 16
+    # The parameter record is one of the kernel's parameters; the others are 128-byte tensor maps.
+    assert made.facts["parameter_bytes"] in made.parameters
