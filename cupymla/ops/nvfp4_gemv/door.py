@@ -202,7 +202,7 @@ class Door:
         ):
             raise self.error(argument, f"shape {_spelled(wanted)}", f"shape {list(seen.shape)}")
         operand = self._operand(seen, self.batched)
-        if contiguous and operand.shape[1] > 1 and operand.strides[1] != 1:
+        if contiguous and operand.shape[1] > 1 and operand.strides[1] != 1 and 0 not in operand.shape:
             axis = 2 if self.batched and self.batch_first else 1
             raise self.error(argument, f"stride 1 along axis {axis} ({dims[1][0]})", f"strides {seen.strides}")
         return operand
@@ -218,7 +218,7 @@ class Door:
         operand = self._operand(seen, self.batched)
         step = 1
         for extent, stride in zip(reversed(operand.shape[:-1]), reversed(operand.strides[:-1]), strict=True):
-            if extent > 1 and stride != step:
+            if extent > 1 and stride != step and 0 not in operand.shape:
                 raise self.error(argument, "contiguous 128x4 blocks", f"strides {seen.strides}")
             step *= extent
         return operand
