@@ -43,6 +43,14 @@ def _handed_back(array: npt.NDArray[Any], batch_first: bool | None, like: View) 
     return tensor.from_numpy(array, like=like)
 
 
+def _output(views: spec.Views, problem: spec.Problem) -> npt.NDArray[Any]:
+    """The caller's c, or a new one, as `[m, n, l]`."""
+    if views.c is not None:
+        return views.c.array()
+    shape = (problem.m, problem.n, problem.batches)
+    return _fresh(shape, reference.numpy_dtype(problem.out_dtype), views.batch_first, rows=False)
+
+
 def prepare(
     a: Any,
     b: Any,
@@ -74,13 +82,11 @@ def prepare(
     )
     if problem.device.kind != "cpu":
         plan(problem)
-    if views.c is not None:
-        target = views.c.array()
-    else:
-        dtype = reference.numpy_dtype(problem.out_dtype)
-        target = _fresh((problem.m, problem.n, problem.batches), dtype, views.batch_first, rows=False)
+    fixed = _output(views, problem)
 
     def compute() -> Any:
+        # What JAX was given once must not change, so each of its results has memory of its own.
+        target = _output(views, problem) if views.a.view.framework == "jax" else fixed
         reference.gemv(views, problem, "same", out=target)
         return c if c is not None else _handed_back(target, views.batch_first, views.a.view)
 
