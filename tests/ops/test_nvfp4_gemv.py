@@ -181,6 +181,16 @@ def test_a_single_block_is_exact() -> None:
     )
 
 
+def test_scale_products_are_taken_in_float32() -> None:
+    """2^127 * 2^127 is inf and 2^-127 * 2^-127 is 0 before alpha could bring them back; E4M3's 448 * 448 is neither."""
+    ones = np.full((1, 16), 0x22, np.uint8)
+    for code, alpha, wanted in ((254, 2.0**-126, np.inf), (0, 2.0**120, 0.0)):
+        scale = np.full((1, 1), code, np.uint8)
+        assert gemv(ones, ones, scale, scale, alpha=alpha, format="mxfp4", out_dtype="float32").item() == wanted
+    scale = np.full((1, 2), 0x7E, np.uint8)
+    assert gemv(ones, ones, scale, scale, alpha=2.0**-10).item() == 32 * 448 * 448 / 1024
+
+
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 def test_a_nan_scale_reaches_its_rows_and_no_others(layout: str) -> None:
     arguments = cases.inputs(make("nan", m=150, n=3, k=96, batches=2, scale_layout=layout), seed=1)
