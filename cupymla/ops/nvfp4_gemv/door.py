@@ -1,0 +1,274 @@
+"""The checks that `nvfp4_gemv` and its companions share, with their messages.
+
+All of them speak of matrices `[rows, columns]` with an optional batch axis l, which the caller keeps last (the public
+shapes) or first (`batch_axis=0`); behind the door it is always last.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsFloat, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import tensor
+from ...errors import InputError
+from ...tensor import Device, View
+from .formats import FORMATS, BlockFormat, named, padded
+
+Dim = tuple[str, int | None]
+"""An axis in the public terms, and its extent when it is already known."""
+
+E2M1_DTYPES = ("uint8", "float4_e2m1fn_x2")
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+SCALE_LAYOUTS = ("linear", "128x4")
+
+_ITEM_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint8": 1,
+    "float4_e2m1fn_x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e8m0fnu": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A caller's array with its batch axis, real or implied, last.
+
+    Attributes:
+        view: the array as the caller shaped it.
+        shape: extents; the last is l, 1 when the caller has no batch axis.
+        strides: in elements of `view.dtype`, one per entry of `shape`; 0 along an implied batch axis.
+        batch: where the batch axis is in `view`, or None.
+    """
+
+    view: View
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    batch: int | None
+
+    def array(self) -> npt.NDArray[Any]:
+        """The CPU array in the shape of `shape`, over the caller's memory."""
+        seen = tensor.to_numpy(self.view)
+        return seen[..., np.newaxis] if self.batch is None else np.moveaxis(seen, self.batch, -1)
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """`array()` of a one-byte dtype, as its bytes."""
+        return self.array().view(np.uint8)
+
+
+def _byte_range(view: View) -> tuple[int, int]:
+    """First byte and one past the last byte that an array may touch."""
+    if 0 in view.shape:
+        return view.ptr, view.ptr
+    item = _ITEM_BYTES[view.dtype]
+    reach = [(extent - 1) * stride * item for extent, stride in zip(view.shape, view.strides, strict=True)]
+    return view.ptr + sum(min(0, r) for r in reach), view.ptr + sum(max(0, r) for r in reach) + item
+
+
+def _overlaps_itself(view: View) -> bool:
+    """Whether two index tuples may name one element: an axis steps less far than the axes inside it reach."""
+    reach = 0
+    for stride, extent in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def _spelled(dims: Sequence[Dim]) -> str:
+    return "[" + ", ".join(text if size is None else f"{text} = {size}" for text, size in dims) + "]"
+
+
+class Door:
+    """The checks of one call. The first array that it reads fixes the device and whether there is a batch axis.
+
+    Every failure is an `InputError` that names the operator and the argument.
+    """
+
+    def __init__(self, operator: str, batch_axis: object) -> None:
+        self.operator = operator
+        self.device: Device | None = None
+        self.batches = 1
+        self.batched = False
+        self._inputs: list[tuple[str, View]] = []
+        self._outputs: list[tuple[str, View]] = []
+        if isinstance(batch_axis, bool) or not isinstance(batch_axis, int) or batch_axis not in (-1, 0):
+            raise self.error("batch_axis", "-1 (last) or 0 (first)", repr(batch_axis))
+        self.batch_first = batch_axis == 0
+
+    def error(self, argument: str, expected: str, got: object) -> InputError:
+        """A refusal, ready to be raised."""
+        return InputError(argument, expected, got, operator=self.operator)
+
+    def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
+        """One of a few words."""
+        if isinstance(value, str) and value in options:
+            return value
+        raise self.error(argument, " or ".join(map(repr, options)), repr(value))
+
+    def format(self, value: object) -> BlockFormat:
+        """The 4-bit format of that name."""
+        return named(self.choice(value, "format", [known.name for known in FORMATS]))
+
+    def dtype_label(self, value: object, argument: str, options: Sequence[str]) -> str:
+        """The label of a dtype given as a label or as NumPy's, JAX's, CuPy's or torch's own object."""
+        label = value if isinstance(value, str) else str(value).removeprefix("torch.")
+        if label not in options and not isinstance(value, str):
+            try:
+                label = np.dtype(value).name  # type: ignore[call-overload]
+            except (TypeError, ValueError, AttributeError):
+                label = type(value).__name__
+        return self.choice(label, argument, options)
+
+    def size(self, value: object, argument: str) -> int:
+        """A number of rows or columns."""
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0:
+            return int(value)
+        raise self.error(argument, "an int of at least 0", repr(value))
+
+    def view(self, array: object, argument: str, dtypes: Sequence[str], why: str = "", output: bool = False) -> View:
+        """An array of one of these dtypes on the device of the call."""
+        try:
+            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
+        except InputError as refused:
+            raise self.error(argument, refused.expected, refused.got) from None
+        if seen.dtype not in dtypes:
+            got = seen.dtype
+            if got == "float4_e2m1fn":
+                got += " with one code per byte (pack two per byte, low nibble first)"
+            raise self.error(argument, "dtype " + " or ".join(dtypes) + why, got)
+        if self.device is None:
+            self.device = seen.device
+        elif seen.device != self.device:
+            raise self.error(argument, f"an array on {self.device}, like the others", f"one on {seen.device}")
+        (self._outputs if output else self._inputs).append((argument, seen))
+        return seen
+
+    def separate(self) -> None:
+        """Every output has an address range of its own, in which no two of its elements overlap."""
+        others = list(self._inputs)
+        for argument, seen in self._outputs:
+            if _overlaps_itself(seen):
+                raise self.error(argument, "an output whose elements do not overlap", f"strides {seen.strides}")
+            first, end = _byte_range(seen)
+            for other, view in others:
+                other_first, other_end = _byte_range(view)
+                if max(first, other_first) < min(end, other_end):
+                    raise self.error(argument, "memory that no other argument uses", f"memory shared with '{other}'")
+            others.append((argument, seen))
+
+    def _caller_order(self, dims: Sequence[Dim], batched: bool) -> tuple[Dim, ...]:
+        if not batched:
+            return tuple(dims)
+        l_dim: Dim = ("l", self.batches)
+        return (l_dim, *dims) if self.batch_first else (*dims, l_dim)
+
+    def _operand(self, seen: View, batched: bool) -> Operand:
+        if not batched:
+            return Operand(seen, (*seen.shape, 1), (*seen.strides, 0), None)
+        batch = 0 if self.batch_first else len(seen.shape) - 1
+        shape, strides = list(seen.shape), list(seen.strides)
+        shape.append(shape.pop(batch))
+        strides.append(strides.pop(batch))
+        return Operand(seen, tuple(shape), tuple(strides), batch)
+
+    def first(self, seen: View, argument: str, dims: Sequence[Dim]) -> Operand:
+        """The matrix that decides whether this call is batched, and l."""
+        if len(seen.shape) not in (2, 3):
+            expected = f"shape {_spelled(dims)} or {_spelled(self._caller_order(dims, True))}"
+            raise self.error(argument, expected, f"shape {list(seen.shape)}")
+        if len(seen.shape) == 3:
+            self.take_batches(seen)
+        return self.matrix(seen, argument, dims)
+
+    def take_batches(self, seen: View) -> None:
+        """Let an array whose other axes are checked later decide that this call is batched, and l."""
+        self.batched = len(seen.shape) > 1
+        if self.batched:
+            self.batches = seen.shape[0 if self.batch_first else -1]
+
+    def matrix(self, seen: View, argument: str, dims: Sequence[Dim], contiguous: bool = True) -> Operand:
+        """A matrix of this shape, by default with contiguous columns."""
+        wanted = self._caller_order(dims, self.batched)
+        if len(seen.shape) != len(wanted) or any(
+            size not in (None, extent) for (_, size), extent in zip(wanted, seen.shape, strict=True)
+        ):
+            raise self.error(argument, f"shape {_spelled(wanted)}", f"shape {list(seen.shape)}")
+        operand = self._operand(seen, self.batched)
+        if contiguous and operand.shape[1] > 1 and operand.strides[1] != 1 and 0 not in operand.shape:
+            axis = 2 if self.batched and self.batch_first else 1
+            raise self.error(argument, f"stride 1 along axis {axis} ({dims[1][0]})", f"strides {seen.strides}")
+        return operand
+
+    def swizzled(self, seen: View, argument: str, rows: int, columns: int) -> Operand:
+        """Scales in the 128x4 layout: whole blocks, as a matrix or flat, contiguous but for the batch axis."""
+        all_rows, all_columns = padded(rows, columns)
+        shaped = self._caller_order([("rows", all_rows), ("columns", all_columns)], self.batched)
+        flat = self._caller_order([("bytes", all_rows * all_columns)], self.batched)
+        if seen.shape not in (tuple(size for _, size in shaped), tuple(size for _, size in flat)):
+            expected = f"128x4 scales of shape {_spelled(shaped)} or {_spelled(flat)}"
+            raise self.error(argument, expected, f"shape {list(seen.shape)}")
+        operand = self._operand(seen, self.batched)
+        step = 1
+        for extent, stride in zip(reversed(operand.shape[:-1]), reversed(operand.strides[:-1]), strict=True):
+            if extent > 1 and stride != step and 0 not in operand.shape:
+                raise self.error(argument, "contiguous 128x4 blocks", f"strides {seen.strides}")
+            step *= extent
+        return operand
+
+    def scales(
+        self,
+        array: object,
+        argument: str,
+        fmt: BlockFormat,
+        layout: str,
+        extent: tuple[str, int, int],
+        output: bool = False,
+    ) -> Operand:
+        """Block scales of a matrix whose `extent` is (name of the rows, rows, k), in either layout."""
+        why = f" for format='{fmt.name}'"
+        seen = self.view(array, argument, ("uint8", fmt.scale_dtype), why, output)
+        row_name, rows, k = extent
+        columns = fmt.scale_columns(k)
+        if layout == "128x4":
+            return self.swizzled(seen, argument, rows, columns)
+        return self.matrix(seen, argument, [(row_name, rows), (f"ceil(k/{fmt.block})", columns)])
+
+    def per_row(self, seen: View, argument: str, rows: int, scalar: bool = False) -> Operand:
+        """A value per row, `[m]` or `[m, l]`, or where `scalar` allows it one value, `[]` or `[1]`."""
+        if scalar and seen.shape in ((), (1,)):
+            return Operand(seen, (*seen.shape, 1), (*seen.strides, 0), None)
+        if seen.shape == (rows,):
+            return self._operand(seen, batched=False)
+        if self.batched and seen.shape == tuple(size for _, size in self._caller_order([("m", rows)], True)):
+            return self._operand(seen, batched=True)
+        accepted = [_spelled(self._caller_order([("m", rows)], batched)) for batched in sorted({False, self.batched})]
+        if scalar:
+            accepted = ["[]", "[1]", *accepted]
+        raise self.error(argument, "shape " + " or ".join(accepted), f"shape {list(seen.shape)}")
+
+    def host_float(self, value: SupportsFloat, argument: str) -> float:
+        """A number of the caller's, as float32 holds it."""
+        try:
+            exact = float(value)
+        except OverflowError:
+            exact = float("inf")
+            rounded = exact
+        else:
+            with np.errstate(over="ignore"):
+                rounded = float(np.float32(exact))
+            if np.isinf(rounded) == np.isinf(exact):
+                return rounded
+        raise self.error(argument, "a number that float32 can hold", repr(value)[:40])
+
+
+def is_number(value: object) -> TypeGuard[SupportsFloat]:
+    """Whether this is a Python or NumPy number and no array."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,0 +1,372 @@
+"""The public calls: from the door to the NumPy reference, or to a plan on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ... import tensor
+from ...tensor import View
+from ..operator import CpuCall, Prepared
+from . import formats, reference, spec
+from .door import Operand
+from .plan import plan, require_cpu
+
+_ONE_BYTE_DTYPES: dict[str, npt.DTypeLike] = {
+    "uint8": np.uint8,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
+}
+
+
+def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike, batch_first: bool | None, *, rows: bool) -> npt.NDArray[Any]:
+    """A new array seen as `shape [rows, columns, l]`; the caller will see it in its own axis order.
+
+    In that order it is C-contiguous, except that `rows=True` asks for contiguous columns whatever the order.
+    """
+    *matrix, batches = shape
+    if batch_first or rows:
+        return np.moveaxis(np.empty((batches, *matrix), dtype), 0, -1)
+    return np.empty(shape, dtype)
+
+
+def _handed_back(array: npt.NDArray[Any], batch_first: bool | None, like: View) -> Any:
+    """An array seen as `[rows, columns, l]`, in the caller's axis order and framework."""
+    if batch_first is None:
+        array = array[..., 0]
+    elif batch_first:
+        array = np.moveaxis(array, -1, 0)
+    return tensor.from_numpy(array, like=like)
+
+
+def _output(views: spec.Views, problem: spec.Problem) -> npt.NDArray[Any]:
+    """The caller's c, or a new one, as `[m, n, l]`."""
+    if views.c is not None:
+        return views.c.array()
+    shape = (problem.m, problem.n, problem.batches)
+    return _fresh(shape, reference.numpy_dtype(problem.out_dtype), views.batch_first, rows=False)
+
+
+def prepare(
+    a: Any,
+    b: Any,
+    sfa: Any,
+    sfb: Any = None,
+    *,
+    alpha: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+    format: str = "nvfp4",
+    scale_layout: str = "linear",
+    batch_axis: int = -1,
+    c: Any = None,
+    stream: object = None,
+) -> Prepared[Any]:
+    """Everything of `nvfp4_gemv` but the arithmetic; the same arguments and errors."""
+    views, problem = spec.read(
+        a,
+        b,
+        sfa,
+        sfb,
+        alpha=alpha,
+        bias=bias,
+        out_dtype=out_dtype,
+        format=format,
+        scale_layout=scale_layout,
+        batch_axis=batch_axis,
+        c=c,
+    )
+    if problem.device.kind != "cpu":
+        plan(problem)
+    fixed = _output(views, problem)
+
+    def compute() -> Any:
+        # What JAX was given once must not change, so each of its results has memory of its own.
+        target = _output(views, problem) if views.a.view.framework == "jax" else fixed
+        reference.gemv(views, problem, "same", out=target)
+        return c if c is not None else _handed_back(target, views.batch_first, views.a.view)
+
+    return CpuCall(compute)
+
+
+def nvfp4_gemv(
+    a: Any,
+    b: Any,
+    sfa: Any,
+    sfb: Any = None,
+    *,
+    alpha: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+    format: str = "nvfp4",
+    scale_layout: str = "linear",
+    batch_axis: int = -1,
+    c: Any = None,
+    stream: object = None,
+) -> Any:
+    """Multiply a block-scaled 4-bit matrix with 1 to 16 vectors.
+
+        c[m, n, l] = alpha * sum_k a[m, k, l] * sfa[m, k // 16, l] * b[n, k, l] * sfb[n, k // 16, l]  (+ bias)
+
+    Any array that speaks DLPack; all on one device; nothing is copied, cast or moved. Strides are free, negative and
+    zero ones included, but the axis of k is contiguous. A batch axis l is on all of a, b, sfa, sfb and c or on none.
+
+    Args:
+        a: `[m, k/2]` or `[m, k/2, l]`, E2M1 pairs in uint8 or float4_e2m1fn_x2, even k in the low nibble. k is any even
+            number.
+        b: `[n, k/2(, l)]` E2M1 pairs, or in weight-only mode `[n, k(, l)]` bfloat16 or float16. n is 1 to 16.
+        sfa: scales of a, uint8 or the format's dtype: `[m, ceil(k/16)(, l)]`, or in the 128x4 layout
+            `[P, Q(, l)]` or `[P * Q(, l)]`, contiguous but for l, P and Q being rows and columns rounded up to
+            multiples of 128 and 4. Padding bytes may hold anything. When 16 does not divide k, the last scale is for
+            the rest.
+        sfb: scales of b, likewise; None in weight-only mode.
+        alpha: None, a number, or a float32 array: one value (`[]` or `[1]`) or one per row (`[m]`, `[m, l]`). Taken in
+            float32.
+        bias: None, or `[m]` or `[m, l]` in c's dtype; added after alpha, to all n columns.
+        out_dtype: "float16", "bfloat16" or "float32", or the framework's object for it; c's dtype, or else float16.
+        format: "nvfp4" (one E4M3 scale per 16 elements) or "mxfp4" (one E8M0 scale per 32: read 32 for 16 above).
+        scale_layout: "linear" or "128x4", of sfa and sfb.
+        batch_axis: -1 when l is the last axis of every batched array as written here, 0 when it is the first
+            (`a [l, m, k/2]`, `c [l, m, n]`, `alpha [l, m]`, ...), which frameworks without strides need.
+        c: the output, `[m, n(, l)]`, any strides, sharing memory with no input; allocated C-contiguous when None.
+        stream: where to run; unused on the CPU.
+
+    Returns:
+        c.
+
+    Every E2M1 and scale code counts as what it stands for, negative E4M3 scales and NaN included: a NaN scale makes NaN
+    of the rows that use it. Products of two scales are taken in float32, so E8M0 products past its range are inf or 0.
+    Sums are float32, in no promised order, but the same bits every run. With
+    T = |alpha| * sum_k |terms| + |bias|, the result is within (k/32 + 48) * 2^-24 * T of the exact one, before it is
+    rounded to c's dtype (float16 overflows to inf), as long as sum_k |terms| stays within float32.
+
+    Raises:
+        InputError: an argument of the wrong rank, shape, dtype, stride or device, or an output that is read-only or
+            overlaps; before anything is computed.
+        UnsupportedError: the arrays are on a GPU.
+    """
+    prepared = prepare(
+        a,
+        b,
+        sfa,
+        sfb,
+        alpha=alpha,
+        bias=bias,
+        out_dtype=out_dtype,
+        format=format,
+        scale_layout=scale_layout,
+        batch_axis=batch_axis,
+        c=c,
+        stream=stream,
+    )
+    return prepared(stream=stream)
+
+
+def quantize_nvfp4(
+    x: Any,
+    *,
+    global_scale: Any = None,
+    format: str = "nvfp4",
+    scale_layout: str = "linear",
+    batch_axis: int = -1,
+    packed: Any = None,
+    scales: Any = None,
+    stream: object = None,
+) -> tuple[Any, ...]:
+    """Quantise a matrix to block-scaled 4-bit codes as `nvfp4_gemv` reads them.
+
+    NVFP4: with y = x * global_scale (float32), a block's scale is its amax / 6 rounded to E4M3 and its codes are
+    y / scale rounded to E2M1. MXFP4: the scale is 2^(floor(log2 amax) - 2), as in OCP MX v1.0, section 6.3. All
+    roundings are to nearest, ties to even, and saturate. A block whose scale rounds to zero gets (signed) zeros. A NaN
+    gives its block a NaN scale and codes 7; an infinity counts as a number past every other, so its block gets the
+    largest scale.
+
+    Args:
+        x: `[m, k]` or `[m, k, l]`, float32, float16 or bfloat16; k even and contiguous, other strides free.
+        global_scale: None; a number above 0 or a one-element float32 array, to be multiplied in; or "amax", which
+            computes 448 * 6 / amax(|x|) over the finite elements (1 when that is 0), NVIDIA's choice. x is about
+            `e2m1 * scale / global_scale`, so that the `alpha` of a product is 1 / (global_scale_a * global_scale_b).
+            NVFP4 only.
+        format: "nvfp4" or "mxfp4".
+        scale_layout: "linear" or "128x4".
+        batch_axis: -1 or 0: where l is, in inputs and outputs.
+        packed: output for the codes, `[m, k/2(, l)]`.
+        scales: output for the scales, shaped as `nvfp4_gemv` takes them.
+        stream: where to run; unused on the CPU.
+
+    Returns:
+        `(packed, scales)`, both uint8 when allocated here, or with `global_scale="amax"`
+        `(packed, scales, global_scale)`, the last one float32 of shape `[]`. 128x4 scales are `[P, Q(, l)]` with
+        zero padding. With a batch axis in last place, rows stay contiguous in memory.
+
+    Raises:
+        InputError: an argument that cannot be used.
+        UnsupportedError: the arrays are on a GPU.
+    """
+    views = spec.read_quantize(
+        x,
+        global_scale=global_scale,
+        format=format,
+        scale_layout=scale_layout,
+        batch_axis=batch_axis,
+        packed=packed,
+        scales=scales,
+    )
+    like, first = views.x.view, views.batch_first
+    require_cpu("quantize_nvfp4", like.device)
+    values = views.x.array()
+    m, k, batches = values.shape
+    want_amax = views.global_scale.kind == "amax"
+    factor = reference.tensor_scale(values) if want_amax else reference.global_scale(views.global_scale)
+    codes = _target(views.packed, (m, k // 2, batches), first)
+    linear = _fresh((m, views.format.scale_columns(k), batches), np.uint8, first, rows=True)
+    if views.scale_layout == "linear" and views.scales is not None:
+        linear = views.scales.bytes()
+    reference.quantize(values, views.format, factor, codes, linear)
+    scale_codes = linear
+    if views.scale_layout == "128x4":
+        shape = (*formats.padded(m, linear.shape[1]), batches)
+        scale_codes = _target(views.scales, shape, first)
+        _map_batches(formats.swizzle, linear, scale_codes)
+    given_packed = packed if packed is not None else _handed_back(codes, first, like)
+    given_scales = scales if scales is not None else _handed_back(scale_codes, first, like)
+    if want_amax:
+        return given_packed, given_scales, tensor.from_numpy(np.asarray(factor, np.float32), like=like)
+    return given_packed, given_scales
+
+
+def dequantize_nvfp4(
+    packed: Any,
+    scales: Any,
+    *,
+    global_scale: Any = None,
+    format: str = "nvfp4",
+    scale_layout: str = "linear",
+    batch_axis: int = -1,
+    out_dtype: Any = None,
+    out: Any = None,
+    stream: object = None,
+) -> Any:
+    """The values that block-scaled 4-bit codes stand for: `e2m1 * scale / global_scale`, in float32, then rounded.
+
+    Args:
+        packed: `[m, k/2]` or `[m, k/2, l]` E2M1 pairs, as `nvfp4_gemv` takes them.
+        scales: their scales, linear or 128x4.
+        global_scale: None (1), a number above 0, or a one-element float32 array, as `quantize_nvfp4` took or gave it.
+        format: "nvfp4" or "mxfp4".
+        scale_layout: "linear" or "128x4".
+        batch_axis: -1 or 0: where l is.
+        out_dtype: "float32", "float16" or "bfloat16"; out's dtype, or else float32.
+        out: the output, `[m, k(, l)]`, contiguous along k; allocated when None, with contiguous rows.
+        stream: where to run; unused on the CPU.
+
+    Returns:
+        `[m, k(, l)]`. NaN scales give NaN; without a global scale and in float32, every value is exact, but 6 * 2^127
+        (MXFP4) is inf.
+
+    Raises:
+        InputError: an argument that cannot be used.
+        UnsupportedError: the arrays are on a GPU.
+    """
+    views = spec.read_dequantize(
+        packed,
+        scales,
+        global_scale=global_scale,
+        format=format,
+        scale_layout=scale_layout,
+        batch_axis=batch_axis,
+        out_dtype=out_dtype,
+        out=out,
+    )
+    like, first = views.packed.view, views.batch_first
+    require_cpu("dequantize_nvfp4", like.device)
+    m, half, batches = views.packed.shape
+    if views.out is not None:
+        target = views.out.array()
+    else:
+        target = _fresh((m, 2 * half, batches), reference.numpy_dtype(views.out_dtype), first, rows=True)
+    reference.dequantize(views, target)
+    return out if out is not None else _handed_back(target, first, like)
+
+
+def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> Any:
+    """Scales in cuBLASLt's 128x4 layout.
+
+    Scale (i, j) of a matrix with C columns goes to byte
+    `((i // 128) * ceil(C / 4) + j // 4) * 512 + (i % 32) * 16 + (i % 128 // 32) * 4 + j % 4`.
+
+    Args:
+        scales: `[rows, columns]` or `[rows, columns, l]`, uint8, float8_e4m3fn or float8_e8m0fnu, columns contiguous.
+        batch_axis: -1 or 0: where l is.
+        out: the output, `[P, Q(, l)]` or `[P * Q(, l)]` in the dtype of `scales`, contiguous but for l.
+        stream: where to run; unused on the CPU.
+
+    Returns:
+        `[P, Q(, l)]`, P and Q being rows and columns rounded up to multiples of 128 and 4; padding is zero bytes.
+
+    Raises:
+        InputError: an argument that cannot be used.
+        UnsupportedError: the arrays are on a GPU.
+    """
+    views = spec.read_swizzle(scales, batch_axis=batch_axis, out=out)
+    require_cpu("swizzle_scales", views.scales.view.device)
+    target = _target(views.out, views.out_shape, views.batch_first)
+    _map_batches(formats.swizzle, views.scales.bytes(), target)
+    return out if out is not None else _handed_back_as(target, views)
+
+
+def unswizzle_scales(
+    swizzled: Any, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None, stream: object = None
+) -> Any:
+    """Linear scales out of cuBLASLt's 128x4 layout: the inverse of `swizzle_scales`; padding is ignored.
+
+    Args:
+        swizzled: `[P, Q(, l)]` or `[P * Q(, l)]`, uint8, float8_e4m3fn or float8_e8m0fnu, contiguous but for l.
+        rows: rows of the linear matrix.
+        columns: its columns, ceil(k / 16) for NVFP4.
+        batch_axis: -1 or 0: where l is.
+        out: the output, `[rows, columns(, l)]` in the dtype of `swizzled`, contiguous along columns.
+        stream: where to run; unused on the CPU.
+
+    Returns:
+        `[rows, columns(, l)]`.
+
+    Raises:
+        InputError: an argument that cannot be used.
+        UnsupportedError: the arrays are on a GPU.
+    """
+    views = spec.read_unswizzle(swizzled, rows, columns, batch_axis=batch_axis, out=out)
+    require_cpu("unswizzle_scales", views.scales.view.device)
+    target = _target(views.out, views.out_shape, views.batch_first)
+
+    def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        return formats.unswizzle(blocks, views.rows, views.columns)
+
+    _map_batches(linear, views.scales.bytes(), target)
+    return out if out is not None else _handed_back_as(target, views)
+
+
+def _target(given: Operand | None, shape: tuple[int, ...], batch_first: bool | None) -> npt.NDArray[np.uint8]:
+    """The bytes of the output that the caller gave, or a new one with contiguous rows."""
+    return given.bytes() if given is not None else _fresh(shape, np.uint8, batch_first, rows=True)
+
+
+def _map_batches(
+    function: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]],
+    source: npt.NDArray[np.uint8],
+    target: npt.NDArray[np.uint8],
+) -> None:
+    """Apply `function` to each batch; a flat target is filled in the result's order."""
+    for batch in range(source.shape[-1]):
+        one = target[..., batch]
+        one[...] = function(source[..., batch]).reshape(one.shape)
+
+
+def _handed_back_as(target: npt.NDArray[np.uint8], views: spec.SwizzleViews) -> Any:
+    """Scale bytes in the dtype, axis order and framework of the scales that came in."""
+    like = views.scales.view
+    return _handed_back(target.view(_ONE_BYTE_DTYPES[like.dtype]), views.batch_first, like)

@@ -1,0 +1,350 @@
+"""The door of `nvfp4_gemv` and its companions: every check a caller can fail, and what comes of passing them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...tensor import Device
+from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, is_number
+from .formats import MXFP4, BlockFormat, padded
+
+OPERATOR = "nvfp4_gemv"
+MAX_N = 16
+OUT_DTYPES = ("float16", "bfloat16", "float32")
+ACTIVATION_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that a plan may depend on: sizes and options, no addresses.
+
+    Attributes:
+        m, n, k: rows of a, rows of b, elements of a row (not bytes); k is even.
+        batches: l, 1 without a batch axis.
+        format: the 4-bit format of a, and of b unless weight-only.
+        b_dtype: "e2m1", or "bfloat16" or "float16" in weight-only mode.
+        scale_layout: "linear" or "128x4", for sfa and sfb alike.
+        alpha: where the factor comes from: none given, a host number, one device value, one per row.
+        bias: whether there is one.
+        out_dtype: c's dtype label.
+        device: where every array is.
+    """
+
+    m: int
+    n: int
+    k: int
+    batches: int
+    format: BlockFormat
+    b_dtype: str
+    scale_layout: str
+    alpha: Literal["one", "host", "device", "rows"]
+    bias: bool
+    out_dtype: str
+    device: Device
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether b is a plain float array without scales."""
+        return self.b_dtype != "e2m1"
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The call's arrays, batch axis last.
+
+    `a [m, k/2, l]`, `b [n, k/2, l]` (weight-only `[n, k, l]`), `sfa [m, ceil(k/block), l]` or 128x4 blocks, `sfb`
+    likewise, `alpha` one value or `[m, l]`, `bias [m, l]`, `c [m, n, l]`. A value per row that has no batch axis
+    shows one of stride 0.
+
+    Attributes:
+        alpha_value: a host alpha, rounded to float32; 1 when there is none.
+        c: None when the call is to allocate it.
+        batch_first: whether the caller keeps the batch axis in front; None without a batch axis.
+    """
+
+    a: Operand
+    b: Operand
+    sfa: Operand
+    sfb: Operand | None
+    alpha: Operand | None
+    alpha_value: float
+    bias: Operand | None
+    c: Operand | None
+    batch_first: bool | None
+
+
+def read(
+    a: object,
+    b: object,
+    sfa: object,
+    sfb: object = None,
+    *,
+    alpha: object = None,
+    bias: object = None,
+    out_dtype: object = None,
+    format: object = "nvfp4",
+    scale_layout: object = "linear",
+    batch_axis: object = -1,
+    c: object = None,
+) -> tuple[Views, Problem]:
+    """Check a call of `nvfp4_gemv`. Raises InputError."""
+    door = Door(OPERATOR, batch_axis)
+    fmt = door.format(format)
+    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    a_operand = door.first(door.view(a, "a", E2M1_DTYPES), "a", [("m", None), ("k/2", None)])
+    m, k = a_operand.shape[0], 2 * a_operand.shape[1]
+    b_operand, b_dtype = _read_b(door, b, k)
+    n = b_operand.shape[0]
+    sfa_operand = door.scales(sfa, "sfa", fmt, layout, ("m", m, k))
+    sfb_operand = _read_sfb(door, sfb, b_dtype, fmt, layout, (n, k))
+    alpha_kind, alpha_value, alpha_operand = _read_alpha(door, alpha, m)
+    label = None if out_dtype is None else door.dtype_label(out_dtype, "out_dtype", OUT_DTYPES)
+    c_operand = None
+    if c is not None:
+        seen = door.view(c, "c", OUT_DTYPES if label is None else (label,), output=True)
+        c_operand = door.matrix(seen, "c", [("m", m), ("n", n)], contiguous=False)
+        label = seen.dtype
+    label = label or "float16"
+    bias_operand = None
+    if bias is not None:
+        bias_operand = door.per_row(door.view(bias, "bias", (label,), ", like c"), "bias", m)
+    door.separate()
+    views = Views(
+        a=a_operand,
+        b=b_operand,
+        sfa=sfa_operand,
+        sfb=sfb_operand,
+        alpha=alpha_operand,
+        alpha_value=alpha_value,
+        bias=bias_operand,
+        c=c_operand,
+        batch_first=door.batch_first if door.batched else None,
+    )
+    problem = Problem(
+        m=m,
+        n=n,
+        k=k,
+        batches=a_operand.shape[-1],
+        format=fmt,
+        b_dtype=b_dtype,
+        scale_layout=layout,
+        alpha=alpha_kind,
+        bias=bias is not None,
+        out_dtype=label,
+        device=a_operand.view.device,
+    )
+    return views, problem
+
+
+def _read_b(door: Door, b: object, k: int) -> tuple[Operand, str]:
+    seen = door.view(b, "b", (*E2M1_DTYPES, *ACTIVATION_DTYPES))
+    if seen.dtype in E2M1_DTYPES:
+        operand, dtype = door.matrix(seen, "b", [("n", None), ("k/2", k // 2)]), "e2m1"
+    else:
+        operand, dtype = door.matrix(seen, "b", [("n", None), ("k", k)]), seen.dtype
+    if not 1 <= operand.shape[0] <= MAX_N:
+        raise door.error("b", f"n from 1 to {MAX_N} rows (of a padded b, pass a view such as b[:1])", operand.shape[0])
+    return operand, dtype
+
+
+def _read_sfb(
+    door: Door, sfb: object, b_dtype: str, fmt: BlockFormat, layout: str, extent: tuple[int, int]
+) -> Operand | None:
+    if b_dtype != "e2m1":
+        if sfb is not None:
+            raise door.error("sfb", f"None with a {b_dtype} b", type(sfb).__name__)
+        return None
+    if sfb is None:
+        raise door.error("sfb", "the scales of a 4-bit b (only a bfloat16 or float16 b has none)", None)
+    n, k = extent
+    return door.scales(sfb, "sfb", fmt, layout, ("n", n, k))
+
+
+def _read_alpha(
+    door: Door, alpha: object, m: int
+) -> tuple[Literal["one", "host", "device", "rows"], float, Operand | None]:
+    if alpha is None:
+        return "one", 1.0, None
+    if is_number(alpha):
+        return "host", door.host_float(alpha, "alpha"), None
+    operand = door.per_row(door.view(alpha, "alpha", ("float32",)), "alpha", m, scalar=True)
+    return ("device" if operand.view.shape in ((), (1,)) else "rows"), 1.0, operand
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalScale:
+    """The per-tensor scale of a companion call.
+
+    Attributes:
+        kind: none; the caller's number; a device value; or to be computed from the tensor.
+        value: the number, rounded to float32.
+        operand: the device value.
+    """
+
+    kind: Literal["one", "host", "device", "amax"]
+    value: float = 1.0
+    operand: Operand | None = None
+
+
+def _read_global_scale(door: Door, value: object, fmt: BlockFormat, *, amax: bool) -> GlobalScale:
+    if value is None:
+        return GlobalScale("one")
+    if fmt == MXFP4:
+        raise door.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", repr(value)[:40])
+    if isinstance(value, str) and amax:
+        door.choice(value, "global_scale", ["amax"])
+        return GlobalScale("amax")
+    if is_number(value):
+        number = door.host_float(value, "global_scale")
+        if not 0 < number < float("inf"):
+            raise door.error("global_scale", "a finite number above 0", repr(value)[:40])
+        return GlobalScale("host", value=number)
+    seen = door.view(value, "global_scale", ("float32",))
+    if seen.shape not in ((), (1,)):
+        raise door.error("global_scale", "one value, shape [] or [1]", f"shape {list(seen.shape)}")
+    return GlobalScale("device", operand=door.per_row(seen, "global_scale", 1, scalar=True))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeViews:
+    """A call of `quantize_nvfp4`: `x [m, k, l]`, `packed [m, k/2, l]`, `scales` in `scale_layout`."""
+
+    x: Operand
+    packed: Operand | None
+    scales: Operand | None
+    global_scale: GlobalScale
+    format: BlockFormat
+    scale_layout: str
+    batch_first: bool | None
+
+
+def read_quantize(
+    x: object,
+    *,
+    global_scale: object = None,
+    format: object = "nvfp4",
+    scale_layout: object = "linear",
+    batch_axis: object = -1,
+    packed: object = None,
+    scales: object = None,
+) -> QuantizeViews:
+    """Check a call of `quantize_nvfp4`. Raises InputError."""
+    door = Door("quantize_nvfp4", batch_axis)
+    fmt = door.format(format)
+    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    x_operand = door.first(door.view(x, "x", FLOAT_DTYPES), "x", [("m", None), ("k", None)])
+    m, k = x_operand.shape[:2]
+    if k % 2:
+        raise door.error("x", "an even k, for two codes share a byte", f"k = {k}")
+    factor = _read_global_scale(door, global_scale, fmt, amax=True)
+    packed_operand = scales_operand = None
+    if packed is not None:
+        seen = door.view(packed, "packed", E2M1_DTYPES, output=True)
+        packed_operand = door.matrix(seen, "packed", [("m", m), ("k/2", k // 2)])
+    if scales is not None:
+        scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k), output=True)
+    door.separate()
+    batch_first = door.batch_first if door.batched else None
+    return QuantizeViews(x_operand, packed_operand, scales_operand, factor, fmt, layout, batch_first)
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizeViews:
+    """A call of `dequantize_nvfp4`: `packed [m, k/2, l]`, `scales` in `scale_layout`, `out [m, k, l]`."""
+
+    packed: Operand
+    scales: Operand
+    global_scale: GlobalScale
+    format: BlockFormat
+    scale_layout: str
+    out_dtype: str
+    out: Operand | None
+    batch_first: bool | None
+
+
+def read_dequantize(
+    packed: object,
+    scales: object,
+    *,
+    global_scale: object = None,
+    format: object = "nvfp4",
+    scale_layout: object = "linear",
+    batch_axis: object = -1,
+    out_dtype: object = None,
+    out: object = None,
+) -> DequantizeViews:
+    """Check a call of `dequantize_nvfp4`. Raises InputError."""
+    door = Door("dequantize_nvfp4", batch_axis)
+    fmt = door.format(format)
+    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    packed_operand = door.first(door.view(packed, "packed", E2M1_DTYPES), "packed", [("m", None), ("k/2", None)])
+    m, k = packed_operand.shape[0], 2 * packed_operand.shape[1]
+    scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k))
+    factor = _read_global_scale(door, global_scale, fmt, amax=False)
+    label = None if out_dtype is None else door.dtype_label(out_dtype, "out_dtype", FLOAT_DTYPES)
+    out_operand = None
+    if out is not None:
+        seen = door.view(out, "out", FLOAT_DTYPES if label is None else (label,), output=True)
+        out_operand = door.matrix(seen, "out", [("m", m), ("k", k)])
+        label = seen.dtype
+    door.separate()
+    batch_first = door.batch_first if door.batched else None
+    return DequantizeViews(
+        packed_operand, scales_operand, factor, fmt, layout, label or "float32", out_operand, batch_first
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SwizzleViews:
+    """A call of `swizzle_scales` or `unswizzle_scales`; `rows` and `columns` are those of the linear matrix.
+
+    Attributes:
+        out_shape: of the result, batch axis last.
+    """
+
+    scales: Operand
+    rows: int
+    columns: int
+    out_shape: tuple[int, int, int]
+    out: Operand | None
+    batch_first: bool | None
+
+
+_SCALE_DTYPES = ("uint8", "float8_e4m3fn", "float8_e8m0fnu")
+
+
+def read_swizzle(scales: object, *, batch_axis: object = -1, out: object = None) -> SwizzleViews:
+    """Check a call of `swizzle_scales`. Raises InputError."""
+    door = Door("swizzle_scales", batch_axis)
+    operand = door.first(door.view(scales, "scales", _SCALE_DTYPES), "scales", [("rows", None), ("columns", None)])
+    rows, columns, batches = operand.shape
+    out_operand = None
+    if out is not None:
+        seen = door.view(out, "out", (operand.view.dtype,), ", like scales", output=True)
+        out_operand = door.swizzled(seen, "out", rows, columns)
+    door.separate()
+    batch_first = door.batch_first if door.batched else None
+    return SwizzleViews(operand, rows, columns, (*padded(rows, columns), batches), out_operand, batch_first)
+
+
+def read_unswizzle(
+    swizzled: object, rows: object, columns: object, *, batch_axis: object = -1, out: object = None
+) -> SwizzleViews:
+    """Check a call of `unswizzle_scales`. Raises InputError."""
+    door = Door("unswizzle_scales", batch_axis)
+    row_count, column_count = door.size(rows, "rows"), door.size(columns, "columns")
+    seen = door.view(swizzled, "swizzled", _SCALE_DTYPES)
+    all_rows, all_columns = padded(row_count, column_count)
+    unbatched = seen.shape in ((all_rows, all_columns), (all_rows * all_columns,))
+    if not unbatched:
+        door.take_batches(seen)
+    operand = door.swizzled(seen, "swizzled", row_count, column_count)
+    out_operand = None
+    if out is not None:
+        target = door.view(out, "out", (operand.view.dtype,), ", like swizzled", output=True)
+        out_operand = door.matrix(target, "out", [("rows", row_count), ("columns", column_count)])
+    door.separate()
+    batch_first = door.batch_first if door.batched else None
+    out_shape = (row_count, column_count, operand.shape[-1])
+    return SwizzleViews(operand, row_count, column_count, out_shape, out_operand, batch_first)
