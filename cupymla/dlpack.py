@@ -117,7 +117,7 @@ class Seen:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Element strides of a C-contiguous array. An empty axis counts as one, as NumPy has it."""
+    """Element strides of a C-contiguous array. An empty axis counts as one element."""
     strides = []
     step = 1
     for extent in reversed(shape):
