@@ -64,7 +64,11 @@ def unversioned_numpy(producer: Producer) -> Any:
     return np.from_dlpack(Old())  # type: ignore[arg-type]
 
 
-CONSUMERS: list[Callable[[Producer], Any]] = [np.from_dlpack, unversioned_numpy, from_torch, from_jax]
+def from_numpy(producer: Producer) -> Any:
+    return np.from_dlpack(producer)  # type: ignore[arg-type]
+
+
+CONSUMERS: list[Callable[[Producer], Any]] = [from_numpy, unversioned_numpy, from_torch, from_jax]
 
 
 def test_layouts_are_those_of_dlpack_h() -> None:

@@ -51,13 +51,32 @@ def view(array: Any, argument: str, label: str | None = None) -> View:
     except KeyError:
         reader = _remember(_readers, type(array), _choose(type(array)))
     seen = reader(array, argument)
-    if not seen.ptr and 0 not in seen.shape:
+    shape = seen.shape
+    if 1 in shape or 0 in shape:
+        seen.strides = _settled(shape, seen.strides)
+    if not seen.ptr and 0 not in shape:
         raise InputError(argument, "an array whose memory can be addressed", f"a {type(array).__name__} without memory")
     if label is not None and seen.dtype != label:
         if seen.dtype != "uint8" or label not in BYTE_LABELS:
             raise InputError(argument, f"{label}, or uint8 that holds it", seen.dtype)
         seen.dtype = label
     return seen
+
+
+@functools.lru_cache(maxsize=1024)
+def _settled(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in which those that no element is reached by are what they would be in C order.
+
+    NumPy gives empty arrays zero strides and slices of extent 1 any, which no check downstream should stumble over.
+    """
+    if 0 in shape:
+        return strides_of(shape)
+    settled: list[int] = []
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        settled.append(step if extent == 1 else stride)
+        step = settled[-1] * extent
+    return tuple(reversed(settled))
 
 
 def view_output(array: Any, argument: str, label: str | None = None) -> View:
@@ -207,6 +226,8 @@ def _torch_device(device: Any) -> Device | None:
 
 
 def _read_jax(array: Any, argument: str) -> View:
+    if array.is_deleted():
+        raise InputError(argument, _EXPECTED, "a JAX array that was deleted or donated")
     seen = _read_capsule(array, argument, "jax")
     if seen.device.kind == "cpu":
         # A CPU array may still be being computed: its capsule says where it will be.

@@ -46,7 +46,8 @@ class View:
     Attributes:
         ptr: address of element 0.
         shape: extent of each axis.
-        strides: distance between neighbours along each axis, in elements; may be zero or negative.
+        strides: distance between neighbours along each axis, in elements; may be zero or negative. An axis of extent
+            1, and every axis of an empty array, has the stride of C order, whatever the array says.
         dtype: label, such as "float32", "bfloat16", "float8_e4m3fn" or "float4_e2m1fn_x2" (two per byte).
         device: where the memory is.
         readonly: whether writing is forbidden.
@@ -91,13 +92,5 @@ class View:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie side by side in C order. Axes of extent 1 may have any stride."""
-        step = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent == 0:
-                return True
-            if extent != 1:
-                if stride != step:
-                    return False
-                step *= extent
-        return True
+        """Whether the elements lie side by side in C order."""
+        return self.strides == strides_of(self.shape)
