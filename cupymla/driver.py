@@ -1,0 +1,286 @@
+"""The CUDA driver: its facts about devices, its entry points and its error text.
+
+The only importer of `cuda.bindings.driver`, and only when a function here is called: a machine without the driver
+imports this module and is told `available() == False`.
+
+Source: CUDA Driver API reference (device, primary context, stream, event and driver entry point sections).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from . import arch as arches
+from .arch import Arch
+from .device import Device
+from .errors import DriverError, UnsupportedError
+
+_lock = threading.RLock()
+_contexts: dict[int, int] = {}
+
+LEGACY_STREAM = 1
+"""CU_STREAM_LEGACY: the default stream that synchronises with every blocking stream of its context."""
+
+RawFunction: TypeAlias = Callable[..., int]
+"""A driver function called through ctypes: takes what the C function takes, returns the CUresult."""
+
+_NOT_READY = 600
+
+
+@functools.cache
+def _bindings() -> Any:
+    """cuda.bindings.driver, initialised. Raises DriverError where there is no driver or no device."""
+    from cuda.bindings import driver
+
+    doing = "initialising the CUDA driver"
+    try:
+        result = driver.cuInit(0)
+    except RuntimeError as missing:
+        raise DriverError(100, "CUDA_ERROR_NO_DEVICE", f"no NVIDIA driver library ({missing})", doing) from missing
+    if int(result[0]):
+        raise _error(driver, int(result[0]), doing)
+    return driver
+
+
+def _error(bindings: Any, code: int, doing: str) -> DriverError:
+    try:
+        result = bindings.CUresult(code)
+    except ValueError:
+        return DriverError(code, f"CUresult {code}", "an error these bindings do not know", doing)
+    name, text = (bindings.cuGetErrorName(result)[1], bindings.cuGetErrorString(result)[1])
+    return DriverError(code, name.decode(), text.decode(), doing)
+
+
+def error(code: int, doing: str) -> DriverError:
+    """The DriverError for a CUresult that a raw entry point returned while `doing` was being done."""
+    return _error(_bindings(), code, doing)
+
+
+def check(result: tuple[Any, ...], doing: str) -> Any:
+    """The value of a `cuda.bindings` call: None, one value, or a tuple of them. Raises DriverError."""
+    if int(result[0]):
+        raise error(int(result[0]), doing)
+    return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
+
+
+def available() -> bool:
+    """Whether this process can use a CUDA device. Never raises."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """CUDA devices that this process sees; 0 without a driver."""
+    try:
+        cu = _bindings()
+    except (DriverError, ImportError):
+        return 0
+    return int(check(cu.cuDeviceGetCount(), "counting CUDA devices"))
+
+
+def version() -> tuple[int, int]:
+    """The newest CUDA version that the driver supports, as (major, minor)."""
+    number = int(check(_bindings().cuDriverGetVersion(), "asking for the driver's version"))
+    return number // 1000, number % 1000 // 10
+
+
+def _handle(index: int) -> Any:
+    return check(_bindings().cuDeviceGet(index), f"opening CUDA device {index}")
+
+
+def _attribute(index: int, name: str) -> int:
+    cu = _bindings()
+    attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(check(cu.cuDeviceGetAttribute(attribute, _handle(index)), f"reading {name} of CUDA device {index}"))
+
+
+@functools.cache
+def device_name(index: int) -> str:
+    """The product name of a device, such as "NVIDIA H200". Raises DriverError."""
+    name: bytes = check(_bindings().cuDeviceGetName(128, _handle(index)), f"naming CUDA device {index}")
+    return name.rstrip(b"\0").decode()
+
+
+@functools.cache
+def compute_capability(index: int) -> tuple[int, int]:
+    """The compute capability (major, minor) of a device. Raises DriverError."""
+    return _attribute(index, "COMPUTE_CAPABILITY_MAJOR"), _attribute(index, "COMPUTE_CAPABILITY_MINOR")
+
+
+@functools.cache
+def multiprocessor_count(index: int) -> int:
+    """The number of multiprocessors (SMs) of a device. Raises DriverError."""
+    return _attribute(index, "MULTIPROCESSOR_COUNT")
+
+
+@functools.cache
+def arch_of(device: Device) -> Arch:
+    """The compile target for a CUDA device: the "a" target of its compute capability, else the newest it can load.
+
+    Raises UnsupportedError where no known target runs on it, and DriverError.
+    """
+    if device.kind != "cuda":
+        raise UnsupportedError("a CUDA kernel", str(device), "CUDA devices")
+    capability = compute_capability(device.index)
+    fitting = [arch for arch in arches.ARCHES if arch.runs_on(capability)]
+    if not fitting:
+        name = f"{device_name(device.index)} (compute capability {capability[0]}.{capability[1]})"
+        raise UnsupportedError("a CUDA kernel", name, ", ".join(arch.name for arch in arches.ARCHES))
+    return max(fitting, key=lambda arch: (arch.exact, arch.capability))
+
+
+def entry_point(name: str) -> int:
+    """The address of a driver function, in its CUDA 12.0 form with the legacy default stream. Raises DriverError."""
+    cu = _bindings()
+    flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM
+    address, _ = check(cu.cuGetProcAddress(name.encode(), 12000, flags), f"looking up {name}")
+    return int(address)
+
+
+@functools.cache
+def function(name: str, *argtypes: Any) -> RawFunction:
+    """A driver function as a ctypes function that returns its CUresult and lets go of the GIL meanwhile.
+
+    A raw call costs a fraction of one through the bindings, which matters for what runs on every launch.
+    """
+    return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(entry_point(name))
+
+
+def current_context() -> int:
+    """The handle of this thread's CUDA context; 0 when it has none."""
+    context = ctypes.c_void_p()
+    code = function("cuCtxGetCurrent", ctypes.c_void_p)(ctypes.addressof(context))
+    if code:
+        raise error(code, "asking for the current context")
+    return context.value or 0
+
+
+def primary_context(index: int) -> int:
+    """The handle of a device's primary context, the one that every framework uses. Retained for the process's life."""
+    context = _contexts.get(index)
+    if context is None:
+        with _lock:
+            if index not in _contexts:
+                doing = f"retaining the primary context of CUDA device {index}"
+                _contexts[index] = int(check(_bindings().cuDevicePrimaryCtxRetain(_handle(index)), doing))
+            context = _contexts[index]
+    return context
+
+
+def activate(index: int) -> None:
+    """Make the device's primary context current in a thread that has no context; leave any other thread alone."""
+    if not current_context():
+        cu = _bindings()
+        check(cu.cuCtxSetCurrent(cu.CUcontext(primary_context(index))), f"making CUDA device {index} current")
+
+
+class on_device:
+    """A block in which a device's primary context is current, whatever was current before.
+
+    Handles 0 and 1 name the default stream of the current context, so launches and stream operations for a device
+    belong in such a block. Costs one context query when the device is already current.
+    """
+
+    __slots__ = ("_index", "_pushed")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        context = primary_context(self._index)
+        if current_context() != context:
+            cu = _bindings()
+            check(cu.cuCtxPushCurrent(cu.CUcontext(context)), f"making CUDA device {self._index} current")
+            self._pushed = True
+
+    def __exit__(self, *exception: object) -> None:
+        if self._pushed:
+            self._pushed = False
+            check(_bindings().cuCtxPopCurrent(), "restoring the current context")
+
+
+class Event:
+    """A point in a stream's work: made and recorded at once, without timing."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, stream: int) -> None:
+        cu = _bindings()
+        flags = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._event: Any = check(cu.cuEventCreate(flags), "creating an event")
+        try:
+            check(cu.cuEventRecord(self._event, cu.CUstream(stream)), f"recording an event on stream {stream:#x}")
+        except DriverError:
+            self.close()
+            raise
+
+    def before(self, stream: int) -> None:
+        """Make what is launched on `stream` from now on wait until this point is reached. The host does not wait."""
+        cu = _bindings()
+        check(cu.cuStreamWaitEvent(cu.CUstream(stream), self._event, 0), f"making stream {stream:#x} wait")
+
+    def reached(self) -> bool:
+        """Whether all work before this point has finished. Raises DriverError when that work failed."""
+        code = int(_bindings().cuEventQuery(self._event)[0])
+        if code == _NOT_READY:
+            return False
+        if code:
+            raise error(code, "asking whether a kernel has finished")
+        return True
+
+    def close(self) -> None:
+        """Give the event back. What already waits for it still does."""
+        event, self._event = self._event, None
+        if event is not None:
+            check(_bindings().cuEventDestroy(event), "destroying an event")
+
+
+def order(first: int, then: int) -> None:
+    """Make work launched on stream `then` from now on wait for all work so far on stream `first`.
+
+    Nothing is done when both name the same stream; 0 and 1 both name the legacy default stream. The device's context
+    must be current.
+    """
+    if (first or LEGACY_STREAM) == (then or LEGACY_STREAM):
+        return
+    event = Event(first)
+    try:
+        event.before(then)
+    finally:
+        event.close()
+
+
+def pointer_device(address: int) -> int:
+    """The ordinal of the CUDA device that an address belongs to. Raises DriverError for a host address."""
+    cu = _bindings()
+    attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(cu.cuPointerGetAttribute(attribute, address), f"asking for the device of address {address:#x}"))
+
+
+def allow(function_handle: int, smem_bytes: int, cluster: int) -> None:
+    """Let a kernel use that much dynamic shared memory, and clusters of more than 8 CTAs, if it may not already.
+
+    Limits only grow, so that launchers with different needs can share one function. Raises DriverError.
+
+    Args:
+        function_handle: CUfunction.
+        smem_bytes: dynamic shared memory per CTA; up to 48 KiB needs no leave.
+        cluster: CTAs per cluster; up to 8 is portable and needs no leave.
+    """
+    cu = _bindings()
+    kernel = cu.CUfunction(function_handle)
+    attributes = cu.CUfunction_attribute
+    wanted = []
+    if smem_bytes > 48 * 1024:
+        wanted.append((attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes))
+    if cluster > 8:
+        wanted.append((attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+    with _lock:
+        for attribute, value in wanted:
+            if int(check(cu.cuFuncGetAttribute(attribute, kernel), f"reading {attribute.name}")) < value:
+                doing = f"setting {attribute.name} to {value}"
+                check(cu.cuFuncSetAttribute(kernel, attribute, value), doing)

@@ -1,0 +1,168 @@
+"""A CUDA driver that records what it is asked and answers from a table, for tests without a GPU.
+
+It stands behind `cupymla.driver` in the place of `cuda.bindings.driver`: enums and handle classes are the real ones,
+calls through the bindings are methods here, and raw entry points are C callbacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as real
+
+from cupymla import driver, tensormap
+
+CACHED = (
+    driver._bindings,
+    driver.function,
+    driver.device_name,
+    driver.compute_capability,
+    driver.multiprocessor_count,
+    driver.arch_of,
+)
+OK = real.CUresult.CUDA_SUCCESS
+INVALID = real.CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+class FakeDriver:
+    """The fake.
+
+    Attributes:
+        calls: name and arguments of stream, event, context and attribute calls, in order.
+        raw: C callbacks behind cuGetProcAddress.
+        attributes: of devices and kernels, by name.
+        pending: handles of events that are not reached yet.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.raw: dict[str, Any] = {}
+        self.attributes: dict[str, int] = {}
+        self.name = "Test GPU"
+        self.devices = 2
+        self.context = 0
+        self.pending: set[int] = set()
+        self.address_device = 0
+        self._events = 0x9000
+        self.answer("cuCtxGetCurrent", [ctypes.c_void_p], self._get_current)
+
+    def answer(self, name: str, argtypes: list[Any], function: Callable[..., int]) -> None:
+        """Put a Python function behind a raw entry point."""
+        self.raw[name] = ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(function)
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of every recorded call of that name."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real, name)
+
+    def _get_current(self, result: int) -> int:
+        ctypes.c_void_p.from_address(result).value = self.context or None
+        return 0
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return (OK,)
+
+    def cuGetErrorName(self, result: Any) -> tuple[Any, ...]:
+        return OK, result.name.encode()
+
+    def cuGetErrorString(self, result: Any) -> tuple[Any, ...]:
+        return OK, b"text of " + result.name.encode()
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return OK, 13010
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return OK, self.devices
+
+    def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
+        return (OK, index) if index < self.devices else (real.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+        return OK, self.name.encode().ljust(length, b"\0")
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[Any, ...]:
+        return OK, self.attributes[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuGetProcAddress(self, symbol: bytes, version: int, flags: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuGetProcAddress", symbol.decode(), version, int(flags)))
+        if symbol.decode() not in self.raw:
+            return real.CUresult.CUDA_ERROR_NOT_FOUND, None, None
+        return OK, ctypes.cast(self.raw[symbol.decode()], ctypes.c_void_p).value, 0
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+        self.calls.append(("cuDevicePrimaryCtxRetain", device))
+        return OK, real.CUcontext(0xC0 + device)
+
+    def cuCtxSetCurrent(self, context: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuCtxSetCurrent", int(context)))
+        self.context = int(context)
+        return (OK,)
+
+    def cuCtxPushCurrent(self, context: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuCtxPushCurrent", int(context)))
+        self.previous, self.context = self.context, int(context)
+        return (OK,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        popped, self.context = self.context, self.previous
+        self.calls.append(("cuCtxPopCurrent", popped))
+        return OK, real.CUcontext(popped)
+
+    def cuEventCreate(self, flags: Any) -> tuple[Any, ...]:
+        self._events += 1
+        self.calls.append(("cuEventCreate", int(flags)))
+        return OK, real.CUevent(self._events)
+
+    def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuEventRecord", int(event), int(stream)))
+        return (OK,)
+
+    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> tuple[Any, ...]:
+        self.calls.append(("cuStreamWaitEvent", int(stream), int(event)))
+        return (OK,)
+
+    def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
+        return (real.CUresult.CUDA_ERROR_NOT_READY if int(event) in self.pending else OK,)
+
+    def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuEventDestroy", int(event)))
+        return (OK,)
+
+    def cuPointerGetAttribute(self, attribute: Any, address: int) -> tuple[Any, ...]:
+        return OK, self.address_device
+
+    def cuFuncGetAttribute(self, attribute: Any, kernel: Any) -> tuple[Any, ...]:
+        return OK, self.attributes.get(attribute.name, 0)
+
+    def cuFuncSetAttribute(self, kernel: Any, attribute: Any, value: int) -> tuple[Any, ...]:
+        self.calls.append(("cuFuncSetAttribute", int(kernel), attribute.name, value))
+        self.attributes[attribute.name] = value
+        return (OK,)
+
+
+def forget() -> None:
+    """Empty every cache that remembers a driver's answers."""
+    for cached in CACHED:
+        cached.cache_clear()
+    driver._contexts.clear()
+    tensormap._cache.clear()
+
+
+@contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A fresh fake behind `cupymla.driver`, and no trace of it afterwards."""
+    forget()
+    fake = FakeDriver()
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_bindings", lambda: fake)
+        yield fake
+    forget()
+
+
+needs_gpu = pytest.mark.skipif(not driver.available(), reason="needs a CUDA GPU")

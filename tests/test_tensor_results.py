@@ -1,0 +1,304 @@
+"""The door, outwards: results come back as the caller's own kind, in the order of the right streams."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fake_cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from fake_arrays import CUDA0, CUDA1, Foreign, Interface, view_at
+from fake_driver import FakeDriver, installed
+
+from cupymla import dlpack, tensor
+from cupymla.errors import InputError
+from cupymla.tensor.make import Handover
+from cupymla.tensor.types import NUMPY_DTYPES
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    with installed(monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.FakeCupy:
+    return fake_cupy.install(monkeypatch)
+
+
+# Results
+
+
+FRAMEWORKS = ["numpy", "torch", "jax"]
+
+
+def array_in(framework: str) -> Any:
+    module = pytest.importorskip(framework if framework != "jax" else "jax.numpy")
+    return module.zeros((2, 3))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "bool"])
+def test_results_come_back_in_the_caller_s_framework(framework: str, dtype: str) -> None:
+    like = tensor.view(array_in(framework), "q")
+    allocation = tensor.allocate(like, (2, 5), dtype)
+    assert (allocation.view.shape, allocation.view.dtype, allocation.view.readonly) == ((2, 5), dtype, False)
+    values = np.arange(10).reshape(2, 5).astype(NUMPY_DTYPES[dtype])
+    tensor.to_numpy(allocation.view)[...] = values
+    result = allocation.finish()
+    assert type(result) is type(like.owner)
+    seen = tensor.view(result, "result")
+    assert seen.dtype == dtype
+    np.testing.assert_array_equal(tensor.to_numpy(seen), values)
+
+
+@pytest.mark.parametrize(("framework", "dtype"), [("numpy", "uint8"), ("torch", "float4_e2m1fn_x2"), ("jax", "uint8")])
+def test_packed_fp4_results(framework: str, dtype: str) -> None:
+    like = tensor.view(array_in(framework), "q")
+    allocation = tensor.allocate(like, (4,), "float4_e2m1fn_x2")
+    tensor.to_numpy(allocation.view)[...] = [1, 2, 3, 255]
+    seen = tensor.view(allocation.finish(), "result")
+    assert seen.dtype == dtype
+    np.testing.assert_array_equal(tensor.to_numpy(seen), [1, 2, 3, 255])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)[::-1, ::-1],
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.zeros((0, 3), ml_dtypes.float8_e5m2),
+        np.array(2.5, np.float32),
+        np.float32(2.5),
+    ],
+    ids=["negative strides", "transposed", "empty", "scalar array", "scalar"],
+)
+def test_any_numpy_result_is_handed_back(framework: str, array: Any) -> None:
+    like = tensor.view(array_in(framework), "q")
+    seen = tensor.view(tensor.from_numpy(array, like), "result")
+    assert seen.framework == framework
+    np.testing.assert_array_equal(tensor.to_numpy(seen), array)
+
+
+def test_torch_result_shares_numpy_memory() -> None:
+    array = np.zeros((2, 3), ml_dtypes.bfloat16)
+    result = tensor.from_numpy(array, tensor.view(array_in("torch"), "q"))
+    result[1, 2] = 3
+    assert array[1, 2] == 3
+
+
+def test_unknown_framework_gets_its_own_arrays_through_its_namespace() -> None:
+    class Space:
+        @staticmethod
+        def from_dlpack(producer: Any) -> tuple[str, np.ndarray]:
+            return "theirs", np.from_dlpack(producer)
+
+    class Theirs(Foreign):
+        def __array_namespace__(self) -> type[Space]:
+            return Space
+
+    like = tensor.view(Theirs(dlpack.CPU, 0), "q")
+    name, array = tensor.from_numpy(np.arange(6.0).reshape(2, 3).T, like)
+    assert name == "theirs"
+    np.testing.assert_array_equal(array, np.arange(6.0).reshape(2, 3).T)
+    plain = tensor.from_numpy(np.ones(2), tensor.view(Foreign(dlpack.CPU, 0), "q"))
+    assert isinstance(plain, np.ndarray)
+
+
+def test_cuda_views_are_not_numpy() -> None:
+    with pytest.raises(ValueError, match="cuda:0"):
+        tensor.to_numpy(view_at(1000, (4,), (1,)))
+    with pytest.raises(ValueError, match="cuda:0"):
+        tensor.from_numpy(np.zeros(1), view_at(1000, (4,), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "carrier"), [("bfloat16", "bfloat16"), ("float8_e4m3fn", "uint8"), ("float4_e2m1fn_x2", "uint8")]
+)
+def test_cupy_results_come_from_its_pool_on_the_array_s_device(
+    cupy: fake_cupy.FakeCupy, dtype: str, carrier: str
+) -> None:
+    like = tensor.view(fake_cupy.ndarray(np.zeros(3), device=1), "q")
+    cupy.streams.append(55)
+    allocation = tensor.allocate(like, (2, 5), dtype)
+    array = allocation.finish()
+    assert cupy.made == [(1, 55, (2, 5), NUMPY_DTYPES[carrier])]
+    assert (allocation.view.ptr, allocation.view.dtype, allocation.view.device) == (array.data.ptr, dtype, CUDA1)
+    assert cupy.devices == [0]
+
+
+@pytest.mark.parametrize(("asked", "pool"), [(99, 99), (1, 0), (0, 0)])
+def test_cupy_memory_comes_from_the_pool_of_the_stream_that_writes_it(
+    cupy: fake_cupy.FakeCupy, asked: int, pool: int
+) -> None:
+    like = tensor.view(fake_cupy.ndarray(np.zeros(3)), "q")
+    cupy.streams.append(55)
+    tensor.allocate(like, (2,), "float32", stream=asked)
+    assert cupy.made[0][:2] == (0, pool)
+    assert cupy.streams == [0, 55]
+
+
+# Streams
+
+
+class CudaStream:
+    def __init__(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def __cuda_stream__(self) -> Any:
+        return self.protocol
+
+
+class WithAttributes:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("stream", "address"),
+    [
+        (0, 0),
+        (2**64 - 1, 2**64 - 1),
+        (None, 0),
+        (CudaStream((0, 0x55)), 0x55),
+        (WithAttributes(__cuda_stream__=(0, 0x56)), 0x56),
+        (WithAttributes(ptr=0x57), 0x57),
+        (WithAttributes(cuda_stream=0x58), 0x58),
+    ],
+)
+def test_stream_addresses(stream: Any, address: int) -> None:
+    assert tensor.stream_pointer(stream) == address
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        -1,
+        2**64,
+        True,
+        1.0,
+        "0",
+        object(),
+        CudaStream((1, 5)),
+        CudaStream(5),
+        CudaStream((0, -5)),
+        WithAttributes(ptr=None),
+    ],
+)
+def test_what_is_no_stream_is_refused(stream: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        tensor.stream_pointer(stream)
+    assert caught.value.argument == "stream"
+
+
+def test_current_streams(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    cupy.streams.append(55)
+    assert tensor.current_stream(tensor.view(fake_cupy.ndarray(np.zeros(3)), "q")) == 55
+    assert tensor.current_stream(tensor.view(np.zeros(3), "q")) == 0
+    assert tensor.current_stream(tensor.view(Foreign(), "q")) == 1
+    assert tensor.current_stream(tensor.view(Interface(stream=2), "q")) == 2
+    assert tensor.current_stream(tensor.view(Interface(stream=None), "q")) == 1
+
+
+def waits(fake: FakeDriver) -> set[tuple[int, int]]:
+    """Pairs (stream behind which is waited, stream that waits)."""
+    recorded = dict(fake.named("cuEventRecord"))
+    return {(recorded[event], stream) for stream, event in fake.named("cuStreamWaitEvent")}
+
+
+def test_one_framework_launches_on_its_current_stream(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    cupy.streams.append(55)
+    views = [tensor.view(fake_cupy.ndarray(np.zeros(3)), "q") for _ in range(3)]
+    assert tensor.launch_stream(views) == 55
+    assert tensor.launch_stream(views, WithAttributes(ptr=66)) == 66
+    assert fake.calls == [], "no event, no context: the caller vouches for the stream that it names"
+
+
+def test_arrays_ready_elsewhere_are_waited_for(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    cupy.streams.append(55)
+    mine = tensor.view(fake_cupy.ndarray(np.zeros(3), device=1), "q")
+    theirs, interface = tensor.view(Foreign(), "kv"), tensor.view(Interface(stream=77), "sink")
+    assert tensor.launch_stream([mine, theirs, interface]) == 55
+    assert waits(fake) == {(1, 55), (77, 55)}
+    assert fake.named("cuCtxPushCurrent") == [(0xC1,)], "stream 1 is that of the arrays' device"
+    fake.calls.clear()
+    assert tensor.launch_stream([theirs, mine]) == 1
+    assert waits(fake) == {(55, 1)}
+    fake.calls.clear()
+    assert tensor.launch_stream([theirs, mine], 88) == 88
+    assert waits(fake) == {(1, 88)}
+
+
+def test_cpu_calls_need_no_driver() -> None:
+    views = [tensor.view(np.zeros(3), "q")]
+    assert tensor.launch_stream(views) == 0
+    with pytest.raises(InputError):
+        tensor.launch_stream(views, "not a stream")
+
+
+def test_inputs_without_stream_order_are_held_until_the_kernel_is_done(fake: FakeDriver) -> None:
+    array = Foreign()
+    before = sys.getrefcount(array)
+    fake.pending = {0x9001}
+    tensor.hold([tensor.view(array, "kv")], 88)
+    assert fake.named("cuEventRecord") == [(0x9001, 88)]
+    tensor.hold([], 88)
+    assert sys.getrefcount(array) > before
+    fake.pending.clear()
+    tensor.hold([], 88)
+    assert sys.getrefcount(array) == before
+    assert fake.named("cuEventDestroy") == [(0x9001,)]
+
+
+def test_cupy_and_torch_arrays_are_not_held(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    tensor.hold([tensor.view(fake_cupy.ndarray(np.zeros(3)), "q")], 88)
+    assert fake.calls == []
+
+
+class ConsumingSpace:
+    """A framework that imports by DLPack on its own stream 99."""
+
+    taken: Any = None
+
+    @classmethod
+    def from_dlpack(cls, producer: Any) -> str:
+        cls.taken = dlpack.read_capsule(producer.__dlpack__(stream=99, max_version=(1, 0)))
+        return "theirs"
+
+
+def test_results_for_unknown_frameworks_are_ordered_behind_the_kernel(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver
+) -> None:
+    class Theirs(Foreign):
+        def __array_namespace__(self) -> type[ConsumingSpace]:
+            return ConsumingSpace
+
+    allocation = tensor.allocate(tensor.view(Theirs(), "q"), (4, 2), "bfloat16", stream=88)
+    assert cupy.made == [(1, 88, (4, 2), NUMPY_DTYPES["bfloat16"])]
+    assert fake.calls == [], "nothing to wait for before the launch"
+    assert allocation.finish() == "theirs"
+    assert waits(fake) == {(88, 99)}
+    seen = ConsumingSpace.taken
+    assert (seen.ptr, seen.kind, seen.index, seen.dtype) == (allocation.view.ptr, dlpack.CUDA, 1, "bfloat16")
+
+
+@pytest.mark.parametrize(("asked", "ordered"), [(None, {(88, 1)}), (1, {(88, 1)}), (2, {(88, 2)}), (-1, set())])
+def test_handover_orders_the_stream_that_the_consumer_names(
+    fake: FakeDriver, asked: int | None, ordered: set[tuple[int, int]]
+) -> None:
+    handover = Handover(0x1000, (4,), "float32", CUDA0, None, 88)
+    handover.__dlpack__(stream=asked)
+    assert waits(fake) == ordered
+
+
+def test_handover_refuses_copies_and_other_devices() -> None:
+    handover = Handover(0x1000, (4,), "float32", CUDA0, None, 88)
+    with pytest.raises(BufferError):
+        handover.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        handover.__dlpack__(dl_device=(1, 0))
