@@ -1,0 +1,34 @@
+// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_fwd/cuda.py; the sizes are
+// compared when a call is bound.
+#pragma once
+
+#include "../../common/integers.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+struct Parameters {
+  const uint8_t* kv;           // [batch, s_kv, d_qk] 16-bit elements
+  const int32_t* indices;      // [batch, s_q, topk]
+  const int32_t* topk_length;  // [batch, s_q] or null
+  const float* attn_sink;      // [h_q] or null
+  float* max_logits;           // [batch, s_q, h_q]
+  float* lse;                  // [batch, s_q, h_q]
+
+  int64_t kv_batch_bytes, kv_token_bytes;
+  int64_t indices_batch, indices_query;  // strides in elements, here and below
+  int64_t topk_length_batch, topk_length_query;
+  int64_t attn_sink_head;
+  int64_t max_logits_batch, max_logits_query, max_logits_head;
+  int64_t lse_batch, lse_query, lse_head;
+
+  int64_t q_start;   // position of query 0, for the causal limit
+  int64_t k_stride;  // positions per key, for the causal limit
+
+  int32_t s_q, s_kv, h_q, topk;
+  int32_t head_blocks;  // CTAs per query
+  int32_t causal;       // 0 or 1
+  float scale_log2;     // sm_scale * log2(e)
+  float lse_unit;       // 1 for base 2, ln 2 for base e
+};
+
+}  // namespace cupymla::sparse_mla_fwd
