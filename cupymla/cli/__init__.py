@@ -16,7 +16,8 @@ ARCHES = ("sm_90a", "sm_100a")
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m cupymla", description="Fast attention and low-precision kernels for any array that speaks DLPack."
+        prog="python -m cupymla",
+        description="Fast attention and low-precision kernels for any array that speaks DLPack.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -31,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--markdown", action="store_true", help="print the README's support table")
 
     demo = add("demo", "Run every operator on a problem sized for this machine, check it and time it.")
-    demo.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the plot (default: demo-output)")
+    demo.add_argument(
+        "--out", type=Path, default=Path("demo-output"), help="folder for the plot (default: demo-output)"
+    )
 
     precompile = add("precompile", "Compile kernels into the cache; needs no GPU.")
     precompile.add_argument("operators", nargs="*", metavar="OP", help="default: all")
@@ -65,11 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     from ..errors import CupymlaError, InputError, UnsupportedError
-    from . import commands
+    from .commands import COMMANDS
 
-    run = getattr(commands, options.command)
     try:
-        status: int = run(options)
+        return COMMANDS[options.command](options)
     except (InputError, UnsupportedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,6 +80,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         # Whoever reads the output has seen enough; the interpreter must not complain when it flushes at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 1
-    return status

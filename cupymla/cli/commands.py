@@ -52,7 +52,7 @@ def doctor(options: argparse.Namespace) -> int:
     return 0 if examination.healthy(checks) else 1
 
 
-def list(options: argparse.Namespace) -> int:  # noqa: A001 - named as the command is
+def list_(options: argparse.Namespace) -> int:
     """`list`."""
     from ..testing import evidence
 
@@ -145,7 +145,9 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
     fitting = [entry for entry in chosen if operators.kernel_for(entry, capability)]
     lacking = [entry.name for entry in chosen if entry not in fitting]
     if (names and lacking) or not fitting:
-        raise UnsupportedError(", ".join(lacking), driver.device_name(0), "operators that `list` shows with a kernel for it")
+        raise UnsupportedError(
+            ", ".join(lacking), driver.device_name(0), "operators that `list` shows with a kernel for it"
+        )
     return [operators.Subject(entry.name) for entry in fitting]
 
 
@@ -165,7 +167,9 @@ def bench(options: argparse.Namespace) -> int:
         for subject, cases in chosen:
             found[subject.name] = measure.run(subject, cases, step, limits, options.commit)
     for name, benchmark in found.items():
-        rows = [(r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows]
+        rows = [
+            (r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows
+        ]
         terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
         if options.out and not options.case:
             _keep(terminal, benchmark, name, options.out)
@@ -229,3 +233,13 @@ def cache(options: argparse.Namespace) -> int:
     columns = ("kernel", "target", "variant", "compiler", "date", "size", "file")
     terminal.table(f"{len(kept)} compiled kernels", columns, rows)
     return 0
+
+
+COMMANDS = {
+    "doctor": doctor,
+    "list": list_,
+    "demo": demo,
+    "precompile": precompile,
+    "bench": bench,
+    "cache": cache,
+}

@@ -64,18 +64,20 @@ class Shown:
 
 def sized(subject: Subject) -> Case:
     """The first benchmark case that the CPU can check in seconds, or the first of all with fewer queries."""
-    cases: Sequence[Any] = subject.cases.BENCH
     flops, size = subject.cases.flops, subject.cases.bytes_moved
-    fitting = [case for case in cases if flops(case) <= CPU_FLOPS and size(case) <= CPU_BYTES]
+
+    def fits(case: Case) -> bool:
+        return bool(flops(case) <= CPU_FLOPS and size(case) <= CPU_BYTES)
+
+    cases: Sequence[Case] = subject.cases.BENCH
+    fitting = [case for case in cases if fits(case)]
     if fitting:
         return max(fitting, key=size)
-    case = cases[0]
-    while hasattr(case, "s_q") and case.s_q > 1 and flops(case) > CPU_FLOPS:
-        fewer = max(1, case.s_q // 2)
+    case: Any = cases[0]
+    while not fits(case) and getattr(case, "s_q", 1) > 1:
+        fewer = case.s_q // 2
         case = dataclasses.replace(case, s_q=fewer, name=re.sub(r"q\d+", f"q{fewer}", case.name, count=1))
-    if flops(case) <= CPU_FLOPS:
-        return case
-    return min(cases, key=size)
+    return case if fits(case) else min(cases, key=size)
 
 
 def _check(subject: Subject, case: Case, on_gpu: bool) -> tuple[tuple[Report, ...], float]:

@@ -115,7 +115,9 @@ def _cache() -> Check:
     folder = cache.location()
     if folder is None:
         advice = "set CUPYMLA_CACHE_DIR to a folder that only you can write to"
-        return Check("cache", "missing", "no folder that can be trusted; kernels are compiled anew", advice, needed=True)
+        return Check(
+            "cache", "missing", "no folder that can be trusted; kernels are compiled anew", advice, needed=True
+        )
     kept = cache.entries()
     size = sum(entry.size_bytes for entry in kept) / 2**20
     return Check("cache", "ok", f"{folder}: {len(kept)} kernels, {size:.1f} MiB")

@@ -19,7 +19,9 @@ def have_rich() -> bool:
 
 def _plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (columns, *rows)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (columns, *rows)
+    ]
     return "\n".join([title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 

@@ -32,10 +32,8 @@ def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:
     busy_us = max(us - ceilings.empty_us, 1e-3)
     tflops = subject.cases.flops(case) / busy_us / 1e6
     tbps = subject.cases.bytes_moved(case) / busy_us / 1e6
-    if subject.name in MATRIX_BOUND:
-        share = tflops / ceilings.cublas_bf16_tflops
-    else:
-        share = tbps / ceilings.read_tbps
+    matrix_bound = subject.name in MATRIX_BOUND
+    share = tflops / ceilings.cublas_bf16_tflops if matrix_bound else tbps / ceilings.read_tbps
     return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), round(share, 4))
 
 

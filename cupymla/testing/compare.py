@@ -5,9 +5,9 @@ For each output, against the reference in float64 and the same-precision referen
 1. NaN, +inf and -inf stand in exactly the places where the float64 result has them once it is rounded to the output's
    dtype, so an overflow to inf counts as right exactly where the dtype cannot hold the value.
 2. The largest absolute error is at most 2 x (that of the same-precision reference) + rounding. Storing a value of
-   magnitude a in a dtype with p significant bits moves it by up to half a unit in the last place, 2**(floor(log2 a) - p);
-   `rounding` is that, at the largest finite magnitude of the output. It keeps the bound above zero where the reference
-   happens to hit representable values.
+   magnitude a in a dtype with p significant bits moves it by up to half a unit in the last place, that is
+   2**(floor(log2 a) - p); `rounding` is that, at the largest finite magnitude of the output. It keeps the bound above
+   zero where the reference happens to hit representable values.
 3. 1 - 2<x,y> / (<x,x> + <y,y>) is at most 1e-5 over the finite elements: a small systematic error, such as a scale
    that is off by 1%, hides below an absolute bound but not here. Two zero results are alike.
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..ops import registry
 from ..ops.case import Case
@@ -113,7 +112,7 @@ def _timed(operator: str, name: str, work: Callable[[], str]) -> Step:
     start = time.monotonic()
     try:
         note, passed = work(), True
-    except Exception as error:  # noqa: BLE001 - one failing step must not hide the others
+    except Exception as error:
         note, passed = f"{type(error).__name__}: {error}", False
     return Step(operator, name, passed, note, time.monotonic() - start)
 
@@ -170,7 +169,9 @@ def check(subject: Subject, out: Path, sanitizers: Sequence[str], timeout: float
     for tool in sanitizers:
         steps.append(_timed(subject.name, tool, lambda tool=tool: _sanitize(subject, tool, out, timeout)))  # type: ignore[misc]
     if all(step.passed for step in steps):
-        steps.append(_timed(subject.name, "evidence", lambda: ", ".join(map(str, recorder.write())) or "nothing to write"))
+        steps.append(
+            _timed(subject.name, "evidence", lambda: ", ".join(map(str, recorder.write())) or "nothing to write")
+        )
     return steps
 
 

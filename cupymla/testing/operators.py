@@ -71,9 +71,7 @@ def arguments_on(xp: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """NumPy arguments copied to xp's memory with their strides; everything else as it is."""
     from .poison import strided_like
 
-    return {
-        name: strided_like(xp, value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()
-    }
+    return {name: strided_like(xp, value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
 
 
 def kernel_for(entry: OperatorEntry, capability: tuple[int, int]) -> KernelEntry | None:

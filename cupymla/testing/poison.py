@@ -43,7 +43,8 @@ class Guarded:
         """The array's present content, in host memory."""
         content = self._bytes[GUARD_BYTES : GUARD_BYTES + self._size]
         host: npt.NDArray[Any] = content.copy() if isinstance(content, np.ndarray) else content.get()
-        return host.view(self._dtype).reshape(self._shape)
+        typed: npt.NDArray[Any] = host.view(self._dtype).reshape(self._shape)
+        return typed
 
     def check(self, name: str) -> None:
         """Raise Mismatch when a guard zone was written to."""

@@ -73,7 +73,8 @@ def _axes(rows: int, panels: int, width: float) -> tuple[Any, Any]:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, panels, figsize=(width, 1.6 + 0.42 * rows), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(1, panels, figsize=(width, 1.6 + 0.42 * rows), squeeze=False, layout="constrained")
+    return figure, axes
 
 
 def _bars(axes: Any, names: Sequence[str], values: Sequence[float], labels: Sequence[str], color: str) -> None:
@@ -92,7 +93,7 @@ def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
     figure, axes = _axes(len(found.rows), 1, 10.0)
     panel = axes[0][0]
     names = [row.case for row in found.rows]
-    labels = [f"{row.of_ceiling:.0%}   {row.us:.1f} us, {row.tflops:.0f} TFLOPS, {row.tbps:.2f} TB/s" for row in found.rows]
+    labels = [f"{r.of_ceiling:.0%}   {r.us:.1f} us, {r.tflops:.0f} TFLOPS, {r.tbps:.2f} TB/s" for r in found.rows]
     _bars(panel, names, [100 * row.of_ceiling for row in found.rows], labels, "#4477aa")
     panel.axvline(100, color="#222222", linewidth=1)
     panel.set_xlim(0, 160)

@@ -182,7 +182,9 @@ def ceilings(timer: Timer) -> Ceilings:
     )
 
 
-def host_us(call: Callable[[], object], synchronize: Callable[[], object], calls: int = 200, batches: int = 15) -> float:
+def host_us(
+    call: Callable[[], object], synchronize: Callable[[], object], calls: int = 200, batches: int = 15
+) -> float:
     """Median host time of one call, in microseconds.
 
     Args:
