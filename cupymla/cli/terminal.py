@@ -19,14 +19,13 @@ def have_rich() -> bool:
 
 def _plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (columns, *rows)
-    ]
-    return "\n".join([title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    table = (columns, ["-" * width for width in widths], *rows)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    return "\n".join([title, *lines])
 
 
 class Terminal:
-    """Where a command writes. With `as_json`, only `json` writes to standard output; progress goes to standard error."""
+    """Where a command writes. With `as_json`, standard output gets the JSON alone; progress goes to standard error."""
 
     def __init__(self, as_json: bool) -> None:
         self._silent = as_json

@@ -185,7 +185,7 @@ def _show(steps: Sequence[Step], out: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cupymla.testing.gpu", description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m cupymla.testing.gpu", description="Check operators on this GPU.")
     commands = parser.add_subparsers(dest="command", required=True)
     full = commands.add_parser("check", help="cases, repetition, sanitizers, evidence")
     full.add_argument("operators", nargs="*", metavar="OP", help="default: every operator with a kernel for this GPU")
