@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cupymla import config, driver
-from cupymla.cli import main, terminal
 from cupymla.cli import doctor as examination
+from cupymla.cli import main, terminal
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
 from cupymla.testing import evidence
