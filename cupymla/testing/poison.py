@@ -64,7 +64,7 @@ def strided_like(xp: Any, array: Any) -> Any:
     if xp is not np and dtype.itemsize == 1 and is_float(dtype):
         array, dtype = array.view(np.uint8), np.dtype(np.uint8)
     if array.flags.c_contiguous:
-        return xp.asarray(array)
+        return xp.array(array)
     if min(array.strides) < 0:
         raise ValueError(f"negative strides: {array.strides}")
     distinct = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)

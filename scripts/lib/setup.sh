@@ -26,7 +26,7 @@ base_python() {
 # The CUDA extra that suits the machine's driver; cuda12 where there is none, since its compiler needs no GPU.
 cuda_extra() {
     local major
-    major=$(nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA[A-Za-z ]*Version: *([0-9]+)\..*/\1/p' | head -n 1)
+    major=$(nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA[A-Za-z ]*Version: *([0-9]+)\..*/\1/p' | head -n 1) || true
     if [ "${major:-0}" -ge 13 ]; then echo cuda13; else echo cuda12; fi
 }
 
