@@ -22,8 +22,8 @@ from . import ARCHES, commands, doctor
 from .terminal import Terminal
 
 # A reference in float64 takes seconds for this much on two cores, and each problem is computed three times.
-CPU_FLOPS = 6e9
-CPU_BYTES = 40e6
+CPU_FLOPS = 3e10
+CPU_BYTES = 70e6
 
 
 @dataclass(frozen=True, slots=True)
