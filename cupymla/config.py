@@ -23,51 +23,51 @@ VARIABLES: dict[str, str] = {
 }
 
 
-def _get(name: str) -> str | None:
-    value = os.environ.get(name)
-    return value if value else None
+def value(name: str) -> str | None:
+    """What one of `VARIABLES` is set to; None when it is unset or empty."""
+    return os.environ.get(name) or None
 
 
 def _flag(name: str) -> bool:
-    value = _get(name)
-    if value is None or value == "0":
+    word = value(name)
+    if word is None or word == "0":
         return False
-    if value == "1":
+    if word == "1":
         return True
-    raise InputError(name, "'0' or '1'", repr(value))
+    raise InputError(name, "'0' or '1'", repr(word))
 
 
 def cache_dir() -> Path | None:
     """The cache folder the user asked for, or None for the default."""
-    value = _get("CUPYMLA_CACHE_DIR")
-    return Path(value).expanduser() if value else None
+    folder = value("CUPYMLA_CACHE_DIR")
+    return Path(folder).expanduser() if folder else None
 
 
 def readonly_caches() -> tuple[Path, ...]:
     """Cache folders that are only read, in the order they are searched."""
-    value = _get("CUPYMLA_READONLY_CACHE")
-    return tuple(Path(part).expanduser() for part in value.split(os.pathsep) if part) if value else ()
+    folders = value("CUPYMLA_READONLY_CACHE") or ""
+    return tuple(Path(part).expanduser() for part in folders.split(os.pathsep) if part)
 
 
 def cutlass_dir() -> Path | None:
     """The header folder the user insists on, or None to search the usual places."""
-    value = _get("CUPYMLA_CUTLASS")
-    return Path(value).expanduser() if value else None
+    folder = value("CUPYMLA_CUTLASS")
+    return Path(folder).expanduser() if folder else None
 
 
 def compiler() -> Literal["nvrtc", "nvcc"]:
     """Which compiler back end to use. Raises InputError on any other word."""
-    value = _get("CUPYMLA_COMPILER")
-    if value in (None, "nvrtc"):
+    word = value("CUPYMLA_COMPILER")
+    if word in (None, "nvrtc"):
         return "nvrtc"
-    if value == "nvcc":
+    if word == "nvcc":
         return "nvcc"
-    raise InputError("CUPYMLA_COMPILER", "'nvrtc' or 'nvcc'", repr(value))
+    raise InputError("CUPYMLA_COMPILER", "'nvrtc' or 'nvcc'", repr(word))
 
 
 def nvcc() -> str:
     """The nvcc executable, a path or a name to be found on PATH."""
-    return _get("CUPYMLA_NVCC") or "nvcc"
+    return value("CUPYMLA_NVCC") or "nvcc"
 
 
 def fail_on_spill() -> bool:

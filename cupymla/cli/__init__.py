@@ -1,0 +1,84 @@
+"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache`.
+
+Importing this module loads next to nothing; a command brings in what it needs when it runs. Exit status: 0 done,
+1 something failed or is missing, 2 it cannot be done here (bad arguments, no GPU where one is needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ARCHES = ("sm_90a", "sm_100a")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cupymla",
+        description="Fast attention and low-precision kernels for any array that speaks DLPack.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", help="print JSON on standard output and nothing else")
+        return command
+
+    add("doctor", "Say what this machine has, what it lacks, and what to do about it.")
+
+    listing = add("list", "List operators, their kernels, and the evidence that each kernel is right.")
+    listing.add_argument("--markdown", action="store_true", help="print the README's support table")
+
+    demo = add("demo", "Run every operator on a problem sized for this machine, check it and time it.")
+    demo.add_argument(
+        "--out", type=Path, default=Path("demo-output"), help="folder for the plot (default: demo-output)"
+    )
+
+    precompile = add("precompile", "Compile kernels into the cache; needs no GPU.")
+    precompile.add_argument("operators", nargs="*", metavar="OP", help="default: all")
+    precompile.add_argument("--arch", nargs="+", metavar="SM", help="targets, such as sm_90a (default: all)")
+    precompile.add_argument("--jobs", type=int, metavar="N", help="compiler processes (default: one per core)")
+
+    bench = add("bench", "Time operators on this machine's GPU against ceilings measured in the same run.")
+    bench.add_argument("operators", nargs="*", metavar="OP", help="default: every operator with a kernel for this GPU")
+    bench.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; nothing is written")
+    bench.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/<op>.json and .png")
+    bench.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
+    bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
+
+    cache = commands.add_parser("cache", help="Look at or clear the cache of compiled kernels.")
+    actions = cache.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("ls", "List the compiled kernels."),
+        ("clear", "Remove them from the cache folder; read-only layers stay."),
+        ("path", "Print the cache folder."),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("--json", action="store_true", help="print JSON on standard output and nothing else")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    Args:
+        arguments: the words after the program's name; None takes them from the process.
+    """
+    options = _parser().parse_args(arguments)
+    from ..errors import CupymlaError, InputError, UnsupportedError
+    from .commands import COMMANDS
+
+    try:
+        return COMMANDS[options.command](options)
+    except (InputError, UnsupportedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except CupymlaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough; the interpreter must not complain when it flushes at exit.
+        sys.stdout = None
+        return 1

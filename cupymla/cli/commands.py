@@ -1,0 +1,245 @@
+"""The commands. Each takes the parsed options and returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, UnsupportedError
+from ..ops import registry
+from ..ops.registry import OperatorEntry
+from . import doctor as examination
+from .doctor import Check
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    from ..build.precompile import Outcome
+    from ..testing.operators import Subject
+    from ..testing.report import Benchmark
+
+
+def entries(names: Sequence[str]) -> list[OperatorEntry]:
+    """The registry rows of these operators, all when there are no names. Raises InputError for an unknown one."""
+    known = {entry.name: entry for entry in registry.OPERATORS}
+    for name in names:
+        if name not in known:
+            raise InputError("OP", "one of " + ", ".join(known), repr(name))
+    return [known[name] for name in names] if names else list(known.values())
+
+
+def show_checks(terminal: Terminal, checks: Sequence[Check]) -> None:
+    """The doctor's report as a table."""
+    rows = [(check.name, check.state, check.found, check.advice) for check in checks]
+    terminal.table("This machine", ("what", "state", "found", "what to do"), rows)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """`doctor`."""
+    from .. import config
+
+    terminal = Terminal(options.json)
+    checks = examination.examine()
+    variables = {name: {"meaning": text, "value": config.value(name)} for name, text in config.VARIABLES.items()}
+    terminal.json({"checks": [check.as_dict() for check in checks], "variables": variables})
+    show_checks(terminal, checks)
+    rows = [(name, entry["value"] or "", entry["meaning"]) for name, entry in variables.items()]
+    terminal.table("Environment variables", ("name", "set to", "meaning"), rows)
+    return 0 if examination.healthy(checks) else 1
+
+
+def list_(options: argparse.Namespace) -> int:
+    """`list`."""
+    from ..testing import evidence
+
+    rows = evidence.support_rows()
+    terminal = Terminal(options.json)
+    terminal.json([row.as_dict() for row in rows])
+    if options.markdown and not options.json:
+        print(evidence.support_markdown(rows))
+        return 0
+    columns = ("operator", "kernel", "target", "evidence", "current", "status")
+    table = [(r.operator, r.kernel, r.arch, r.evidence, "yes" if r.current else "no", evidence.status(r)) for r in rows]
+    terminal.table("Operators", columns, table)
+    return 0
+
+
+def demo(options: argparse.Namespace) -> int:
+    """`demo`."""
+    from . import demo as show
+
+    return show.run(Terminal(options.json), options.out)
+
+
+def outcome_row(outcome: Outcome) -> dict[str, Any]:
+    """A compiled kernel as JSON shows it."""
+    resources = asdict(outcome.resources) if outcome.resources else {}
+    source = outcome.source
+    return {
+        "kernel": source.entry,
+        "arch": source.arch,
+        "defines": dict(source.defines),
+        "cached": outcome.cached,
+        "seconds": round(outcome.seconds, 2),
+        **resources,
+        "smem_bytes": outcome.smem_bytes,
+        "error": outcome.error,
+    }
+
+
+def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
+    """Compiled kernels as a table, failures below it."""
+    rows = []
+    for outcome in outcomes:
+        row = outcome_row(outcome)
+        spills = row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0)
+        state = "FAILED" if outcome.error else "cached" if outcome.cached else f"{outcome.seconds:.1f} s"
+        variant = " ".join(f"{name}={value}" for name, value in outcome.source.defines)
+        cells = (row["kernel"], row["arch"], variant, state, row.get("registers", "-"), spills, row["smem_bytes"])
+        rows.append(cells)
+    columns = ("kernel", "target", "variant", "compiled", "registers", "spill bytes", "shared memory bytes")
+    if rows:
+        terminal.table("Kernels", columns, rows)
+    for outcome in outcomes:
+        if outcome.error:
+            terminal.line(f"{outcome.source}: {outcome.error}")
+
+
+def precompile(options: argparse.Namespace) -> int:
+    """`precompile`."""
+    from .. import arch
+    from ..build.precompile import precompile as compile_ahead
+    from ..testing import operators
+
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError("--jobs", "a number of processes, at least 1", options.jobs)
+    for name in options.arch or ():
+        arch.named(name)
+    sources = [source for entry in entries(options.operators) for source in operators.variants(entry, options.arch)]
+    terminal = Terminal(options.json)
+    with terminal.progress("compiled", len(sources)) as step:
+        outcomes = compile_ahead(sources, options.jobs, lambda outcome: step(str(outcome.source)))
+    terminal.json([outcome_row(outcome) for outcome in outcomes])
+    show_outcomes(terminal, outcomes)
+    if not outcomes:
+        terminal.line("no kernel for these operators and targets")
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
+    """The operators of these names, or all, that have a kernel for GPU 0.
+
+    Raises UnsupportedError without a GPU, and for an operator asked for by name that has none.
+    """
+    from .. import driver
+    from ..testing import operators
+
+    chosen = entries(names)
+    if not driver.available():
+        raise UnsupportedError("timing kernels", "this machine, which has no CUDA GPU", "CUDA GPUs")
+    capability = driver.compute_capability(0)
+    fitting = [entry for entry in chosen if operators.kernel_for(entry, capability)]
+    lacking = [entry.name for entry in chosen if entry not in fitting]
+    if (names and lacking) or not fitting:
+        raise UnsupportedError(
+            ", ".join(lacking), driver.device_name(0), "operators that `list` shows with a kernel for it"
+        )
+    return [operators.Subject(entry.name) for entry in fitting]
+
+
+def bench(options: argparse.Namespace) -> int:
+    """`bench`."""
+    from ..testing import bench as measure
+    from ..testing import timing
+
+    terminal = Terminal(options.json)
+    subjects = with_kernels(options.operators)
+    if options.host:
+        return _bench_host(terminal, subjects, options)
+    chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
+    limits = timing.ceilings(timing.Timer())
+    found: dict[str, Benchmark] = {}
+    with terminal.progress("timed", sum(len(cases) for _, cases in chosen)) as step:
+        for subject, cases in chosen:
+            found[subject.name] = measure.run(subject, cases, step, limits, options.commit)
+    for name, benchmark in found.items():
+        rows = [
+            (r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows
+        ]
+        terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
+        if options.out and not options.case:
+            _keep(terminal, benchmark, name, options.out)
+    terminal.line("ceilings: " + ", ".join(f"{name} {value}" for name, value in limits.as_dict().items()))
+    terminal.json({name: asdict(benchmark) for name, benchmark in found.items()})
+    return 0
+
+
+def _keep(terminal: Terminal, benchmark: Benchmark, name: str, folder: Path) -> None:
+    from ..testing.report import draw_benchmark
+
+    file = benchmark.write(folder, name)
+    terminal.line(f"wrote {file}")
+    try:
+        draw_benchmark(benchmark, name, file.with_suffix(".png"))
+    except ImportError:
+        print("no plot: matplotlib is not installed (pip install 'cupymla[cli]')", file=sys.stderr)
+
+
+def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:
+    from .. import driver
+    from ..testing import bench as measure
+    from ..testing import machine
+
+    rows = [{"operator": s.name, **measure.host_overhead(s)} for s in subjects]
+    name = driver.device_name(0)
+    where = {"gpu": name, "driver": machine.driver_text(), "date": machine.today()}
+    content = {**where, "commit": options.commit or machine.commit(), "rows": rows}
+    cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in measure.HOST_COLUMNS)) for row in rows]
+    terminal.table(f"Host microseconds per call on {name}", ("operator", "case", *measure.HOST_COLUMNS), cells)
+    if options.out:
+        file = options.out / machine.gpu_slug(name) / "host.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=2) + "\n")
+        terminal.line(f"wrote {file}")
+    terminal.json(content)
+    return 0
+
+
+def cache(options: argparse.Namespace) -> int:
+    """`cache ls`, `cache clear` and `cache path`."""
+    from ..build import cache as store
+
+    terminal = Terminal(options.json)
+    if options.action == "path":
+        folder = store.location()
+        terminal.json({"path": folder})
+        terminal.line(str(folder) if folder else "no cache folder that can be trusted")
+        return 0 if folder else 1
+    if options.action == "clear":
+        freed = store.clear()
+        terminal.json({"freed_bytes": freed})
+        terminal.line(f"freed {freed / 2**20:.1f} MiB")
+        return 0
+    kept = store.entries()
+    terminal.json([{**asdict(entry), "path": str(entry.path)} for entry in kept])
+    rows = [
+        (e.entry, e.arch, " ".join(e.defines), e.toolchain, e.date, f"{e.size_bytes / 1024:.0f} KiB", e.path)
+        for e in kept
+    ]
+    columns = ("kernel", "target", "variant", "compiler", "date", "size", "file")
+    terminal.table(f"{len(kept)} compiled kernels", columns, rows)
+    return 0
+
+
+COMMANDS = {
+    "doctor": doctor,
+    "list": list_,
+    "demo": demo,
+    "precompile": precompile,
+    "bench": bench,
+    "cache": cache,
+}

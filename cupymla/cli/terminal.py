@@ -1,0 +1,102 @@
+"""What a command shows: tables and progress bars by rich where it is installed, plain text where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+PLAIN_WIDTH = 140
+
+
+def have_rich() -> bool:
+    """Whether rich is installed."""
+    return importlib.util.find_spec("rich") is not None
+
+
+def _plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in (columns, *rows)) for i in range(len(columns))]
+    table = (columns, ["-" * width for width in widths], *rows)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    return "\n".join([title, *lines])
+
+
+class Terminal:
+    """Where a command writes. With `as_json`, standard output gets the JSON alone; progress goes to standard error."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._silent = as_json
+
+    def json(self, content: Any) -> None:
+        """Print JSON, when that was asked for."""
+        if self._silent:
+            print(json.dumps(content, indent=2, default=str))
+
+    def line(self, text: str = "") -> None:
+        """Print a line, unless JSON was asked for."""
+        if not self._silent:
+            print(text, flush=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print a table, unless JSON was asked for."""
+        if self._silent:
+            return
+        cells = [[str(cell) for cell in row] for row in rows]
+        if not have_rich():
+            print(_plain_table(title, columns, cells) + "\n", flush=True)
+            return
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(*map(escape, columns), title=escape(title), title_justify="left")
+        for row in cells:
+            table.add_row(*map(escape, row))
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=PLAIN_WIDTH)
+        console.print(table)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
+        """A progress bar on standard error. The value is called with a name when that step begins."""
+        if have_rich() and sys.stderr.isatty():
+            with _rich_progress(what, total) as step:
+                yield step
+            return
+        count = 0
+
+        def say(name: str) -> None:
+            nonlocal count
+            count += 1
+            print(f"{what} {count}/{total}: {name}", file=sys.stderr, flush=True)
+
+        yield say
+
+
+@contextmanager
+def _rich_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[name]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total, name="")
+        begun = 0
+
+        def step(name: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, name=name)
+            begun += 1
+
+        yield step
+        bar.update(task, completed=total, name="")

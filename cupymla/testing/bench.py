@@ -1,0 +1,114 @@
+"""Times an operator's benchmark cases on this machine's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import InputError, UnsupportedError
+from ..ops.case import Case
+from . import machine, timing
+from .operators import Subject
+from .report import Benchmark, Row
+from .timing import Ceilings, Timer
+
+# Their arithmetic is a chain of matrix products and takes longer than their memory traffic; the others only stream.
+MATRIX_BOUND = frozenset({"sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"})
+
+HOST_COLUMNS = ("bare", "prepared", "ordinary")
+
+
+def chosen(subject: Subject, names: Sequence[str]) -> list[Case]:
+    """The benchmark cases of these names, all when there are no names. Raises InputError for an unknown one."""
+    known = {case.name: case for case in subject.cases.BENCH}
+    for name in names:
+        if name not in known:
+            raise InputError("case", "one of " + ", ".join(known), repr(name), operator=subject.name)
+    return [known[name] for name in names] if names else list(known.values())
+
+
+def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:
+    """A measured time as a row of the benchmark file."""
+    busy_us = max(us - ceilings.empty_us, 1e-3)
+    tflops = subject.cases.flops(case) / busy_us / 1e6
+    tbps = subject.cases.bytes_moved(case) / busy_us / 1e6
+    matrix_bound = subject.name in MATRIX_BOUND
+    share = tflops / ceilings.cublas_bf16_tflops if matrix_bound else tbps / ceilings.read_tbps
+    return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), round(share, 4))
+
+
+def time_case(subject: Subject, case: Case, timer: Timer) -> float:
+    """Median time of a prepared call of the case, in microseconds."""
+    import cupy
+
+    prepared = subject.call.prepare(**subject.cases.inputs(case, 0, cupy))
+    us = timer.us(prepared)
+    del prepared
+    cupy.get_default_memory_pool().free_all_blocks()
+    return us
+
+
+def run(
+    subject: Subject,
+    cases: Sequence[Case],
+    progress: Callable[[str], None] = lambda name: None,
+    ceilings: Ceilings | None = None,
+    commit: str | None = None,
+) -> Benchmark:
+    """Measure the ceilings, then each case.
+
+    Args:
+        subject: the operator.
+        cases: what to time.
+        progress: called with each case's name when it is done.
+        ceilings: those already measured in this run; None measures them.
+        commit: what to write as the commit; None asks git.
+
+    Raises:
+        UnsupportedError: there is no GPU, or the operator has no kernel for it.
+    """
+    from .. import driver
+
+    if not driver.available():
+        raise UnsupportedError(f"timing {subject.name}", "cpu", "CUDA GPUs")
+    timer = Timer()
+    limits = ceilings or timing.ceilings(timer)
+    rows = []
+    for case in cases:
+        rows.append(row(subject, case, time_case(subject, case, timer), limits))
+        progress(case.name)
+    return Benchmark(
+        gpu=driver.device_name(0),
+        driver=machine.driver_text(),
+        date=machine.today(),
+        commit=commit or machine.commit(),
+        ceilings=limits.as_dict(),
+        rows=rows,
+    )
+
+
+def host_overhead(subject: Subject) -> dict[str, Any]:
+    """Host microseconds per call of the operator's cheapest benchmark case, and the case's name.
+
+    `bare` is the driver's launch function alone, with everything laid out; `prepared` a prepared call; `ordinary` a
+    public call with CuPy arrays that allocates its outputs.
+    """
+    import cupy
+
+    case = min(subject.cases.BENCH, key=subject.cases.flops)
+    inputs = subject.cases.inputs(case, 0, cupy)
+    prepared = subject.call.prepare(**inputs)
+    calls = {
+        "bare": bare_launch(prepared.launcher),
+        "prepared": prepared,
+        "ordinary": lambda: subject.call(**inputs),
+    }
+    wait = cupy.cuda.get_current_stream().synchronize
+    return {"case": case.name, **{name: round(timing.host_us(calls[name], wait), 2) for name in HOST_COLUMNS}}
+
+
+def bare_launch(launcher: Any) -> Callable[[], object]:
+    """What a `launch.Launcher` does at least: one call of the driver's entry point with what it holds ready."""
+    launch = launcher._launch
+    arguments = (launcher._config_address, launcher._function, launcher._slots_address, None)
+    return lambda: launch(*arguments)

@@ -1,0 +1,199 @@
+"""Evidence that a kernel ran and was right: written by GPU runs, read by the support table.
+
+One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds the content hash of the kernel's
+include closure, so that an edit of any file the kernel is made from shows as evidence that is no longer current.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .. import build
+from ..errors import CupymlaError
+from ..ops import registry
+from ..ops.case import Case
+from ..ops.registry import KernelEntry, OperatorEntry
+from . import machine, operators
+from .compare import Report
+
+FOLDER = machine.ROOT / "tests" / "evidence"
+BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
+
+Ran = Literal["hardware", "emulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one GPU run of a kernel's cases showed.
+
+    Attributes:
+        operator, kernel, arch: which kernel.
+        content_hash: of the sources that ran (`build.content_hash`).
+        gpu: product name of the GPU.
+        driver: its driver's release.
+        toolkit: compiler and headers.
+        cases: how many cases passed; they are all there were.
+        worst_errors: for each output, the error and its limit in the case that came nearest to its limit.
+        ran: "hardware", or "emulated" for code translated to run on another architecture.
+        date: ISO 8601, UTC.
+    """
+
+    operator: str
+    kernel: str
+    arch: str
+    content_hash: str
+    gpu: str
+    driver: str
+    toolkit: str
+    cases: int
+    worst_errors: dict[str, dict[str, float]]
+    ran: Ran
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A row of the support table.
+
+    Attributes:
+        operator: its name.
+        kernel: the kernel's name, or "reference" for an operator that has only its NumPy reference.
+        arch: the kernel's target, or "cpu".
+        evidence: how the kernel has been run: "hardware", "emulated" or "none".
+        current: whether that was with the present sources.
+        found: the evidence itself, None when there is none.
+    """
+
+    operator: str
+    kernel: str
+    arch: str
+    evidence: Literal["hardware", "emulated", "none"]
+    current: bool
+    found: Evidence | None = field(default=None, repr=False)
+
+    def as_dict(self) -> dict[str, str | bool]:
+        """The row as `list --json` prints it."""
+        row: dict[str, str | bool] = {name: getattr(self, name) for name in ("operator", "kernel", "arch", "evidence")}
+        return {**row, "current": self.current}
+
+
+def path(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
+    """Where a kernel's evidence is kept."""
+    return folder / f"{operator}.{kernel.name}.{kernel.arch}.json"
+
+
+def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
+    """The content hash of a kernel's present sources; None when they are not all there."""
+    try:
+        return build.content_hash(operators.unit(entry, kernel))
+    except CupymlaError:
+        return None
+
+
+def read(file: Path) -> Evidence | None:
+    """The evidence in a file; None when there is none that can be read."""
+    try:
+        return Evidence(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write(found: Evidence, folder: Path = FOLDER) -> Path:
+    """Keep evidence; returns its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = path(found.operator, KernelEntry(found.kernel, found.arch), folder)
+    file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    return file
+
+
+class Recorder:
+    """Collects the reports of passed cases, and writes the evidence of each operator whose cases all passed."""
+
+    def __init__(self, folder: Path = FOLDER, ran: Ran = "hardware") -> None:
+        self._folder = folder
+        self._ran: Ran = ran
+        self._passed: dict[str, dict[str, list[Report]]] = {}
+
+    def record(self, operator: str, case: Case, reports: Sequence[Report]) -> None:
+        """Count a case whose reports hold no failure; ignore any other."""
+        if not any(report.failure for report in reports):
+            self._passed.setdefault(operator, {})[case.name] = list(reports)
+
+    def write(self, device: int = 0) -> list[Path]:
+        """Write what is complete; returns the files. Nothing is written for operators of which a case is missing."""
+        files = []
+        for operator, passed in self._passed.items():
+            subject = operators.Subject(operator)
+            if {case.name for case in subject.cases.CASES} <= passed.keys():
+                files += self._write_one(subject.entry, passed, device)
+        return files
+
+    def _write_one(self, entry: OperatorEntry, passed: dict[str, list[Report]], device: int) -> list[Path]:
+        from .. import driver
+        from ..build import compiler
+
+        kernel = operators.kernel_for(entry, driver.compute_capability(device))
+        digest = current_hash(entry, kernel) if kernel else None
+        if kernel is None or digest is None:
+            return []
+        found = Evidence(
+            operator=entry.name,
+            kernel=kernel.name,
+            arch=kernel.arch,
+            content_hash=digest,
+            gpu=driver.device_name(device),
+            driver=machine.driver_text(),
+            toolkit=str(compiler.toolchain()),
+            cases=len(passed),
+            worst_errors=worst(passed.values()),
+            ran=self._ran,
+            date=machine.today(),
+        )
+        return [write(found, self._folder)]
+
+
+def worst(cases: Iterable[Sequence[Report]]) -> dict[str, dict[str, float]]:
+    """For each output, error and limit of the report whose error takes the largest share of its limit."""
+    found: dict[str, tuple[float, Report]] = {}
+    for reports in cases:
+        for report in reports:
+            share = report.error / report.limit if report.limit else 0.0
+            if report.output not in found or share > found[report.output][0]:
+                found[report.output] = (share, report)
+    return {name: {"error": report.error, "limit": report.limit} for name, (_, report) in found.items()}
+
+
+def support_rows(folder: Path = FOLDER) -> list[Support]:
+    """One row for each operator and kernel; an operator without a kernel has one row for its reference."""
+    rows = []
+    for entry in registry.OPERATORS:
+        for kernel in entry.kernels:
+            found = read(path(entry.name, kernel, folder))
+            current = found is not None and found.content_hash == current_hash(entry, kernel)
+            rows.append(Support(entry.name, kernel.name, kernel.arch, found.ran if found else "none", current, found))
+        if not entry.kernels:
+            rows.append(Support(entry.name, "reference", "cpu", "none", False))
+    return rows
+
+
+def status(row: Support) -> str:
+    """What the support table says of a row."""
+    if row.arch == "cpu":
+        return "NumPy reference only; CUDA arrays raise `UnsupportedError`"
+    if row.found is None:
+        return "unverified: not run yet"
+    how = "emulated on" if row.evidence == "emulated" else "on"
+    run = f"{row.found.cases} cases {how} {row.found.gpu}, {row.found.date}"
+    return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}"
+
+
+def support_markdown(rows: Sequence[Support] | None = None) -> str:
+    """The support table, between the markers that the README keeps it in."""
+    lines = [BEGIN, "| operator | kernel | target | status |", "| --- | --- | --- | --- |"]
+    for row in support_rows() if rows is None else rows:
+        lines.append(f"| `{row.operator}` | `{row.kernel}` | `{row.arch}` | {status(row)} |")
+    return "\n".join([*lines, END])

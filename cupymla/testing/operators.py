@@ -1,0 +1,103 @@
+"""An operator's parts as the test kit uses them: the call, its cases, its reference, its kernels on a GPU.
+
+Beside what `cupymla.ops.case` asks of every `cases` module, the kit reads `OUTPUTS`: the names of the call's output
+parameters, in the order in which it returns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import arch as arches
+from ..build import KernelSource
+from ..ops import registry
+from ..ops.case import Case
+from ..ops.registry import KernelEntry, OperatorEntry
+
+Array = npt.NDArray[Any]
+
+
+class Subject:
+    """One operator under test.
+
+    Attributes:
+        entry: its registry row.
+        call: the public `Operator`.
+        cases: its cases module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.entry: OperatorEntry = registry.named(name)
+        self.call: Any = getattr(import_module(self.entry.module), name)
+        self.cases: Any = import_module(f"{self.entry.module}.cases")
+        self._reference: Any = getattr(import_module(f"{self.entry.module}.reference"), name)
+
+    @property
+    def name(self) -> str:
+        """The operator's name."""
+        return self.entry.name
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the output parameters, in the order in which the call returns them."""
+        names: tuple[str, ...] = self.cases.OUTPUTS
+        return names
+
+    def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
+        """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
+        return as_tuple(self._reference(**inputs, precision=precision))
+
+    def small_grid(self, per_intent: int = 2) -> list[Case]:
+        """The cheapest cases of each intent, for tools that slow a kernel down a thousandfold."""
+        cheap: dict[str, list[Case]] = {}
+        for case in sorted(self.cases.CASES, key=self.cases.flops):
+            group = cheap.setdefault(case.intent, [])
+            if len(group) < per_intent and self.cases.flops(case) > 0:
+                group.append(case)
+        return [case for group in cheap.values() for case in group]
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """What a call returned, as a tuple of its outputs."""
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def arguments_on(xp: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """NumPy arguments copied to xp's memory with their strides; everything else as it is."""
+    from .poison import strided_like
+
+    return {name: strided_like(xp, value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+
+
+def kernel_for(entry: OperatorEntry, capability: tuple[int, int]) -> KernelEntry | None:
+    """The kernel of an operator that a GPU of this compute capability runs; None when it has none there.
+
+    A kernel for exactly this GPU goes before one that many run, a newer target before an older.
+    """
+    fitting = [kernel for kernel in entry.kernels if arches.named(kernel.arch).runs_on(capability)]
+
+    def preference(kernel: KernelEntry) -> tuple[bool, tuple[int, int]]:
+        arch = arches.named(kernel.arch)
+        return arch.exact, arch.capability
+
+    return max(fitting, key=preference, default=None)
+
+
+def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
+    """A kernel's translation unit without definitions: what stands for all its variants where content is hashed."""
+    folder = kernel.arch.rstrip("abcdefghijklmnopqrstuvwxyz").replace("_", "")
+    return KernelSource(f"{entry.name}/{folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
+
+
+def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:
+    """Every kernel variant that the operator's plan can pick, for the given targets or for all."""
+    targets = dict.fromkeys(kernel.arch for kernel in entry.kernels if archs is None or kernel.arch in archs)
+    if not targets:
+        return []
+    plan: Any = import_module(f"{entry.module}.plan")
+    return [source for target in targets for source in plan.sources(target)]

@@ -1,0 +1,75 @@
+"""Memory that shows what was not written and what was written beside.
+
+Each helper takes `xp`, numpy or cupy, and works the same with both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .compare import Mismatch, is_float
+
+GUARD_BYTES = 1024
+_GUARD = 0xA5
+_POISON = 0xFF
+"""0xFF bytes are NaN in every float dtype (e4m3fn and e5m2 included) and -1 in signed integers."""
+
+
+class Guarded:
+    """An array filled with poison, between two guard zones.
+
+    Attributes:
+        array: C-contiguous, of the asked shape and dtype, each byte 0xFF. It starts `GUARD_BYTES` into an allocation,
+            so it is aligned as the allocation is (256 bytes under CuPy), up to 1024 bytes.
+    """
+
+    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        self._shape, self._dtype = shape, np.dtype(dtype)
+        self._size = math.prod(shape) * self._dtype.itemsize
+        self._bytes = xp.full(self._size + 2 * GUARD_BYTES, _GUARD, dtype=np.uint8)
+        inside = self._bytes[GUARD_BYTES : GUARD_BYTES + self._size]
+        inside[...] = _POISON
+        self.array = inside.view(self._dtype).reshape(shape)
+
+    def poison(self) -> None:
+        """Fill the array with poison again."""
+        self._bytes[GUARD_BYTES : GUARD_BYTES + self._size] = _POISON
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """The array's present content, in host memory."""
+        content = self._bytes[GUARD_BYTES : GUARD_BYTES + self._size]
+        host: npt.NDArray[Any] = content.copy() if isinstance(content, np.ndarray) else content.get()
+        typed: npt.NDArray[Any] = host.view(self._dtype).reshape(self._shape)
+        return typed
+
+    def check(self, name: str) -> None:
+        """Raise Mismatch when a guard zone was written to."""
+        for side, zone in (("before", self._bytes[:GUARD_BYTES]), ("after", self._bytes[GUARD_BYTES + self._size :])):
+            touched = (zone != _GUARD).nonzero()[0]
+            if len(touched):
+                offset = int(touched[0])
+                raise Mismatch(f"{name}: wrote outside: {len(touched)} guard bytes {side} it, the first at {offset}")
+
+
+def strided_like(xp: Any, array: Any) -> Any:
+    """A copy of a NumPy array in xp's memory, with the same strides; the gaps between rows hold poison.
+
+    Axes of stride 0 stay so. Raises ValueError for negative strides. Dtypes that CuPy lacks (fp8) become uint8.
+    """
+    dtype = array.dtype
+    if xp is not np and dtype.itemsize == 1 and is_float(dtype):
+        array, dtype = array.view(np.uint8), np.dtype(np.uint8)
+    if array.flags.c_contiguous:
+        return xp.array(array)
+    if min(array.strides) < 0:
+        raise ValueError(f"negative strides: {array.strides}")
+    distinct = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)
+    extent = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)) + dtype.itemsize
+    memory = xp.full(max(extent, dtype.itemsize), _POISON, dtype=np.uint8).view(dtype)
+    view = xp.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
+    view[distinct] = xp.asarray(np.ascontiguousarray(array[distinct]))
+    return view

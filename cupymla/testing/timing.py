@@ -1,0 +1,205 @@
+"""Times on the GPU by CUDA events, the machine's ceilings measured the same way, and host time per call.
+
+One launch stands between two events; the L2 cache is flushed before it by writing a buffer of three times its size.
+While the flush runs the host enqueues what follows, so host time stays out of the measurement. Every function works
+on the current device and stream of CuPy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+REPEATS = 15
+WARM_UP = 3
+MATMUL_SIZE = 8192
+STREAM_BYTES = 2 << 30
+
+# 16-byte loads, eight in flight per thread; the sum is stored only if it takes a value no buffer here adds up to, so
+# that the loads cannot be dropped.
+_READ_SOURCE = r"""
+extern "C" __global__ void __launch_bounds__(512) cupymla_read(const uint4* __restrict__ data, unsigned long long count,
+                                                               unsigned* sink) {
+    const unsigned long long step = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
+    unsigned long long at = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    unsigned sum = 0;
+    for (; at + 7 * step < count; at += 8 * step) {
+        uint4 part[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) part[i] = __ldcs(data + at + i * step);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum |= part[i].x | part[i].y | part[i].z | part[i].w;
+    }
+    for (; at < count; at += step) {
+        const uint4 part = __ldcs(data + at);
+        sum |= part.x | part.y | part.z | part.w;
+    }
+    if (sum == 0x80000000u) *sink = sum;
+}
+"""
+_EMPTY_SOURCE = 'extern "C" __global__ void cupymla_empty() {}'
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this GPU reaches at most, measured now.
+
+    Attributes:
+        cublas_bf16_tflops: a bf16 matrix product of size 8192 on normal random data, in 10**12 operations per second.
+        copy_tbps: device-to-device copy, bytes read plus bytes written, in 10**12 bytes per second.
+        read_tbps: reading alone, in 10**12 bytes per second.
+        empty_us: what an empty kernel reads between its two events, in microseconds.
+    """
+
+    cublas_bf16_tflops: float
+    copy_tbps: float
+    read_tbps: float
+    empty_us: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields as benchmark files spell them."""
+        return {name: round(value, 3) for name, value in asdict(self).items()}
+
+
+class Timer:
+    """Times launches on the current device, with a cold L2."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        l2_bytes = cupy.cuda.Device().attributes["L2CacheSize"]
+        self._flush = cupy.empty(3 * l2_bytes, dtype=cupy.uint8)
+        self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def _once(self, call: Callable[[], object]) -> float:
+        self._flush.fill(0)
+        self._start.record()
+        call()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(self._start, self._end)) * 1e3
+
+    def us(self, call: Callable[[], object], repeats: int = REPEATS) -> float:
+        """Median time of what `call` enqueues on the current stream, in microseconds.
+
+        Args:
+            call: enqueues the work; a prepared call, so that the host is ready before the flush ends.
+            repeats: timed runs, at least 10; three more run first, untimed.
+        """
+        for _ in range(WARM_UP):
+            call()
+        return statistics.median(self._once(call) for _ in range(max(repeats, 10)))
+
+
+def empty_us(timer: Timer) -> float:
+    """What an empty kernel reads between two events, in microseconds."""
+    import cupy
+
+    kernel = cupy.RawKernel(_EMPTY_SOURCE, "cupymla_empty")
+    return timer.us(lambda: kernel((1,), (32,), ()), repeats=50)
+
+
+def _matmul() -> Callable[[], object]:
+    """A bf16 matrix product of size 8192 by cuBLAS: torch's if it is there and sees the GPU, else CuPy's."""
+    try:
+        import torch
+    except ImportError:
+        return _cupy_matmul()
+    if not torch.cuda.is_available():
+        return _cupy_matmul()
+    import cupy
+
+    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    stream = torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            torch.matmul(a, b, out=out)
+
+    torch.cuda.synchronize()
+    return run
+
+
+def _cupy_matmul() -> Callable[[], object]:
+    import cupy
+    import numpy as np
+    from cupy.cuda import cublas, device, runtime
+
+    n = MATMUL_SIZE
+    rng = cupy.random.default_rng(0)
+    # The upper half of a float32 is the bfloat16 nearest below it.
+    a, b = ((rng.standard_normal((n, n), dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(2))
+    out = cupy.empty((n, n), np.uint16)
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    bf16, fp32 = runtime.CUDA_R_16BF, cublas.CUBLAS_COMPUTE_32F
+
+    def run() -> None:
+        handle = device.get_cublas_handle()
+        cublas.gemmEx(
+            handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, n, n, one.ctypes.data,
+            a.data.ptr, bf16, n, b.data.ptr, bf16, n, zero.ctypes.data, out.data.ptr, bf16, n,
+            fp32, cublas.CUBLAS_GEMM_DEFAULT,
+        )  # fmt: skip
+
+    return run
+
+
+def _read(data: Any) -> Callable[[], object]:
+    import cupy
+    import numpy as np
+
+    kernel = cupy.RawKernel(_READ_SOURCE, "cupymla_read")
+    sink = cupy.zeros(1, dtype=cupy.uint32)
+    blocks = 4 * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    arguments = (data, np.uint64(data.nbytes // 16), sink)
+    return lambda: kernel((blocks,), (512,), arguments)
+
+
+def _copy(target: Any, source: Any) -> Callable[[], object]:
+    return lambda: target.data.copy_from_device_async(source.data, source.nbytes)
+
+
+def ceilings(timer: Timer) -> Ceilings:
+    """Measure what this GPU reaches at most; takes a few seconds and 4 GiB of its memory."""
+    import cupy
+
+    nothing = empty_us(timer)
+    matmul_us = timer.us(_matmul()) - nothing
+    source = cupy.arange(STREAM_BYTES // 4, dtype=cupy.uint32)
+    target = cupy.empty_like(source)
+    copy_us = timer.us(_copy(target, source)) - nothing
+    read_us = timer.us(_read(source)) - nothing
+    return Ceilings(
+        cublas_bf16_tflops=2 * MATMUL_SIZE**3 / matmul_us / 1e6,
+        copy_tbps=2 * STREAM_BYTES / copy_us / 1e6,
+        read_tbps=STREAM_BYTES / read_us / 1e6,
+        empty_us=nothing,
+    )
+
+
+def host_us(
+    call: Callable[[], object], synchronize: Callable[[], object], calls: int = 200, batches: int = 15
+) -> float:
+    """Median host time of one call, in microseconds.
+
+    Args:
+        call: what is timed; a launch that returns without waiting.
+        synchronize: waits for the device; run between batches, untimed, so that the launch queue never fills up and
+            blocks the host.
+        calls: in a batch; below the driver's queue depth of 1024.
+        batches: whose median is taken, after one that is not.
+    """
+    samples = []
+    for _ in range(batches + 1):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - start) / calls * 1e6)
+    synchronize()
+    return statistics.median(samples[1:])

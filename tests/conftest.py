@@ -1,0 +1,52 @@
+"""What every test shares: GPU tests are skipped without a GPU and counted, and GPU runs leave evidence behind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from cupymla.testing.evidence import Recorder
+
+NO_GPU = "needs a CUDA GPU"
+
+# A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
+settings.register_profile("cupymla", deadline=None, print_blob=True)
+settings.load_profile("cupymla")
+
+
+@functools.cache
+def gpu_present() -> bool:
+    from cupymla import driver
+
+    return driver.available()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.xdist_group("gpu"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not gpu_present():
+        pytest.skip(NO_GPU)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = sum(NO_GPU in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    if skipped:
+        terminalreporter.write_line(f"{skipped} GPU tests skipped: no CUDA GPU on this machine")
+
+
+@pytest.fixture(scope="session")
+def evidence() -> Iterator[Recorder]:
+    """Collects what GPU tests found; writes an operator's evidence when all its cases ran and passed."""
+    recorder = Recorder()
+    yield recorder
+    recorder.write()

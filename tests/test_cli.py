@@ -1,0 +1,188 @@
+"""The command line does what it says, in words and in JSON, and its exit status can be relied on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupymla import config, driver
+from cupymla.cli import doctor as examination
+from cupymla.cli import main, terminal
+from cupymla.cli.doctor import Check
+from cupymla.ops import registry
+from cupymla.testing import evidence
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main(words) == status
+    return capsys.readouterr().out
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> Any:
+    return json.loads(printed(capsys, *words, "--json", status=status))
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(folder))
+    return folder
+
+
+def test_doctor_reports_every_part(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
+    healthy = examination.healthy(examination.examine())
+    found = json_of(capsys, "doctor", status=0 if healthy else 1)
+    names = {check["name"] for check in found["checks"]}
+    assert {"Python", "GPU", "driver", "CUTLASS", "CuPy", "cache"} <= names
+    assert names & {"NVRTC", "nvcc"}
+    for check in found["checks"]:
+        assert check["state"] in ("ok", "missing", "optional")
+        assert check["state"] == "ok" or check["advice"], f"{check['name']}: say what to do"
+    assert found["variables"]["CUPYMLA_CACHE_DIR"]["value"] == str(cache_folder)
+    assert found["variables"].keys() == config.VARIABLES.keys()
+
+
+def test_doctor_prints_a_table(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
+    main(["doctor"])
+    shown = capsys.readouterr().out
+    assert "CUTLASS" in shown
+    assert "CUPYMLA_CACHE_DIR" in shown
+
+
+def test_doctor_fails_when_something_needed_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a GPU is healthy; one that cannot compile is not."""
+    no_gpu = Check("GPU", "missing", "none", "x")
+    monkeypatch.setattr(examination, "examine", lambda: [no_gpu])
+    json_of(capsys, "doctor", status=0)
+    monkeypatch.setattr(examination, "examine", lambda: [no_gpu, Check("CuPy", "missing", "", "x", needed=True)])
+    json_of(capsys, "doctor", status=1)
+
+
+def test_doctor_survives_an_unusable_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPYMLA_COMPILER", "cc")
+    found = json_of(capsys, "doctor", status=1)
+    assert any("CUPYMLA_COMPILER" in check["found"] for check in found["checks"])
+
+
+def test_list_has_the_agreed_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json_of(capsys, "list")
+    assert {row["operator"] for row in rows} == {entry.name for entry in registry.OPERATORS}
+    for row in rows:
+        assert list(row) == ["operator", "kernel", "arch", "evidence", "current"]
+        assert row["evidence"] in ("hardware", "emulated", "none")
+        assert isinstance(row["current"], bool)
+
+
+def test_list_prints_a_table_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "sparse_mla_fwd" in printed(capsys, "list")
+    assert printed(capsys, "list", "--markdown").strip() == evidence.support_markdown()
+
+
+def test_cache_commands(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
+    assert json_of(capsys, "cache", "path") == {"path": str(cache_folder)}
+    assert printed(capsys, "cache", "path").strip() == str(cache_folder)
+    assert json_of(capsys, "cache", "ls") == []
+    assert "0 compiled kernels" in printed(capsys, "cache", "ls")
+    assert json_of(capsys, "cache", "clear") == {"freed_bytes": 0}
+    assert "0.0 MiB" in printed(capsys, "cache", "clear")
+
+
+def test_precompile_of_an_operator_without_kernels_is_no_error(
+    capsys: pytest.CaptureFixture[str], cache_folder: Path
+) -> None:
+    without = next((entry.name for entry in registry.OPERATORS if not entry.kernels), None)
+    if without is None:
+        pytest.skip("every operator has a kernel")
+    assert json_of(capsys, "precompile", without) == []
+    assert "no kernel" in printed(capsys, "precompile", without)
+
+
+@pytest.mark.compile
+def test_precompile_fills_the_cache(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
+    """Every variant for one target is compiled, shown with its resources, and found in the cache next time."""
+    entry, kernel = next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
+    words = ("precompile", entry.name, "--arch", kernel.arch, "--jobs", "2")
+    rows = json_of(capsys, *words)
+    assert rows
+    for row in rows:
+        assert (row["kernel"], row["arch"], row["error"]) == (kernel.name, kernel.arch, "")
+        assert row["registers"] > 0
+        assert row["spill_store_bytes"] == row["spill_load_bytes"] == 0
+    assert all(row["cached"] for row in json_of(capsys, *words))
+    kept = json_of(capsys, "cache", "ls")
+    assert len(kept) == len(rows)
+    assert kernel.name in printed(capsys, *words)
+    assert json_of(capsys, "cache", "clear")["freed_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("precompile", "no_such_operator"),
+        ("precompile", "--arch", "sm_1"),
+        ("precompile", "--jobs", "0"),
+        ("bench", "no_such_operator"),
+    ],
+)
+def test_bad_arguments_are_status_2_with_one_line(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["dance"])
+    assert stopped.value.code == 2
+    assert "doctor" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(driver.available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("words", [("bench",), ("bench", "sparse_mla_fwd"), ("bench", "--json")])
+def test_bench_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert main(words) == 2
+    assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_plain_tables_and_progress_need_no_rich(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "have_rich", lambda: False)
+    shown = printed(capsys, "list")
+    assert re.search(r"operator +kernel +target", shown)
+    with terminal.Terminal(False).progress("done", 2) as step:
+        step("first")
+        step("second")
+    assert capsys.readouterr().err.splitlines() == ["done 1/2: first", "done 2/2: second"]
+
+
+def test_rich_tables_show_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich takes [word] for markup unless told otherwise."""
+    terminal.Terminal(False).table("t", ("a",), [["pip install 'cupymla[cuda12]'"]])
+    assert "cupymla[cuda12]" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_demo_checks_every_operator(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On any machine, with nothing prepared: every operator right, every kernel compiled, a plot on disk."""
+    found = json_of(capsys, "demo", "--out", str(tmp_path))
+    assert [part["operator"] for part in found["operators"]] == [entry.name for entry in registry.OPERATORS]
+    assert all(part["passed"] for part in found["operators"])
+    assert all(part["worst_share_of_limit"] <= 1 for part in found["operators"])
+    assert all(kernel["error"] == "" for kernel in found["kernels"])
+    if not driver.available():
+        wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100a")}
+        assert {(kernel["kernel"], kernel["arch"]) for kernel in found["kernels"]} == wanted
+    assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")

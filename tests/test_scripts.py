@@ -1,0 +1,159 @@
+"""The commands in scripts/ set themselves up and say what is wrong when they cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = ROOT / "scripts" / "lib" / "setup.sh"
+COMMANDS = ("demo", "test", "bench", "gpu_check")
+TOOLS = ("bash", "dirname", "cksum", "cat", "mktemp", "rm", "sed", "head", "flock", "env")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of nothing but what the set-up reads."""
+    (tmp_path / "scripts" / "lib").mkdir(parents=True)
+    shutil.copy(SETUP, tmp_path / "scripts" / "lib" / "setup.sh")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    return tmp_path
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A PATH with the tools that the set-up needs and no Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        if found:
+            (folder / tool).symlink_to(found)
+    return folder
+
+
+def fake(folder: Path, name: str, body: str) -> None:
+    """A program on that PATH."""
+    file = folder / name
+    file.write_text(f"#!{shutil.which('bash')}\n{body}\n")
+    file.chmod(0o755)
+
+
+def run(checkout: Path, programs: Path, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash with the set-up sourced, as the commands do."""
+    script = f"set -euo pipefail; source {checkout}/scripts/lib/setup.sh; {program}"
+    environment = {"PATH": str(programs), "HOME": str(checkout), **variables}
+    bash = shutil.which("bash")
+    assert bash
+    return subprocess.run([bash, "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_are_executable_bash_that_stops_on_errors(name: str) -> None:
+    file = ROOT / "scripts" / name
+    assert file.stat().st_mode & stat.S_IXUSR
+    assert "set -euo pipefail" in file.read_text()
+    assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
+
+
+def test_ci_runs_the_test_command() -> None:
+    assert "exec scripts/test" in (ROOT / ".ci" / "run").read_text()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("output", "extra"),
+    [
+        ("| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |", "cuda13"),
+        ("| NVIDIA-SMI 595.10   Driver Version: 595.10   CUDA UMD Version: 13.2 |", "cuda13"),
+        ("| NVIDIA-SMI 535.54   Driver Version: 535.54   CUDA Version: 12.2 |", "cuda12"),
+        ("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", "cuda12"),
+    ],
+)
+def test_cuda_extra_follows_the_driver(checkout: Path, programs: Path, output: str, extra: str) -> None:
+    fake(programs, "nvidia-smi", f"echo '{output}'")
+    assert run(checkout, programs, "cuda_extra").stdout.strip() == extra
+
+
+def test_cuda_extra_without_a_driver(checkout: Path, programs: Path) -> None:
+    assert run(checkout, programs, "cuda_extra").stdout.strip() == "cuda12"
+
+
+def test_no_python_is_said_clearly(checkout: Path, programs: Path) -> None:
+    done = run(checkout, programs, "prepare_environment cuda12,cli numpy")
+    assert done.returncode != 0
+    assert "no Python 3.10 or newer" in done.stderr
+
+
+def test_missing_venv_module_is_said_clearly(checkout: Path, programs: Path) -> None:
+    # Answers that it is new enough, and fails to import ensurepip, venv and whatever is asked for.
+    fake(programs, "python3", '[ "${2:-}" = "import sys; sys.exit(sys.version_info < (3, 10))" ]')
+    done = run(checkout, programs, "prepare_environment cuda12,cli numpy")
+    assert done.returncode != 0
+    assert "python3-venv" in done.stderr
+
+
+def test_prepared_machine_without_an_index_is_used_as_it_is(checkout: Path, programs: Path) -> None:
+    """pip reaches nothing, but the interpreter has everything: it is used, and that is said."""
+    fake(
+        programs,
+        "python3",
+        f"""case "$*" in
+            "-m venv --clear "*) mkdir -p "$4/bin"; cp "{programs}/python3" "$4/bin/python" ;;
+            *"pip download"*) exit 1 ;;
+            *) exit 0 ;;
+        esac""",
+    )
+    for tool in ("mkdir", "cp"):
+        found = shutil.which(tool)
+        assert found
+        (programs / tool).symlink_to(found)
+    words = 'prepare_environment cuda12,dev numpy pytest; echo "$PYTHON $PYTHONPATH"'
+    done = run(checkout, programs, words, PYTHONPATH="/before")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"{programs}/python3", f"{checkout}:/before"]
+    assert "pip reaches no package index" in done.stderr
+
+
+def test_ready_environment_is_used_until_pyproject_changes(checkout: Path, programs: Path) -> None:
+    """The second run installs nothing; an edit of pyproject.toml makes it install again."""
+    log = checkout / "log"
+    fake(
+        programs,
+        "python3",
+        f"""echo "$*" >>{log}
+        case "$*" in
+            "-m venv --clear "*) mkdir -p "$4/bin"; cp "{programs}/python3" "$4/bin/python" ;;
+        esac""",
+    )
+    for tool in ("mkdir", "cp"):
+        found = shutil.which(tool)
+        assert found
+        (programs / tool).symlink_to(found)
+
+    def installs() -> int:
+        done = run(checkout, programs, 'prepare_environment cuda12,cli numpy; echo "$PYTHON"')
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == f"{checkout}/.venv/bin/python"
+        return sum("pip install" in line for line in log.read_text().splitlines())
+
+    assert installs() == 1
+    assert installs() == 1
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'y'\n")
+    assert installs() == 2
+
+
+def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
+    """A plain `torch` on Linux brings several GB of CUDA packages along."""
+    text = SETUP.read_text()
+    assert 'torch==2.13.0+cpu"' in text
+    assert "[torch" not in text
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for extra in ("test", "dev", "cli"):
+        line = next(line for line in pyproject.splitlines() if line.startswith(f"{extra} = "))
+        assert "torch" not in line

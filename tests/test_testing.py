@@ -1,0 +1,418 @@
+"""The test kit catches what it is there to catch. Nothing else checks the checker."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupymla.errors import InputError
+from cupymla.ops import registry
+from cupymla.ops.registry import KernelEntry, OperatorEntry
+from cupymla.testing import bench, evidence, machine, operators, report
+from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
+from cupymla.testing.poison import GUARD_BYTES, Guarded, strided_like
+from cupymla.testing.timing import Ceilings
+
+Array = npt.NDArray[Any]
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = [np.dtype(np.float32), np.dtype(np.float16), BF16]
+ROWS, COLUMNS = 24, 96
+
+
+@pytest.fixture
+def product() -> tuple[Array, Array]:
+    """A matrix product as float64 and as float32 operands give it, the latter to be stored as bf16."""
+    rng = np.random.default_rng(7)
+    a, b = rng.standard_normal((ROWS, 64)), rng.standard_normal((64, COLUMNS))
+    return a @ b, (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16)
+
+
+def failure(got: Array, product: tuple[Array, Array]) -> str | None:
+    exact, same = product
+    return compare("out", got, same, exact).failure
+
+
+def test_correctly_rounded_result_passes(product: tuple[Array, Array]) -> None:
+    exact, _ = product
+    assert failure(exact.astype(BF16), product) is None
+
+
+def test_same_precision_result_in_another_order_passes(product: tuple[Array, Array]) -> None:
+    """A kernel sums in its own order; that alone must not fail it."""
+    rng = np.random.default_rng(7)
+    a, b = rng.standard_normal((ROWS, 64)).astype(np.float32), rng.standard_normal((64, COLUMNS)).astype(np.float32)
+    total = np.zeros((ROWS, COLUMNS), np.float32)
+    for k in range(63, -1, -1):
+        total += a[:, k : k + 1] * b[k]
+    assert failure(total.astype(BF16), product) is None
+
+
+def test_nan_leak_is_caught(product: tuple[Array, Array]) -> None:
+    got = product[1].copy()
+    got[3, 5] = np.nan
+    message = failure(got, product)
+    assert message is not None
+    assert "NaN" in message
+    assert "[3, 5]" in message
+
+
+def test_swapped_rows_are_caught(product: tuple[Array, Array]) -> None:
+    got = product[1].copy()
+    got[[2, 9]] = got[[9, 2]]
+    assert "out" in (failure(got, product) or "")
+
+
+@given(row=st.integers(0, ROWS - 1), column=st.integers(0, COLUMNS - 1), up=st.booleans())
+def test_one_wrong_element_is_caught(row: int, column: int, up: bool) -> None:
+    """Anything past the limit at a single place fails, and the message leads there."""
+    rng = np.random.default_rng(7)
+    exact = rng.standard_normal((ROWS, 64)) @ rng.standard_normal((64, COLUMNS))
+    same = exact.astype(BF16)
+    limit = compare("out", same, same, exact).limit
+    got = same.astype(np.float32)
+    got[row, column] = exact[row, column] + (1.01 if up else -1.01) * limit
+    found = compare("out", got.astype(np.float64), same, exact)
+    # In float64 the output rounds to nothing, so its own limit is the reference's part alone, which is smaller.
+    assert found.failure is not None
+    assert f"[{row}, {column}]" in found.failure
+
+
+def test_scaled_result_is_caught(product: tuple[Array, Array]) -> None:
+    """An error of 1% everywhere can stay below the absolute bound of a bf16 output; the similarity sees it."""
+    exact, same = product
+    report_ = compare("out", (exact * 1.01).astype(BF16), same, exact)
+    assert report_.failure is not None
+    assert report_.dissimilarity > 1e-5
+
+
+def test_systematic_error_below_the_absolute_bound_is_caught() -> None:
+    """One outlier makes the absolute bound generous; a relative error everywhere else must still fail."""
+    exact = np.full(4096, 1.0)
+    exact[0] = 64.0
+    same = exact.astype(BF16)
+    same[0] = 64.5
+    got = (exact * 1.01).astype(BF16)
+    got[0] = 64.0
+    found = compare("out", got, same, exact)
+    assert found.error <= found.limit
+    assert "dissimilarity" in (found.failure or "")
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.dtype(np.int32), np.dtype(np.uint8)])
+def test_unwritten_output_is_caught(dtype: np.dtype[Any]) -> None:
+    """What was never written still holds poison, in every dtype."""
+    exact = np.arange(60.0).reshape(3, 20) % 17
+    same = exact.astype(dtype)
+    guarded = Guarded(np, (3, 20), dtype)
+    assert compare("out", guarded.array, same, exact).failure is not None
+    guarded.array[...] = same
+    assert compare("out", guarded.array, same, exact).failure is None
+    guarded.poison()
+    guarded.array[:2] = same[:2]
+    assert compare("out", guarded.to_numpy(), same, exact).failure is not None
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_infinities_and_nan_belong_where_the_reference_has_them(value: float) -> None:
+    exact = np.array([1.0, value, 2.0])
+    good = exact.astype(np.float32)
+    assert compare("lse", good, good, exact).failure is None
+    for wrong in (np.inf, -np.inf, np.nan, 3e38):
+        if not (math.isnan(value) and math.isnan(wrong)) and wrong != value:
+            bad = good.copy()
+            bad[1] = wrong
+            assert compare("lse", bad, good, exact).failure is not None
+    misplaced = good[[1, 0, 2]]
+    assert compare("lse", misplaced, good, exact).failure is not None
+
+
+def test_overflow_counts_as_right_only_where_the_dtype_cannot_hold_the_value() -> None:
+    exact = np.array([70000.0, 60000.0])
+    good = np.array([np.inf, 60000.0], np.float16)
+    assert compare("c", good, good, exact).failure is None
+    assert compare("c", np.array([65504.0, 60000.0], np.float16), good, exact).failure is not None
+    assert compare("c", np.array([np.inf, np.inf], np.float16), good, exact).failure is not None
+
+
+def test_integers_have_to_be_equal() -> None:
+    exact = np.arange(10)
+    assert compare("codes", exact.astype(np.uint8), exact, exact).failure is None
+    wrong = exact.astype(np.uint8)
+    wrong[4] += 1
+    assert "[4]: expected 4, got 5" in (compare("codes", wrong, exact, exact).failure or "")
+
+
+def test_wrong_shape_is_caught() -> None:
+    assert "shape" in (compare("out", np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((3, 2))).failure or "")
+
+
+def test_empty_and_all_zero_outputs_are_right() -> None:
+    for shape in ((0, 4), (3, 4)):
+        zeros = np.zeros(shape)
+        assert compare("out", zeros.astype(BF16), zeros.astype(BF16), zeros).failure is None
+    almost = np.zeros(4, np.float32)
+    almost[1] = 1e-30
+    assert compare("out", almost, np.zeros(4, np.float32), np.zeros(4)).failure is not None
+
+
+def test_require_raises_with_every_failure() -> None:
+    good, bad = np.ones(3, np.float32), np.zeros(3, np.float32)
+    require([compare("a", good, good, np.ones(3))])
+    with pytest.raises(Mismatch) as caught:
+        require([compare("first", bad, good, np.ones(3)), compare("second", bad, good, np.ones(3))])
+    assert "first" in str(caught.value)
+    assert "second" in str(caught.value)
+
+
+@given(st.floats(1e-30, 1e30))
+def test_dissimilarity_is_the_published_formula(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal(50), rng.standard_normal(50)
+    assert dissimilarity(x * scale, y * scale) == pytest.approx(1 - 2 * x @ y / (x @ x + y @ y), rel=1e-9)
+    assert dissimilarity(x, -x) == pytest.approx(2)
+    assert dissimilarity(np.zeros(3), np.zeros(3)) == 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(value=st.floats(1e-3, 6e4))
+def test_half_ulp_is_what_rounding_can_do(dtype: np.dtype[Any], value: float) -> None:
+    """No rounding is larger, and at the midpoint between two neighbours one is exactly that large."""
+    assert abs(float(np.float64(value).astype(dtype)) - value) <= half_ulp(value, dtype)
+    power = 2.0 ** math.floor(math.log2(value))
+    middle = power + half_ulp(power, dtype)
+    assert abs(float(np.float64(middle).astype(dtype)) - middle) == half_ulp(power, dtype)
+
+
+@pytest.mark.parametrize("offset", [-GUARD_BYTES, -1, 0, GUARD_BYTES - 1])
+def test_writes_outside_an_output_are_caught(offset: int) -> None:
+    guarded = Guarded(np, (4, 3), np.float32)
+    guarded.check("out")
+    memory = guarded.array.base
+    while memory.base is not None:
+        memory = memory.base
+    end = GUARD_BYTES + guarded.array.nbytes
+    memory[GUARD_BYTES + offset if offset < 0 else end + offset] ^= 1
+    with pytest.raises(Mismatch, match="outside: 1 guard bytes"):
+        guarded.check("out")
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16, np.dtype(np.int32)])
+def test_copies_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any]) -> None:
+    wide = np.arange(6 * 4 * 10).reshape(6, 4, 10).astype(dtype)
+    for view in (wide[::2, 1:3, :7], wide.transpose(2, 0, 1), np.broadcast_to(wide[:1, :, :5], (3, 4, 5)), wide):
+        copy = strided_like(np, view)
+        assert copy.strides == view.strides
+        np.testing.assert_array_equal(copy.astype(np.float64), view.astype(np.float64))
+        assert not np.shares_memory(copy, wide)
+    gaps = strided_like(np, wide[::2, :, :7])
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(gaps.shape, gaps.strides, strict=True)) // dtype.itemsize
+    memory = np.lib.stride_tricks.as_strided(gaps, (extent,), (dtype.itemsize,))
+    poisoned = np.isnan(memory.astype(np.float64)) | (memory.astype(np.float64) == -1)
+    assert np.count_nonzero(poisoned) == extent - gaps.size
+
+
+# Evidence --------------------------------------------------------------------------------------------------------
+
+
+def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
+    return next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
+
+
+def some_evidence(digest: str) -> evidence.Evidence:
+    entry, kernel = a_kernel()
+    errors = {"out": {"error": 1e-3, "limit": 2e-3}}
+    return evidence.Evidence(
+        entry.name,
+        kernel.name,
+        kernel.arch,
+        digest,
+        "NVIDIA H200",
+        "580.1",
+        "nvrtc",
+        7,
+        errors,
+        "hardware",
+        "2026-01-02",
+    )
+
+
+def row_of(rows: list[evidence.Support]) -> evidence.Support:
+    entry, kernel = a_kernel()
+    return next(row for row in rows if (row.operator, row.kernel, row.arch) == (entry.name, kernel.name, kernel.arch))
+
+
+def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
+    """A kernel edited since its last GPU run shows as unverified."""
+    entry, kernel = a_kernel()
+    assert row_of(evidence.support_rows(tmp_path)).evidence == "none"
+    digest = evidence.current_hash(entry, kernel)
+    assert digest is not None
+    file = evidence.write(some_evidence(digest), tmp_path)
+    assert evidence.read(file) == some_evidence(digest)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("hardware", True)
+    assert evidence.status(row).startswith("verified: 7 cases on NVIDIA H200")
+    evidence.write(some_evidence("0" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("hardware", False)
+    assert evidence.status(row).startswith("unverified")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"operator": "x"}'])
+def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
+    entry, kernel = a_kernel()
+    evidence.path(entry.name, kernel, tmp_path).write_text(content)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("none", False)
+
+
+def test_support_rows_name_every_operator_and_kernel_once() -> None:
+    rows = [(row.operator, row.kernel, row.arch) for row in evidence.support_rows()]
+    assert len(set(rows)) == len(rows)
+    wanted = {(e.name, k.name, k.arch) for e in registry.OPERATORS for k in e.kernels}
+    assert wanted <= set(rows)
+    assert {operator for operator, _, _ in rows} == {entry.name for entry in registry.OPERATORS}
+
+
+def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
+    """Evidence speaks for all of an operator's cases or is not written."""
+    entry, _ = a_kernel()
+    cases = operators.Subject(entry.name).cases.CASES
+    recorder = evidence.Recorder(tmp_path)
+    good = compare("out", np.ones(2), np.ones(2), np.ones(2))
+    for case in cases[1:]:
+        recorder.record(entry.name, case, [good])
+    recorder.record(entry.name, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+    assert recorder.write() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worst_error_is_the_one_nearest_its_limit() -> None:
+    far = compare("out", np.float32([100.5]), np.float32([101]), np.array([100.0]))
+    near = compare("out", np.float32([1.9]), np.float32([1.5]), np.array([1.0]))
+    assert evidence.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}
+
+
+# Reports ---------------------------------------------------------------------------------------------------------
+
+LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
+
+
+class FakeCases:
+    """100 MFLOP and 45 MB a call."""
+
+    BENCH: tuple[Any, ...] = ()
+
+    @staticmethod
+    def flops(case: object) -> int:
+        return 100_000_000
+
+    @staticmethod
+    def bytes_moved(case: object) -> int:
+        return 45_000_000
+
+
+class FakeSubject:
+    cases = FakeCases
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(("operator", "share"), [("attn_dist", 0.0125), ("nvfp4_gemv", 1.0)])
+def test_rates_are_taken_without_the_empty_kernel(operator: str, share: float) -> None:
+    """13.5 us as read are 10 us of work: 10 TFLOPS of 800, or 4.5 TB/s of 4.5, by the ceiling that binds."""
+    entry = registry.OPERATORS[0]
+    case = operators.Subject(entry.name).cases.BENCH[0]
+    row = bench.row(FakeSubject(operator), case, 13.5, LIMITS)  # type: ignore[arg-type]
+    assert (row.us, row.tflops, row.tbps, row.of_ceiling) == (13.5, 10.0, 4.5, share)
+
+
+def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> None:
+    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
+    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    file = made.write(tmp_path, "nvfp4_gemv")
+    assert file == tmp_path / "h200" / "nvfp4_gemv.json"
+    assert report.Benchmark.read(file) == made
+    content = json.loads(file.read_text())
+    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows"]
+    assert list(content["ceilings"]) == ["cublas_bf16_tflops", "copy_tbps", "read_tbps", "empty_us"]
+    assert list(content["rows"][0]) == ["case", "us", "tflops", "tbps", "of_ceiling"]
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
+    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    report.draw_benchmark(made, "nvfp4_gemv", tmp_path / "bench.png")
+    report.draw_demo("demo", ["a", "b"], [0.1, 20.0], [0.3, 0.9], tmp_path / "demo.png")
+    for name in ("bench.png", "demo.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+    ],
+)
+def test_gpu_folders(name: str, slug: str) -> None:
+    assert machine.gpu_slug(name) == slug
+
+
+# Operators -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
+    subject = operators.Subject(entry.name)
+    assert subject.outputs
+    names = [case.name for case in subject.cases.CASES]
+    assert len(set(names)) == len(names), "evidence counts cases by name"
+    bench_names = [case.name for case in subject.cases.BENCH]
+    assert bench_names
+    assert len(set(bench_names)) == len(bench_names)
+    for case in subject.cases.BENCH:
+        assert subject.cases.flops(case) > 0
+        assert subject.cases.bytes_moved(case) > 0
+    assert {case.intent for case in subject.small_grid()} <= {case.intent for case in subject.cases.CASES}
+
+
+@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+def test_public_call_keeps_the_law_on_a_small_grid(entry: OperatorEntry) -> None:
+    """The CPU back end, through the public door and into given outputs, against float64."""
+    subject = operators.Subject(entry.name)
+    for case in subject.small_grid(per_intent=1):
+        host = subject.cases.inputs(case, 3)
+        same, exact = subject.reference(host, "same"), subject.reference(host, "float64")
+        outputs = {name: Guarded(np, like.shape, like.dtype) for name, like in zip(subject.outputs, same, strict=False)}
+        subject.call(**host, **{name: guarded.array for name, guarded in outputs.items()})
+        for (name, guarded), like, true in zip(outputs.items(), same, exact, strict=True):
+            guarded.check(name)
+            require([compare(name, guarded.array, like, true)])
+
+
+def test_kernels_are_chosen_by_compute_capability() -> None:
+    entry = OperatorEntry(
+        "x", "", kernels=(KernelEntry("plain", "sm_80"), KernelEntry("hopper", "sm_90a"), KernelEntry("b", "sm_100a"))
+    )
+    chosen = {c: operators.kernel_for(entry, c) for c in ((7, 5), (8, 6), (9, 0), (10, 0), (12, 0))}
+    names = {capability: kernel.name if kernel else None for capability, kernel in chosen.items()}
+    assert names == {(7, 5): None, (8, 6): "plain", (9, 0): "hopper", (10, 0): "b", (12, 0): None}
+
+
+def test_unknown_benchmark_case_is_an_input_error() -> None:
+    subject = operators.Subject(registry.OPERATORS[0].name)
+    with pytest.raises(InputError, match="no_such_case"):
+        bench.chosen(subject, ["no_such_case"])
