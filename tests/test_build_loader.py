@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,92 +112,63 @@ def test_an_image_for_another_gpu_is_refused(tmp_path: Path, native: str) -> Non
 
 
 class Diary:
-    """Stands in for `cuda.bindings.driver`: notes every call and answers with handles that say what they are."""
+    """Stands in for `cupymla.driver`: notes every call and answers with handles that say what they are."""
 
-    CUresult = enum.IntEnum("CUresult", {"CUDA_SUCCESS": 0, "CUDA_ERROR_NO_BINARY_FOR_GPU": 209})
-    CUfunction_attribute = enum.IntEnum(
-        "CUfunction_attribute",
-        {
-            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8,
-            "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED": 14,
-        },
-    )
-    HANDLES: ClassVar = {
-        "cuDeviceGet": 1,
-        "cuDevicePrimaryCtxRetain": 2,
-        "cuLibraryLoadData": 3,
-        "cuLibraryGetKernel": 4,
-        "cuKernelGetFunction": 5,
-        "cuCtxPopCurrent": 2,
-    }
+    HANDLES: ClassVar = {"cuLibraryLoadData": 3, "cuLibraryGetKernel": 4, "cuKernelGetFunction": 5}
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self._failing = failing
+        self.failing = ""
 
-    def cuGetErrorString(self, status: int) -> tuple[int, bytes]:
-        return 0, b"no kernel image is available"
+    @contextlib.contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        self.calls.append(("enter", index))
+        try:
+            yield
+        finally:
+            self.calls.append(("leave", index))
 
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> tuple[Any, ...]:
+    def function(self, name: str, *types: Any) -> Callable[..., int]:
+        def call(result: int, *arguments: Any) -> int:
+            assert len(types) == 1 + len(arguments)
             self.calls.append((name, *arguments))
-            if name == self._failing:
-                return (self.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, None)
-            handle = self.HANDLES.get(name)
-            return (self.CUresult.CUDA_SUCCESS,) if handle is None else (self.CUresult.CUDA_SUCCESS, handle)
+            ctypes.c_void_p.from_address(result).value = self.HANDLES[name]
+            return 209 if name == self.failing else 0
 
         return call
+
+    def error(self, code: int, doing: str) -> DriverError:
+        return DriverError(code, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image", doing)
+
+    def allow(self, function: int, smem_bytes: int, cluster: int) -> None:
+        self.calls.append(("allow", function, smem_bytes, cluster))
 
 
 @pytest.fixture
 def diary(monkeypatch: pytest.MonkeyPatch) -> Diary:
-    import cuda.bindings
-
     made = Diary()
-    monkeypatch.setattr(cuda.bindings, "driver", made, raising=False)
+    monkeypatch.setattr(loader, "driver", made)
     monkeypatch.setattr(build, "_kernels", {})
     return made
 
 
-def test_loading_happens_in_the_primary_context_once_per_device(tmp_path: Path, diary: Diary) -> None:
+def test_loading_happens_on_the_device_once_per_device(tmp_path: Path, diary: Diary) -> None:
     source = written(tmp_path, "large.cu", LARGE, "large", arch="sm_90")
     kernel = build.kernel(source, 7)
     assert build.kernel(source, 7) is kernel
     assert (kernel.function, kernel.library, kernel.device) == (5, 3, 7)
-    assert kernel.facts["smem_bytes"] == 100256
-    attribute = Diary.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert diary.calls == [
-        ("cuInit", 0),
-        ("cuDeviceGet", 7),
-        ("cuDevicePrimaryCtxRetain", 1),
-        ("cuCtxPushCurrent", 2),
-        ("cuLibraryLoadData", kernel.cubin.data, [], [], 0, [], [], 0),
+        ("enter", 7),
+        ("cuLibraryLoadData", kernel.cubin.data, None, None, None, None, None, None),
         ("cuLibraryGetKernel", 3, b"large"),
-        ("cuKernelSetAttribute", attribute, 100256, 4, 1),
         ("cuKernelGetFunction", 4),
-        ("cuCtxPopCurrent",),
+        ("allow", 5, 100256, 1),
+        ("leave", 7),
     ]
 
 
-@pytest.mark.parametrize(
-    ("facts", "asked"),
-    [
-        ({}, []),
-        ({"smem_bytes": 48 * 1024, "cluster": 8}, []),
-        ({"smem_bytes": 48 * 1024 + 1}, [("MAX_DYNAMIC_SHARED_SIZE_BYTES", 48 * 1024 + 1)]),
-        ({"cluster": 16}, [("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)]),
-    ],
-)
-def test_only_what_exceeds_the_default_is_asked_for(facts: dict[str, int], asked: list[tuple[str, int]]) -> None:
-    wanted = loader._attributes(Diary(), facts)
-    assert [(attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), value) for attribute, value in wanted] == asked
-
-
-def test_a_refusal_is_told_and_the_context_restored(
-    tmp_path: Path, diary: Diary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(diary, "_failing", "cuLibraryLoadData")
-    with pytest.raises(DriverError, match="loading large for sm_90 on cuda:0: CUDA_ERROR_NO_BINARY_FOR_GPU") as caught:
+def test_a_refusal_is_told_and_the_device_left(tmp_path: Path, diary: Diary) -> None:
+    diary.failing = "cuLibraryLoadData"
+    with pytest.raises(DriverError, match="loading large for sm_90 on cuda:0: CUDA_ERROR_NO_BINARY_FOR_GPU"):
         build.kernel(written(tmp_path, "large.cu", LARGE, "large", arch="sm_90"), 0)
-    assert caught.value.code == 209
-    assert diary.calls[-1] == ("cuCtxPopCurrent",)
+    assert [call[0] for call in diary.calls] == ["enter", "cuLibraryLoadData", "leave"]

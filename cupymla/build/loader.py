@@ -7,21 +7,16 @@ Management" and "Primary Context Management".
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import DriverError
+from .. import driver
 from .cubin import Cubin
-
-# Above these a kernel has to be allowed more before it is launched (CUDA C++ Programming Guide, "Compute
-# Capability 9.0", "Thread Block Clusters").
-_SMEM_WITHOUT_OPT_IN = 48 * 1024
-_PORTABLE_CLUSTER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +43,23 @@ def load(cubin: Cubin, device: int) -> Kernel:
 
     Raises DriverError when the driver refuses, such as an image for another architecture.
     """
-    from cuda.bindings import driver as cu
+    doing = f"loading {cubin.entry} for {cubin.arch} on cuda:{device}"
+    with driver.on_device(device):
+        library = _handle("cuLibraryLoadData", doing, cubin.data, None, None, None, None, None, None)
+        kernel = _handle("cuLibraryGetKernel", doing, library, cubin.entry.encode())
+        function = _handle("cuKernelGetFunction", doing, kernel)
+        driver.allow(function, cubin.facts.get("smem_bytes", 0), cubin.facts.get("cluster", 1))
+    return Kernel(function, cubin.facts, cubin, device, library)
 
-    what = f"loading {cubin.entry} for {cubin.arch} on cuda:{device}"
-    _check(cu.cuInit(0), what)
-    handle = _check(cu.cuDeviceGet(device), what)
-    with _primary_context(cu, handle, what):
-        library = _check(cu.cuLibraryLoadData(cubin.data, [], [], 0, [], [], 0), what)
-        kernel = _check(cu.cuLibraryGetKernel(library, cubin.entry.encode()), what)
-        for attribute, value in _attributes(cu, cubin.facts):
-            _check(
-                cu.cuKernelSetAttribute(attribute, value, kernel, handle), f"{what}: setting {attribute.name}={value}"
-            )
-        function = _check(cu.cuKernelGetFunction(kernel), what)
-    return Kernel(int(function), cubin.facts, cubin, device, int(library))
+
+def _handle(name: str, doing: str, *arguments: int | bytes | None) -> int:
+    """What a driver function writes through its first argument. Its other arguments are addresses, null or 0."""
+    made = ctypes.c_void_p()
+    call = driver.function(name, *(ctypes.c_void_p,) * (1 + len(arguments)))
+    code = call(ctypes.addressof(made), *arguments)
+    if code:
+        raise driver.error(code, doing)
+    return made.value or 0
 
 
 def file_of(cubin: Cubin) -> Path:
@@ -87,35 +85,3 @@ def raw_module(cubin: Cubin) -> Any:
     import cupy
 
     return cupy.RawModule(path=str(file_of(cubin)))
-
-
-def _attributes(cu: Any, facts: Mapping[str, int]) -> list[tuple[Any, int]]:
-    names = cu.CUfunction_attribute
-    wanted = []
-    if facts.get("smem_bytes", 0) > _SMEM_WITHOUT_OPT_IN:
-        wanted.append((names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, facts["smem_bytes"]))
-    if facts.get("cluster", 1) > _PORTABLE_CLUSTER:
-        wanted.append((names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
-    return wanted
-
-
-@contextmanager
-def _primary_context(cu: Any, device: Any, doing: str) -> Iterator[None]:
-    """The device's primary context as the current one; retained for the life of the process, as its kernels are."""
-    context = _check(cu.cuDevicePrimaryCtxRetain(device), doing)
-    _check(cu.cuCtxPushCurrent(context), doing)
-    try:
-        yield
-    finally:
-        _check(cu.cuCtxPopCurrent(), doing)
-
-
-def _check(result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a driver call. Raises DriverError when its status is not success."""
-    from cuda.bindings import driver as cu
-
-    status = result[0]
-    if status == cu.CUresult.CUDA_SUCCESS:
-        return result[1] if len(result) > 1 else None
-    text = cu.cuGetErrorString(status)[1]
-    raise DriverError(int(status), status.name, text.decode() if text else "unknown error", doing)
