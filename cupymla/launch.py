@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from . import driver
 from .errors import InputError
@@ -77,6 +77,16 @@ class AtAddress(Protocol):
         """Where its bytes begin."""
 
 
+Parameter: TypeAlias = "AtAddress | ctypes.Structure | ctypes._SimpleCData[Any]"
+"""What a kernel parameter is read from at each launch."""
+
+
+def _address(parameter: Parameter) -> int:
+    if isinstance(parameter, (ctypes.Structure, ctypes._SimpleCData)):
+        return ctypes.addressof(parameter)
+    return parameter.address
+
+
 class Launcher:
     """One kernel, one geometry, one list of parameters.
 
@@ -86,20 +96,15 @@ class Launcher:
     Raises InputError for a geometry that cannot be launched, and DriverError.
     """
 
-    __slots__ = ("_config", "_config_address", "_function", "_geometry", "_kept", "_launch", "_slots_address")
+    __slots__ = (
+        *("_attributes", "_config", "_config_address", "_function", "_geometry", "_launch", "_parameters"),
+        *("_slots", "_slots_address"),
+    )
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        geometry: Geometry,
-        parameters: Sequence[AtAddress | ctypes.Structure | ctypes._SimpleCData[Any]],
-    ) -> None:
+    def __init__(self, kernel: Kernel, geometry: Geometry, parameters: Sequence[Parameter]) -> None:
         _check(geometry)
-        addresses = [
-            ctypes.addressof(p) if isinstance(p, (ctypes.Structure, ctypes._SimpleCData)) else p.address
-            for p in parameters
-        ]
-        slots = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._parameters: list[Parameter] = list(parameters)
+        self._slots = (ctypes.c_void_p * len(self._parameters))(*map(_address, self._parameters))
         chosen = _attributes(geometry)
         attributes = (LaunchAttribute * len(chosen))(*chosen)
         self._geometry = geometry
@@ -111,16 +116,22 @@ class Launcher:
             ctypes.addressof(attributes) if chosen else None,
             len(chosen),
         )
-        self._kept = (tuple(parameters), slots, attributes)
+        self._attributes = attributes
         # ctypes passes a c_void_p on as it is, where an int would be converted on each call.
         self._config_address = ctypes.c_void_p(ctypes.addressof(self._config))
-        self._slots_address = ctypes.c_void_p(ctypes.addressof(slots))
+        self._slots_address = ctypes.c_void_p(ctypes.addressof(self._slots))
         self._function = ctypes.c_void_p(kernel.function)
         if 0 in geometry.grid:
             self._launch = _launch_nothing
         else:
             driver.allow(kernel.function, geometry.smem_bytes, geometry.cluster)
             self._launch = driver.function("cuLaunchKernelEx", *(ctypes.c_void_p,) * 4)
+
+    def replace(self, index: int, parameter: Parameter) -> None:
+        """Put another object in a parameter's place, from the next call on."""
+        if self._parameters[index] is not parameter:
+            self._parameters[index] = parameter
+            self._slots[index] = _address(parameter)
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream of the current context. A grid with a zero extent launches nothing. Raises DriverError."""
