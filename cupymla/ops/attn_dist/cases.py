@@ -1,0 +1,40 @@
+"""Problems of attn_dist; see `cupymla.ops.case`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import mla_cases
+from ..mla_cases import MlaCase, sized
+
+CASES: tuple[MlaCase, ...] = (
+    *mla_cases.COMMON,
+    *mla_cases.SCALES,
+    sized(16, 576, 65, 7, 200, "_l1", "options", normalize="l1", selection="empty"),
+    sized(128, 512, 130, 4, 200, "_l1", "options", normalize="l1", lse_base="2", batch=2),
+)
+
+BENCH: tuple[MlaCase, ...] = (
+    *(sized(128, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768)),
+    *(sized(64, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768)),
+    sized(16, 576, 2048, 4096, 8192),
+)
+
+
+def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Fresh arguments of `attn_dist`, by parameter name."""
+    return mla_cases.dist_inputs(case, seed, xp)
+
+
+def flops(case: MlaCase) -> float:
+    """The product with the keys, over every slot."""
+    return mla_cases.slots_flops(case, case.d_qk)
+
+
+def bytes_moved(case: MlaCase) -> float:
+    """q, kv once, indices and lse read; dist written."""
+    return (
+        mla_cases.selection_bytes(case) + mla_cases.head_bytes(case, 2 * case.d_qk + 4) + 4 * case.queries * case.topk
+    )

@@ -1,0 +1,402 @@
+"""Problems for the MLA operators, as data, and the arrays they stand for.
+
+Correctness cases are hostile by default: a fifth of the slots hold invalid indices, INT_MIN and INT_MAX among them, and
+every row of kv that no valid slot names holds NaN or Inf. Timing cases are drawn on the device they run on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .case import Case
+from .mla import D_V
+from .mla_reference import Selection, batched, numpy_dtype, select
+
+Array = npt.NDArray[Any]
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+_DRAW_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaCase(Case):
+    """One sparse MLA problem; sizes and options as the operators' parameters of the same names.
+
+    Attributes:
+        lengths: topk_length: "none", or "hostile": random ones, INT_MIN, 0, topk + 1 and INT_MAX among them.
+        sink: "none", "finite", or "infinite": finite ones, +inf and -inf among them.
+        selection: what indices hold. "hostile": distinct tokens, a fifth of the slots invalid. "full": distinct
+            tokens. "duplicates": three tokens, again and again. "empty": as hostile, but every third query has no
+            valid slot, nor has the last one. "nothing": no query has a valid slot. "few": one slot in forty is valid.
+            "overlap90": full, and neighbouring queries share nine tenths of their tokens.
+        layout: "contiguous", "strided" (every stride that may be free is, with NaN in the gaps) or "singleton" (the
+            optional axes of extent 1 are there).
+        normalize, deterministic, wants_dist, dkv_dtype: options of attn_dist and sparse_mla_bwd.
+    """
+
+    s_q: int
+    s_kv: int
+    h_q: int
+    topk: int
+    d_qk: int = 576
+    batch: int | None = None
+    dtype: str = "bfloat16"
+    sm_scale: float | None = None
+    causal: bool = False
+    q_start: int = 0
+    k_stride: int = 1
+    lse_base: str = "e"
+    lengths: Literal["none", "hostile"] = "none"
+    sink: Literal["none", "finite", "infinite"] = "none"
+    selection: Literal["hostile", "full", "duplicates", "empty", "nothing", "few", "overlap90"] = "hostile"
+    layout: Literal["contiguous", "strided", "singleton"] = "contiguous"
+    normalize: str | None = None
+    deterministic: bool = False
+    wants_dist: bool = False
+    dkv_dtype: str | None = None
+
+    @property
+    def queries(self) -> int:
+        """Query tokens in all."""
+        return self.s_q * (1 if self.batch is None else self.batch)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The batch axis, if there is one."""
+        return () if self.batch is None else (self.batch,)
+
+
+def sized(h: int, d: int, k: int, q: int, kv: int, suffix: str = "", intent: str = "speed", **options: Any) -> MlaCase:
+    """A case named after its sizes. Timing cases have no invalid slot unless they say so."""
+    if intent == "speed":
+        options.setdefault("selection", "full")
+    name = f"h{h}_d{d}_k{k}_q{q}_kv{kv}{suffix}"
+    return MlaCase(name=name, intent=intent, h_q=h, d_qk=d, topk=k, s_q=q, s_kv=kv, **options)
+
+
+def _small(
+    intent: str, suffix: str, h: int = 16, d: int = 576, k: int = 65, q: int = 5, kv: int = 200, **options: Any
+) -> MlaCase:
+    return sized(h, d, k, q, kv, f"_{suffix}", intent, **options)
+
+
+COMMON: tuple[MlaCase, ...] = (
+    *(sized(h, d, 130, 3, 300, intent="shapes") for h in (1, 8, 16, 32, 64, 65, 128, 192) for d in (576, 512)),
+    *(sized(16, 576, k, 3, 300, intent="shapes") for k in (63, 64, 65, 127, 128)),
+    # With one token to attend to, the gradients are 0 but for rounding errors; a sink gives them something to be.
+    sized(16, 576, 1, 3, 300, "_sink", intent="shapes", sink="finite"),
+    sized(16, 576, 65, 4, 1, "_sink", intent="shapes", selection="duplicates", sink="finite"),
+    *(sized(64, 576, 130, q, 1000, intent="shapes") for q in (1, 70)),
+    sized(128, 576, 256, 2, 1000, intent="shapes", selection="full"),
+    sized(128, 512, 512, 2, 1000, intent="shapes", selection="full"),
+    sized(16, 576, 200, 3, 65, intent="shapes"),
+    sized(16, 576, 65, 0, 100, intent="shapes"),
+    sized(16, 576, 65, 3, 0, intent="shapes", selection="nothing"),
+    _small("masks", "lengths", q=11, lengths="hostile"),
+    _small("masks", "lengths_full", q=11, h=128, k=192, lengths="hostile", selection="full"),
+    _small("masks", "causal", q=70, kv=70, causal=True),
+    _small("masks", "causal_start", q=16, kv=200, causal=True, q_start=90),
+    _small("masks", "causal_before", q=16, kv=200, causal=True, q_start=-5),
+    _small("masks", "causal_stride4", q=70, kv=40, causal=True, k_stride=4),
+    _small("masks", "causal_stride4_start", q=70, kv=40, causal=True, k_stride=4, q_start=30),
+    _small("masks", "causal_stride4_before", q=70, kv=40, causal=True, k_stride=4, q_start=-9),
+    _small("masks", "causal_lengths", q=70, kv=90, h=64, causal=True, lengths="hostile"),
+    _small("empty rows", "empty", q=7, selection="empty"),
+    _small("empty rows", "empty", q=7, h=128, d=512, selection="empty"),
+    _small("empty rows", "nothing", q=4, h=64, selection="nothing"),
+    _small("empty rows", "few", q=9, k=400, kv=500, selection="few"),
+    _small("duplicates", "duplicates", q=6, selection="duplicates"),
+    _small("duplicates", "duplicates", q=6, h=128, k=130, selection="duplicates"),
+    _small("duplicates", "overlap90", q=12, h=64, k=130, kv=300, selection="overlap90"),
+    _small("strides", "strided", q=6, h=16, layout="strided", lengths="hostile"),
+    _small("strides", "strided", q=6, h=65, d=512, layout="strided"),
+    _small("strides", "strided_batch", q=4, h=64, batch=3, layout="strided", lengths="hostile"),
+    _small("strides", "singleton", q=4, layout="singleton"),
+    _small("strides", "singleton_batch", q=4, batch=2, layout="singleton"),
+    _small("dtypes", "fp16", q=4, dtype="float16"),
+    _small("dtypes", "fp16", q=4, h=128, d=512, k=130, dtype="float16"),
+    _small("dtypes", "fp16_strided", q=4, h=64, dtype="float16", layout="strided"),
+    _small("batch", "batch", q=4, batch=3),
+    _small("batch", "batch_causal", q=40, kv=40, h=64, batch=2, causal=True, lengths="hostile"),
+    _small("batch", "batch_of_none", q=4, batch=0),
+)
+"""What every MLA operator has to get right."""
+
+SCALES: tuple[MlaCase, ...] = (
+    _small("options", "scale_half", q=6, sm_scale=0.5),
+    _small("options", "scale_negative", q=6, sm_scale=-0.1),
+    _small("options", "scale_zero", q=6, sm_scale=0.0),
+    _small("options", "base2", q=6, lse_base="2", selection="empty"),
+)
+"""For the operators that have a softmax."""
+
+SINKS: tuple[MlaCase, ...] = (
+    _small("options", "sink", q=6, sink="finite"),
+    _small("options", "sink_infinite", q=7, h=128, sink="infinite", selection="empty"),
+    _small("options", "sink_strided", q=6, h=65, sink="infinite", layout="strided"),
+    _small("options", "sink_base2", q=6, h=64, d=512, sink="finite", lse_base="2", batch=2),
+)
+"""For the operators that take a sink."""
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """A correctness case in NumPy memory, contiguous, without singleton axes."""
+
+    q: Array
+    kv: Array
+    indices: Array
+    topk_length: Array | None
+    attn_sink: Array | None
+
+
+def forward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Arguments of sparse_mla_fwd."""
+    if case.intent == "speed":
+        return _drawn(case, seed, xp) | _options(case)
+    arrays = _hostile(case, np.random.default_rng(seed))
+    return _first(case, arrays, xp) | _options(case) | _sink(case, arrays, xp)
+
+
+def backward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Arguments of sparse_mla_bwd; out and lse are the forward's."""
+    extra: dict[str, Any] = {} if case.dkv_dtype is None else {"dkv_dtype": case.dkv_dtype}
+    if case.deterministic:
+        extra["deterministic"] = True
+    if case.wants_dist:
+        extra["attn_dist"] = xp.full((*case.lead, case.s_q, case.topk), np.nan, dtype=np.float32)
+    if case.intent == "speed":
+        return _drawn(case, seed, xp, ("out", "dout", "lse")) | _options(case) | extra
+    generator = np.random.default_rng(seed)
+    arrays = _hostile(case, generator)
+    out, lse = _forward(case, arrays)
+    rows = _first(case, arrays, xp) | _options(case) | _sink(case, arrays, xp)
+    rows |= {"out": _rows(case, out, xp), "dout": _rows(case, _normal(case, generator, D_V), xp)}
+    return rows | {"lse": _free(case, lse, xp)} | extra
+
+
+def phase1_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Arguments of sparse_mla_bwd_phase1."""
+    kept = ("q", "kv", "out", "dout", "indices", "topk_length", "causal", "q_start", "k_stride")
+    return {name: value for name, value in backward_inputs(case, seed, xp).items() if name in kept}
+
+
+def dist_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Arguments of attn_dist; lse is the forward's."""
+    extra = {} if case.normalize is None else {"normalize": case.normalize}
+    if case.intent == "speed":
+        return _drawn(case, seed, xp, ("lse",)) | _options(case) | extra
+    arrays = _hostile(case, np.random.default_rng(seed))
+    return _first(case, arrays, xp) | _options(case) | {"lse": _free(case, _forward(case, arrays)[1], xp)} | extra
+
+
+def _options(case: MlaCase) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if case.sm_scale is not None:
+        options["sm_scale"] = case.sm_scale
+    if case.causal:
+        options |= {"causal": True, "q_start": case.q_start, "k_stride": case.k_stride}
+    if case.lse_base != "e":
+        options["lse_base"] = case.lse_base
+    return options
+
+
+def _first(case: MlaCase, arrays: _Arrays, xp: Any) -> dict[str, Any]:
+    kv, indices = _rows(case, arrays.kv, xp), _rows(case, arrays.indices, xp)
+    if case.layout == "singleton":
+        kv, indices = kv[..., None, :], indices[..., None, :]
+    first = {"q": _rows(case, arrays.q, xp), "kv": kv, "indices": indices}
+    return first if arrays.topk_length is None else first | {"topk_length": _free(case, arrays.topk_length, xp)}
+
+
+def _sink(case: MlaCase, arrays: _Arrays, xp: Any) -> dict[str, Any]:
+    return {} if arrays.attn_sink is None else {"attn_sink": _free(case, arrays.attn_sink, xp)}
+
+
+# Hostile arrays -------------------------------------------------------------------------------------------------------
+
+
+def _normal(case: MlaCase, generator: np.random.Generator, channels: int) -> Array:
+    shape = (*case.lead, case.s_q, case.h_q, channels)
+    values: Array = generator.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(case.dtype))
+    return values
+
+
+def _hostile(case: MlaCase, generator: np.random.Generator) -> _Arrays:
+    shape = (*case.lead, case.s_q, case.topk)
+    indices = _indices(case, generator, shape)
+    lengths = _lengths(case, generator) if case.lengths == "hostile" else None
+    kv = generator.standard_normal((*case.lead, case.s_kv, case.d_qk), dtype=np.float32)
+    kv = kv.astype(numpy_dtype(case.dtype))
+    sink = None
+    if case.sink != "none":
+        sink = generator.normal(math.log(case.topk), 1, case.h_q).astype(np.float32)
+        if case.sink == "infinite":
+            sink[::3], sink[1::3] = np.inf, -np.inf
+    arrays = _Arrays(_normal(case, generator, case.d_qk), kv, indices, lengths, sink)
+    keys, selection = _select(case, arrays)
+    for entry in range(keys.shape[0]):
+        unnamed = np.ones(case.s_kv, bool)
+        unnamed[selection.indices[entry][selection.valid(entry, slice(0, case.s_q))]] = False
+        poison = np.where(np.arange(case.s_kv) % 2 == 0, np.nan, np.inf).astype(kv.dtype)
+        keys[entry, unnamed] = poison[unnamed, None]
+    return arrays
+
+
+def _select(case: MlaCase, arrays: _Arrays) -> tuple[Array, Selection]:
+    masks = (arrays.topk_length, case.causal, case.q_start, case.k_stride)
+    return select(arrays.kv, arrays.indices, case.batch is not None, *masks)
+
+
+def _indices(case: MlaCase, generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    if case.selection == "overlap90":
+        windows: Array = _overlapping(generator.permutation(case.s_kv), case.s_q, case.topk, np)
+        return windows
+    rows = math.prod(shape[:-1])
+    if case.s_kv >= case.topk:
+        chosen = np.argsort(generator.random((rows, case.s_kv)), axis=-1)[:, : case.topk]
+    else:
+        chosen = generator.integers(0, max(case.s_kv, 1), (rows, case.topk))
+    if case.selection == "duplicates":
+        chosen = chosen[:, :1] + generator.integers(0, 3, (rows, case.topk))
+        chosen = np.minimum(chosen, case.s_kv - 1)
+    spoiled = generator.random((rows, case.topk)) < {"full": 0.0, "nothing": 1.1, "few": 0.975}.get(case.selection, 0.2)
+    if case.selection == "empty":
+        spoiled[::3] = True
+        spoiled[-1:] = True
+    invalid = np.array([INT_MIN, INT_MAX, -1, -2, case.s_kv, case.s_kv + 1], np.int64)
+    chosen = np.where(spoiled, invalid[generator.integers(0, len(invalid), (rows, case.topk))], chosen)
+    return chosen.reshape(shape).astype(np.int32)
+
+
+def _lengths(case: MlaCase, generator: np.random.Generator) -> Array:
+    lengths = generator.integers(0, case.topk + 1, (*case.lead, case.s_q))
+    extremes = (0, INT_MAX, INT_MIN, case.topk + 1, 1, -1)[: case.s_q]
+    lengths[..., : len(extremes)] = extremes
+    return lengths.astype(np.int32)
+
+
+def _forward(case: MlaCase, arrays: _Arrays) -> tuple[Array, Array]:
+    """What the forward gives, one query at a time: out in the case's dtype, lse fp32 in the case's base."""
+    keys, selection = _select(case, arrays)
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    q = batched(arrays.q, 4)
+    out = np.zeros((*q.shape[:3], D_V))
+    lse = np.full(q.shape[:3], np.inf)
+    for entry in range(keys.shape[0]):
+        valid = selection.valid(entry, slice(0, case.s_q))
+        for s in np.flatnonzero(valid.any(axis=-1)):
+            rows = keys[entry, selection.indices[entry, s, valid[s]]].astype(np.float64)
+            scores = scale * q[entry, s].astype(np.float64) @ rows.T
+            lse[entry, s] = np.logaddexp.reduce(scores, axis=-1)
+            norm = lse[entry, s] if arrays.attn_sink is None else np.logaddexp(lse[entry, s], arrays.attn_sink)
+            out[entry, s] = np.exp(scores - norm[:, None]) @ rows[:, :D_V]
+    lse = lse / math.log(2) if case.lse_base == "2" else lse
+    shape = (*case.lead, case.s_q, case.h_q)
+    return out.reshape(*shape, D_V).astype(arrays.q.dtype), lse.reshape(shape).astype(np.float32)
+
+
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+def _moved(array: Array, xp: Any) -> Any:
+    if xp is np:
+        return array
+    if array.dtype == ml_dtypes.bfloat16:
+        return xp.asarray(array.view(np.uint16)).view(ml_dtypes.bfloat16)
+    return xp.asarray(array)
+
+
+def _poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return np.full(shape, INT_MAX if dtype.kind == "i" else np.nan, dtype)
+
+
+def _rows(case: MlaCase, array: Array, xp: Any) -> Any:
+    """The array in the case's layout, its last axis contiguous: strided ones have room for more of every axis."""
+    if case.layout != "strided":
+        return _moved(array, xp)
+    # 16 elements are a multiple of 16 bytes in every dtype, so only indices get strides that are not.
+    more = [extent + 3 for extent in array.shape[:-1]] + [array.shape[-1] + (5 if array.dtype.kind == "i" else 16)]
+    memory = _poisoned(tuple(more), array.dtype)
+    place = tuple(slice(0, extent) for extent in array.shape)
+    memory[place] = array
+    return _moved(memory, xp)[place]
+
+
+def _free(case: MlaCase, array: Array, xp: Any) -> Any:
+    """The array in the case's layout: strided ones have their axes in reverse order and every other element unused."""
+    if case.layout != "strided":
+        return _moved(array, xp)
+    turned = array.T
+    memory = _poisoned((*turned.shape[:-1], 2 * turned.shape[-1]), array.dtype)
+    memory[..., ::2] = turned
+    return _moved(memory, xp)[..., ::2].T
+
+
+# Timing arrays --------------------------------------------------------------------------------------------------------
+
+
+def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Arguments of a timing case, drawn where they are used; lse is about what the forward gives."""
+    generator = xp.random.default_rng(seed)
+    dtype = numpy_dtype(case.dtype)
+
+    def normal(*shape: int) -> Any:
+        return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+    arrays = {"q": normal(case.s_q, case.h_q, case.d_qk), "kv": normal(case.s_kv, case.d_qk)}
+    arrays["indices"] = _drawn_indices(case, generator, xp)
+    makers: dict[str, Callable[[], Any]] = {
+        "out": lambda: normal(case.s_q, case.h_q, D_V),
+        "dout": lambda: normal(case.s_q, case.h_q, D_V),
+        "lse": lambda: xp.full((case.s_q, case.h_q), math.log(case.topk) + 0.5, dtype=np.float32),
+    }
+    return arrays | {name: makers[name]() for name in extra}
+
+
+def _drawn_indices(case: MlaCase, generator: Any, xp: Any) -> Any:
+    """Distinct random tokens for each query, in random order."""
+    if case.selection == "overlap90":
+        permutation = xp.argsort(generator.random(case.s_kv, dtype=np.float32))
+        return _overlapping(permutation, case.s_q, case.topk, xp)
+    indices = xp.empty((case.s_q, case.topk), np.int32)
+    step = max(1, _DRAW_BYTES // (12 * case.s_kv))
+    for first in range(0, case.s_q, step):
+        keys = generator.random((min(step, case.s_q - first), case.s_kv), dtype=np.float32)
+        indices[first : first + step] = xp.argsort(keys, axis=-1)[:, : case.topk]
+    return indices
+
+
+def _overlapping(permutation: Any, s_q: int, topk: int, xp: Any) -> Any:
+    """A window of topk tokens that slides over a permutation of all by a tenth of itself per query."""
+    first = xp.arange(s_q, dtype=np.int64)[:, None] * math.ceil(topk / 10)
+    return permutation[(first + xp.arange(topk, dtype=np.int64)) % len(permutation)].astype(np.int32)
+
+
+# Counts ---------------------------------------------------------------------------------------------------------------
+
+
+def slots_flops(case: MlaCase, channels: int) -> float:
+    """Arithmetic of `channels` multiply-adds for every slot and head, valid or not, as published numbers count it."""
+    return 2.0 * case.queries * case.topk * case.h_q * channels
+
+
+def selection_bytes(case: MlaCase) -> float:
+    """Least traffic of reading kv rows once each, as many as can be named, and the indices."""
+    tokens = min(case.s_kv * (1 if case.batch is None else case.batch), case.queries * case.topk)
+    return float(tokens * case.d_qk * 2 + case.queries * case.topk * 4)
+
+
+def head_bytes(case: MlaCase, per_head: int) -> float:
+    """Traffic of `per_head` bytes for every query and head."""
+    return float(case.queries * case.h_q * per_head)

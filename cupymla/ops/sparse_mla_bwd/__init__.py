@@ -1,0 +1,99 @@
+"""sparse_mla_bwd: gradients of sparse MLA attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import mla
+from ..operator import Prepared
+from . import run, spec
+
+__all__ = ["sparse_mla_bwd"]
+
+
+def _prepare(*arrays: Any, stream: object = None, **options: Any) -> Prepared[run.Result]:
+    return run.prepare(*spec.read(*arrays, **options), stream)
+
+
+@mla.public(_prepare)
+def sparse_mla_bwd(
+    q: Any,
+    kv: Any,
+    out: Any,
+    dout: Any,
+    lse: Any,
+    indices: Any,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Any = None,
+    attn_sink: Any = None,
+    causal: bool = False,
+    q_start: int = 0,
+    k_stride: int = 1,
+    lse_base: str = "e",
+    deterministic: bool = False,
+    attn_dist: Any = None,
+    dq: Any = None,
+    dkv: Any = None,
+    dkv_dtype: str | None = None,
+    d_sink: Any = None,
+    check_indices: bool = False,
+    stream: object = None,
+) -> tuple[Any, ...]:
+    """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
+
+    With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
+
+        P             = exp(sm_scale * q . kv[t] - L), 0 on slots that do not count
+        delta         = sum_d out * dout
+        dS            = P * (dout . kv[t, :512] - delta) * sm_scale
+        dq            = sum over slots of dS * kv[t]
+        dkv[t]       += sum over heads of dS * q
+        dkv[t, :512] += sum over heads of P * dout
+        d_sink        = -(sum over queries of exp(attn_sink - L) * delta)
+
+    Which slots count is the forward's affair, and said there. A query with none contributes nothing, whatever its out,
+    dout and lse hold; a token that no slot names gets a gradient of 0, whatever kv holds there.
+
+    Args:
+        q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis, except
+            attn_sink and d_sink; then all have it, and indices count within their batch entry.
+        kv: [s_kv, d_qk] or [s_kv, 1, d_qk], q's dtype.
+        out: [s_q, h_q, 512], q's dtype: the forward's result, the sink's effect included.
+        dout: [s_q, h_q, 512], q's dtype: the gradient with respect to out. The last axis of q, kv, out and dout is
+            contiguous, other strides are any multiple of 16 bytes, addresses are multiples of 16 bytes.
+        lse: [s_q, h_q] float32, any strides: the forward's, without the sink.
+        indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
+        sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
+        topk_length: [s_q] int32, how many leading slots of each query count; any values.
+        attn_sink: [h_q] float32, the forward's; +-inf allowed.
+        causal: mask keys past the query's own position.
+        q_start: position of query 0, for causal.
+        k_stride: positions per key, for causal, >= 1.
+        lse_base: "e" or "2": the base lse is in.
+        deterministic: give the same bits on every run.
+        attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
+            indices, lse)` returns, which is at hand here. As there, the sink has no part in it.
+        dq: array to write, q's shape and dtype, with strides as q's may have.
+        dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
+        dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding.
+        d_sink: array to write, [h_q] float32; only with attn_sink.
+        check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+            indices, so a call on a GPU would wait for it.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of q's framework by default. It means nothing on the CPU.
+
+    Returns:
+        (dq, dkv), or (dq, dkv, d_sink) when attn_sink is given, in q's framework.
+
+    Raises:
+        InputError: an argument cannot be used as it is; nothing was computed or written.
+        UnsupportedError: there is no kernel for this on the arrays' device.
+
+    Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), with one array for keys and values.
+    """
+    views, problem = spec.read(
+        *(q, kv, out, dout, lse, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
+        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, check_indices),
+    )
+    return run.prepare(views, problem, stream)()

@@ -1,0 +1,50 @@
+"""Problems of sparse_mla_bwd; see `cupymla.ops.case`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import mla_cases
+from ..mla import D_V
+from ..mla_cases import MlaCase, sized
+
+CASES: tuple[MlaCase, ...] = (
+    *mla_cases.COMMON,
+    *mla_cases.SCALES,
+    *mla_cases.SINKS,
+    sized(16, 576, 65, 6, 200, "_dist", "options", wants_dist=True, selection="empty"),
+    sized(128, 512, 130, 4, 200, "_dist_sink", "options", wants_dist=True, sink="infinite"),
+    sized(16, 576, 65, 6, 200, "_fp32", "options", dkv_dtype="float32"),
+    sized(64, 576, 130, 4, 200, "_fp32_singleton", "options", dkv_dtype="float32", layout="singleton"),
+    sized(16, 576, 65, 6, 200, "_det", "options", deterministic=True),
+    sized(128, 576, 130, 6, 50, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
+)
+
+BENCH: tuple[MlaCase, ...] = (
+    *(sized(128, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768, 131072)),
+    *(sized(64, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768)),
+    sized(128, 512, 1024, 4096, 8192),
+    *(sized(h, 576, 2048, 4096, 8192) for h in (32, 16)),
+    *(sized(128, 576, 2048, 4096, kv, "_overlap90", selection="overlap90") for kv in (8192, 32768)),
+    *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
+)
+
+
+def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Fresh arguments of `sparse_mla_bwd`, by parameter name; attn_dist, where asked for, is an array of NaN."""
+    return mla_cases.backward_inputs(case, seed, xp)
+
+
+def flops(case: MlaCase) -> float:
+    """All five products, over every slot."""
+    return mla_cases.slots_flops(case, 3 * case.d_qk + 2 * D_V)
+
+
+def bytes_moved(case: MlaCase) -> float:
+    """q, kv once, out, dout, lse and indices read; dq and dkv written."""
+    item = 4 if case.dkv_dtype == "float32" else 2
+    written = case.s_kv * (1 if case.batch is None else case.batch) * case.d_qk * item
+    written += case.queries * case.topk * 4 if case.wants_dist else 0
+    return mla_cases.selection_bytes(case) + mla_cases.head_bytes(case, 4 * (case.d_qk + D_V) + 4) + written

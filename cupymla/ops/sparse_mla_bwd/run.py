@@ -1,0 +1,61 @@
+"""From checked arguments to a prepared call: the NumPy reference on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import tensor
+from ..mla import CpuOutput
+from ..mla_reference import numpy_dtype, stored
+from ..operator import CpuCall, Prepared
+from . import reference
+from .plan import plan
+from .spec import Problem, Views
+
+Result = tuple[Any, ...]
+
+
+def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
+    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)
+    plan(problem, views.q.device)
+
+
+def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
+    outputs = [(CpuOutput("dq", views.dq, views.q), problem.shared.dtype)]
+    outputs.append((CpuOutput("dkv", views.dkv, views.q), problem.dkv_dtype))
+    if problem.shared.has_sink:
+        outputs.append((CpuOutput("d_sink", views.d_sink, views.q), "float32"))
+
+    def run() -> Result:
+        values = _reference(views, problem)
+        return tuple(
+            output.write(stored(value, numpy_dtype(dtype)))
+            for (output, dtype), value in zip(outputs, values, strict=True)
+        )
+
+    return CpuCall(run)
+
+
+def _reference(views: Views, problem: Problem) -> tuple[np.ndarray[Any, Any], ...]:
+    array = tensor.to_numpy
+    shared = problem.shared
+    return reference.sparse_mla_bwd(
+        array(views.q),
+        array(views.kv),
+        array(views.out),
+        array(views.dout),
+        array(views.lse),
+        array(views.indices),
+        sm_scale=shared.sm_scale,
+        topk_length=None if views.topk_length is None else array(views.topk_length),
+        attn_sink=None if views.attn_sink is None else array(views.attn_sink),
+        causal=shared.causal,
+        q_start=shared.q_start,
+        k_stride=shared.k_stride,
+        lse_base=shared.lse_base,
+        attn_dist=None if views.attn_dist is None else array(views.attn_dist),
+    )

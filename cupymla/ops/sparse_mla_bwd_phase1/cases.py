@@ -1,0 +1,30 @@
+"""Problems of sparse_mla_bwd_phase1; see `cupymla.ops.case`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import mla_cases
+from ..mla import D_V
+from ..mla_cases import MlaCase, sized
+
+CASES: tuple[MlaCase, ...] = mla_cases.COMMON
+
+BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512, 2048, 1024, 8192))
+
+
+def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
+    """Fresh arguments of `sparse_mla_bwd_phase1`, by parameter name."""
+    return mla_cases.phase1_inputs(case, seed, xp)
+
+
+def flops(case: MlaCase) -> float:
+    """The product with the keys, over every slot, and delta's."""
+    return mla_cases.slots_flops(case, case.d_qk) + 2.0 * case.queries * case.h_q * D_V
+
+
+def bytes_moved(case: MlaCase) -> float:
+    """q, kv once, out, dout and indices read; p and delta written."""
+    return mla_cases.selection_bytes(case) + mla_cases.head_bytes(case, 2 * case.d_qk + 4 * D_V + 4 * case.topk + 4)

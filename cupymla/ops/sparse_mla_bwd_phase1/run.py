@@ -1,0 +1,44 @@
+"""From checked arguments to a prepared call: the NumPy reference on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import tensor
+from ..mla import CpuOutput, MlaProblem
+from ..mla_reference import stored
+from ..operator import CpuCall, Prepared
+from . import reference
+from .plan import plan
+from .spec import Views
+
+Result = tuple[Any, Any]
+
+
+def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
+    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)
+    plan(problem, views.q.device)
+
+
+def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:
+    p = CpuOutput("p", views.p, views.q)
+    delta = CpuOutput("delta", views.delta, views.q)
+
+    def run() -> Result:
+        array = tensor.to_numpy
+        values = reference.sparse_mla_bwd_phase1(
+            array(views.q),
+            array(views.kv),
+            array(views.out),
+            array(views.dout),
+            array(views.indices),
+            topk_length=None if views.topk_length is None else array(views.topk_length),
+            causal=problem.causal,
+            q_start=problem.q_start,
+            k_stride=problem.k_stride,
+        )
+        return p.write(stored(values[0], "float32")), delta.write(stored(values[1], "float32"))
+
+    return CpuCall(run)

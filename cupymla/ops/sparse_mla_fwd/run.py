@@ -1,0 +1,64 @@
+"""From checked arguments to a prepared call: the NumPy reference on the CPU, the kernel on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import tensor
+from ..mla import CpuOutput, MlaProblem
+from ..mla_reference import numpy_dtype, stored
+from ..operator import CpuCall, Prepared
+from . import reference
+from .spec import Outputs, Views
+
+Result = tuple[Any, Any, Any]
+
+
+def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
+    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)
+    from . import cuda  # type: ignore[attr-defined, unused-ignore]
+
+    pointer = tensor.current_stream(views.q) if stream is None else tensor.stream_pointer(stream)
+    prepared: Prepared[Result] = cuda.prepare(views, problem, _outputs(views, problem), pointer)
+    return prepared
+
+
+def _outputs(views: Views, problem: MlaProblem) -> Outputs:
+    out, max_logits, lse = views.out, views.max_logits, views.lse
+    if out is None:
+        out = tensor.view(tensor.empty(views.q, problem.out_shape, problem.dtype), "out")
+    if max_logits is None:
+        max_logits = tensor.view(tensor.empty(views.q, problem.head_shape, "float32"), "max_logits")
+    if lse is None:
+        lse = tensor.view(tensor.empty(views.q, problem.head_shape, "float32"), "lse")
+    return Outputs(out, max_logits, lse)
+
+
+def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:
+    out = CpuOutput("out", views.out, views.q)
+    max_logits = CpuOutput("max_logits", views.max_logits, views.q)
+    lse = CpuOutput("lse", views.lse, views.q)
+
+    def run() -> Result:
+        array = tensor.to_numpy
+        values = reference.sparse_mla_fwd(
+            array(views.q),
+            array(views.kv),
+            array(views.indices),
+            sm_scale=problem.sm_scale,
+            topk_length=None if views.topk_length is None else array(views.topk_length),
+            attn_sink=None if views.attn_sink is None else array(views.attn_sink),
+            causal=problem.causal,
+            q_start=problem.q_start,
+            k_stride=problem.k_stride,
+            lse_base=problem.lse_base,
+        )
+        return (
+            out.write(stored(values[0], numpy_dtype(problem.dtype))),
+            max_logits.write(stored(values[1], "float32")),
+            lse.write(stored(values[2], "float32")),
+        )
+
+    return CpuCall(run)

@@ -1,0 +1,173 @@
+"""Sparse MLA attention written a second time, for tests: dense over all keys, float64, gradients by torch's autograd.
+
+Nothing here is shared with the package. The slots that count are found one by one in plain Python; a token named by m
+of them enters the dense softmax with weight m.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[Any]
+D_V = 512
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Everything the operators give, float64, with a batch axis where the arguments have one.
+
+    dist is per slot and without the sink; p is unscaled. The gradients are those of sum(out * dout).
+    """
+
+    out: Array
+    max_logits: Array
+    lse: Array
+    dq: Array
+    dkv: Array
+    d_sink: Array
+    p: Array
+    delta: Array
+    dist: Array
+    valid: Array
+
+
+def counts_slot(
+    t: int, slot: int, query: int, s_kv: int, length: int | None, causal: bool, q_start: int, k_stride: int
+) -> bool:
+    """Whether one slot counts, from the definition."""
+    if not 0 <= t < s_kv or (length is not None and slot >= length):
+        return False
+    return not causal or t <= math.trunc(Fraction(q_start + query + 1 - k_stride, k_stride))
+
+
+def valid_mask(
+    indices: Array, s_kv: int, topk_length: Array | None, causal: bool, q_start: int, k_stride: int
+) -> Array:
+    """[s_q, topk] of one batch entry."""
+    valid = np.zeros(indices.shape, bool)
+    for query, row in enumerate(indices.tolist()):
+        length = None if topk_length is None else int(topk_length[query])
+        for slot, t in enumerate(row):
+            valid[query, slot] = counts_slot(t, slot, query, s_kv, length, causal, q_start, k_stride)
+    return valid
+
+
+def solve(
+    q: Array,
+    kv: Array,
+    indices: Array,
+    dout: Array | None = None,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Array | None = None,
+    attn_sink: Array | None = None,
+    causal: bool = False,
+    q_start: int = 0,
+    k_stride: int = 1,
+    **_: Any,
+) -> Oracle:
+    """All results for arguments as the public functions take them; lse in natural units."""
+    has_batch = q.ndim == 4
+    if not has_batch:
+        q, kv, indices = q[None], kv[None], indices[None]
+        dout = None if dout is None else dout[None]
+        topk_length = None if topk_length is None else topk_length[None]
+    kv = kv[:, :, 0] if kv.ndim == 4 else kv
+    indices = indices[:, :, 0] if indices.ndim == 4 else indices
+    dout = np.ones((*q.shape[:3], D_V)) if dout is None else dout
+    parts = []
+    for entry in range(q.shape[0]):
+        lengths = None if topk_length is None else topk_length[entry]
+        valid = valid_mask(indices[entry], kv.shape[1], lengths, causal, q_start, k_stride)
+        parts.append(_solve_one(q[entry], kv[entry], indices[entry], valid, dout[entry], attn_sink, sm_scale))
+    if not has_batch:
+        return parts[0]
+    if not parts:
+        return _empty(q, kv, indices)
+    joined = {name: np.stack([getattr(part, name) for part in parts]) for name in Oracle.__dataclass_fields__}
+    joined["d_sink"] = joined["d_sink"].sum(axis=0)
+    return Oracle(**joined)
+
+
+def _empty(q: Array, kv: Array, indices: Array) -> Oracle:
+    heads, slots = np.zeros(q.shape[:3]), np.zeros((*q.shape[:2], indices.shape[-1]))
+    out, p = np.zeros((*q.shape[:3], D_V)), np.zeros((*q.shape[:3], indices.shape[-1]))
+    d_sink = np.zeros(q.shape[2])
+    return Oracle(out, heads, heads, np.zeros(q.shape), np.zeros(kv.shape), d_sink, p, heads, slots, slots > 0)
+
+
+def _solve_one(
+    q: Array, kv: Array, indices: Array, valid: Array, dout: Array, attn_sink: Array | None, sm_scale: float | None
+) -> Oracle:
+    s_q, heads, d_qk = q.shape
+    multiplicity = np.zeros((s_q, kv.shape[0]))
+    for query, slot in np.argwhere(valid):
+        multiplicity[query, indices[query, slot]] += 1
+    named = multiplicity.any(axis=0)
+    scale = 1 / math.sqrt(d_qk) if sm_scale is None else sm_scale
+    rows = np.flatnonzero(multiplicity.any(axis=1))
+    tq = torch.tensor(q.astype(np.float64), requires_grad=True)
+    tkv = torch.tensor(np.where(named[:, None], kv.astype(np.float64), 0), requires_grad=True)
+    sink = torch.zeros(heads, dtype=torch.float64) if attn_sink is None else torch.tensor(attn_sink.astype(np.float64))
+    finite = torch.where(torch.isinf(sink), 0.0, sink).requires_grad_()
+
+    raw = torch.einsum("shd,td->sht", tq[rows], tkv)
+    logits = raw * scale + torch.log(torch.tensor(multiplicity[rows]))[:, None, :]
+    lse = torch.logsumexp(logits, dim=-1)
+    plain = torch.softmax(logits, dim=-1)
+    column = finite[None, :, None].expand(len(rows), heads, 1)
+    shared = torch.softmax(torch.cat([logits, column], dim=-1), dim=-1)[..., :-1]
+    none = torch.full_like(sink, attn_sink is None, dtype=torch.bool) | (sink == -math.inf)
+    weights = torch.where(none[None, :, None], plain, shared)
+    weights = torch.where((sink == math.inf)[None, :, None], 0.0, weights)
+    out = torch.einsum("sht,td->shd", weights, tkv[:, :D_V])
+    (out * torch.tensor(dout[rows].astype(np.float64))).sum().backward()
+
+    full_out = np.zeros((s_q, heads, D_V))
+    full_out[rows] = out.detach().numpy()
+    full_lse, highest = np.full((s_q, heads), np.inf), np.full((s_q, heads), -np.inf)
+    full_lse[rows] = lse.detach().numpy()
+    raw_rows = raw.detach().numpy()
+    p = np.full((s_q, heads, indices.shape[1]), -np.inf)
+    dist = np.zeros(indices.shape)
+    for row, query in enumerate(rows):
+        tokens = indices[query, valid[query]]
+        p[query][:, valid[query]] = raw_rows[row][:, tokens]
+        scores = scale * raw_rows[row][:, tokens]
+        highest[query] = scores.max(axis=-1)
+        dist[query, valid[query]] = np.exp(scores - full_lse[query][:, None]).sum(axis=0)
+    assert tq.grad is not None and tkv.grad is not None
+    d_sink = np.zeros(heads) if finite.grad is None else finite.grad.numpy()
+    delta = (full_out * dout.astype(np.float64)).sum(axis=-1)
+    return Oracle(full_out, highest, full_lse, tq.grad.numpy(), tkv.grad.numpy(), d_sink, p, delta, dist, valid)
+
+
+FLOAT64_ROUNDING = 2.0**-31
+"""Sums of up to 2**16 terms round by 2**-37 of their terms; scores up to 2**6 enter an exponential."""
+
+
+def assert_close(name: str, got: Array, expected: Array, tolerance: float = FLOAT64_ROUNDING) -> None:
+    """Equal NaN and infinities, and finite elements within `tolerance` of the largest one (at least of 1)."""
+    assert got.shape == expected.shape, f"{name}: shape {got.shape}, expected {expected.shape}"
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    for special in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(special(got), special(expected), err_msg=f"{name}: {special.__name__}")
+    finite = np.isfinite(expected)
+    error = np.abs(got[finite] - expected[finite]).max(initial=0.0)
+    scale = max(1.0, np.abs(expected[finite]).max(initial=0.0))
+    assert error <= tolerance * scale, f"{name}: off by {error:.3g}, largest element {scale:.3g}"
+
+
+def unlike(x: Array, y: Array) -> float:
+    """1 - 2<x,y> / (<x,x> + <y,y>) over finite elements."""
+    finite = np.isfinite(y.astype(np.float64))
+    a, b = x[finite].astype(np.float64), y[finite].astype(np.float64)
+    total = float(a @ a + b @ b)
+    return 0.0 if total == 0 else float((a - b) @ (a - b)) / total
