@@ -21,9 +21,7 @@ class OutputArrays:
 
     __slots__ = ("_allocations", "_like", "views")
 
-    def __init__(
-        self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int
-    ) -> None:
+    def __init__(self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int) -> None:
         self._like = like
         allocations: list[Allocation | None] = []
         views: list[View] = []
@@ -42,7 +40,9 @@ class OutputArrays:
         """Raise UnsupportedError when an output would be an array that cannot be written a second time."""
         if self._like.framework == "jax" and any(made is not None for made in self._allocations):
             raise UnsupportedError(
-                "a prepared call with JAX arrays", str(self._like.device), "a plain call, or outputs of another framework"
+                "a prepared call with JAX arrays",
+                str(self._like.device),
+                "a plain call",
             )
 
     def finish(self) -> Any:

@@ -94,9 +94,7 @@ class Binding:
                 self._launcher(stream)
 
 
-def _parameters(
-    problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int
-) -> Parameters:
+def _parameters(problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int) -> Parameters:
     kv_batch, kv_token = problem.kv_strides
     indices_batch, indices_query = problem.indices_strides
     length_batch, length_query = problem.topk_length_strides
@@ -192,5 +190,6 @@ class PreparedForward:
         self._result: Result = arrays.finish()
 
     def __call__(self, *, stream: object = None) -> Result:
+        """Launch once more, without waiting for the result. Raises DriverError."""
         self._binding.launch(self._stream if stream is None else tensor.stream_pointer(stream))
         return self._result

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError
 from ..mla import D_QK, DTYPES, MlaProblem
 
+OPERATOR = "sparse_mla_fwd"
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
 
@@ -60,27 +62,48 @@ def shares(tokens: int, head_blocks: int, multiprocessors: int) -> Shares:
 
 def plan(problem: MlaProblem, arch: Arch) -> Plan:
     """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
-    if arch.name != "sm_90a":
-        raise UnsupportedError("sparse_mla_fwd", f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > MAX_CTAS:
         raise UnsupportedError(
-            f"sparse_mla_fwd on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
+            f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
         )
-    return Plan(_sm90(problem.d_qk, problem.dtype, problem.sm_scale < _SMALLEST_SCALE), tokens)
+    any_scale = problem.sm_scale < _SMALLEST_SCALE
+    return Plan(variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, any_scale=any_scale), tokens)
 
 
-def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
-    """Every kernel variant, of one architecture or of all."""
-    if arch_name not in (None, "sm_90a"):
-        return ()
-    return tuple(_sm90(d_qk, dtype, any_scale) for d_qk in D_QK for dtype in DTYPES for any_scale in (False, True))
+def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", any_scale: bool = False) -> KernelSource:
+    """One kernel variant.
 
+    Args:
+        arch: the target.
+        d_qk: 576 or 512.
+        dtype: "bfloat16" or "float16".
+        any_scale: whether sm_scale may be zero or negative.
 
-def _sm90(d_qk: int, dtype: str, any_scale: bool) -> KernelSource:
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name != "sm_90a":
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if d_qk not in D_QK:
+        raise InputError("d_qk", "576 or 512", d_qk, OPERATOR)
+    if dtype not in DTYPES:
+        raise InputError("dtype", "'bfloat16' or 'float16'", repr(dtype), OPERATOR)
     defines = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_FP16", int(dtype == "float16")),
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
     )
-    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", "sparse_mla_fwd", defines, "sm_90a")
+    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one target or of all."""
+    if arch_name not in (None, "sm_90a"):
+        return ()
+    hopper = arches.named("sm_90a")
+    return tuple(
+        variant(hopper, d_qk=d_qk, dtype=dtype, any_scale=any_scale)
+        for d_qk in D_QK
+        for dtype in DTYPES
+        for any_scale in (False, True)
+    )

@@ -1,0 +1,66 @@
+"""A compiled kernel as CuPy users know it, for scripts that launch it on their own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from . import arch as arches
+from . import build
+from .errors import InputError, UnsupportedError
+from .ops import registry
+
+
+class RawKernel(NamedTuple):
+    """A kernel on its own.
+
+    Attributes:
+        module: the `cupy.RawModule` that holds it; `module.get_function(entry)` is the kernel.
+        entry: its name in the module.
+        facts: what a launch needs to know: "threads", "cluster", "smem_bytes", "parameter_bytes" and the kernel's own.
+        parameters: the `ctypes.Structure` whose fields are the kernel's parameter record, which is its last parameter.
+        parameter_sizes: size in bytes of every kernel parameter, in order; a 128 is a tensor map.
+    """
+
+    module: Any
+    entry: str
+    facts: Mapping[str, int]
+    parameters: type[ctypes.Structure]
+    parameter_sizes: tuple[int, ...]
+
+
+def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> RawKernel:
+    """Compile a kernel, or find it compiled, and give it as a `cupy.RawModule` with its launch facts.
+
+    Args:
+        operator: an operator that has a kernel, such as "sparse_mla_fwd".
+        arch: the target, such as "sm_90a"; by default that of CUDA device 0.
+        variant: which of the operator's kernels; the parameters of `variant` in its `plan` module, for
+            sparse_mla_fwd `d_qk`, `dtype` and `any_scale`.
+
+    Raises:
+        InputError: an unknown operator, target or variant.
+        UnsupportedError: the operator has no kernel for the target.
+        CompileError: it does not compile.
+        ImportError: there is no CuPy.
+    """
+    known = [entry.name for entry in registry.OPERATORS if entry.kernels]
+    if operator not in known:
+        raise InputError("operator", "one of " + ", ".join(known), repr(operator))
+    target = arches.named(arch) if arch is not None else _device_arch()
+    plan = import_module(f"cupymla.ops.{operator}.plan")
+    source = plan.variant(target, **variant)
+    record: type[ctypes.Structure] = import_module(f"cupymla.ops.{operator}.cuda").Parameters
+    compiled = build.cubin(source)
+    return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters)
+
+
+def _device_arch() -> arches.Arch:
+    from . import driver
+    from .device import Device
+
+    if not driver.available():
+        raise UnsupportedError("raw_module without arch=", "a machine without a CUDA GPU", "naming the target, arch=")
+    return driver.arch_of(Device("cuda", 0))
