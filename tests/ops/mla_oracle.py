@@ -110,11 +110,13 @@ def _solve_one(
     multiplicity = np.zeros((s_q, kv.shape[0]))
     for query, slot in np.argwhere(valid):
         multiplicity[query, indices[query, slot]] += 1
-    named = multiplicity.any(axis=0)
+    named = np.flatnonzero(multiplicity.any(axis=0))
     scale = 1 / math.sqrt(d_qk) if sm_scale is None else sm_scale
     rows = np.flatnonzero(multiplicity.any(axis=1))
+    clean = np.zeros(kv.shape)
+    clean[named] = kv[named].astype(np.float64)
     tq = torch.tensor(q.astype(np.float64), requires_grad=True)
-    tkv = torch.tensor(np.where(named[:, None], kv.astype(np.float64), 0), requires_grad=True)
+    tkv = torch.tensor(clean, requires_grad=True)
     sink = torch.zeros(heads, dtype=torch.float64) if attn_sink is None else torch.tensor(attn_sink.astype(np.float64))
     finite = torch.where(torch.isinf(sink), 0.0, sink).requires_grad_()
 

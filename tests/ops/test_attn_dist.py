@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mla_oracle import assert_close, solve
 
-from cupymla import attn_dist, sparse_mla_fwd
-from cupymla.ops.attn_dist import cases, reference
+from cupymla.ops.attn_dist import attn_dist, cases, reference
 from cupymla.ops.mla_cases import MlaCase
+from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)

@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pytest
 from mla_oracle import Oracle, assert_close, solve, unlike
 
-from cupymla import attn_dist, sparse_mla_bwd, sparse_mla_fwd
+from cupymla.ops.attn_dist import attn_dist
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.ops.sparse_mla_bwd import cases, reference
+from cupymla.ops.sparse_mla_bwd import cases, reference, sparse_mla_bwd
 from cupymla.ops.sparse_mla_fwd import reference as forward
+from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 
 Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16
@@ -27,10 +28,6 @@ def exact_problem(case: MlaCase, seed: int) -> tuple[dict[str, Any], Oracle]:
     expected = solve(**arguments)
     lse = expected.lse / math.log(2) if case.lse_base == "2" else expected.lse
     return arguments | {"out": expected.out, "lse": lse}, expected
-
-
-def call_outputs(arguments: dict[str, Any], **options: Any) -> tuple[Array, ...]:
-    return reference.sparse_mla_bwd(**arguments, **options)
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
@@ -81,7 +78,13 @@ def test_same_precision_rounds_p_and_ds_to_the_input_dtype() -> None:
     q[0, 0, 0], kv[1, 0] = 1, 1
     dout = np.zeros((1, 1, 512), BF16)
     dout[0, 0, 2] = 1
-    arguments = {"q": q, "kv": kv, "out": np.zeros_like(dout), "dout": dout, "indices": np.array([[0, 1]], np.int32)}
+    arguments: dict[str, Any] = {
+        "q": q,
+        "kv": kv,
+        "out": np.zeros_like(dout),
+        "dout": dout,
+        "indices": np.array([[0, 1]], np.int32),
+    }
     arguments |= {"lse": np.full((1, 1), math.log(1.3), np.float32)}
     dkv = reference.sparse_mla_bwd(**arguments, sm_scale=math.log(0.3), dkv_dtype="float32", precision="same")[1]
     assert dkv[:, 2].tolist() == [float(BF16(1 / 1.3)), float(BF16(0.3 / 1.3))]
@@ -91,7 +94,7 @@ def test_finite_differences() -> None:
     """Independent of any autograd: central differences of sum(out * dout) along random directions, sink included."""
     generator = np.random.default_rng(7)
     indices = np.array([[0, 3, 3, -1, 5], [4, 1, 9, 2, 0]], np.int32)
-    point = {"q": generator.standard_normal((2, 2, 512)), "kv": generator.standard_normal((6, 512))}
+    point: dict[str, Any] = {"q": generator.standard_normal((2, 2, 512)), "kv": generator.standard_normal((6, 512))}
     point["attn_sink"] = generator.standard_normal(2)
     options: dict[str, Any] = {"indices": indices, "causal": True, "q_start": 3}
     dout = generator.standard_normal((2, 2, 512))
@@ -200,7 +203,10 @@ def test_deterministic_changes_nothing_on_the_cpu() -> None:
 def test_outputs_given_are_overwritten_and_returned() -> None:
     """dkv is not added to; d_sink, dq and dkv come back as given."""
     arguments = arguments_of("h16_d576_k65_q6_kv200_sink")
-    given = {"dq": np.full(arguments["q"].shape, 3, BF16), "dkv": np.full(arguments["kv"].shape, 3, np.float32)}
+    given: dict[str, Any] = {
+        "dq": np.full(arguments["q"].shape, 3, BF16),
+        "dkv": np.full(arguments["kv"].shape, 3, np.float32),
+    }
     given["d_sink"] = np.full(16, 3, np.float32)
     got = sparse_mla_bwd(**arguments, **given, dkv_dtype="float32")
     assert all(array is provided for array, provided in zip(got, given.values(), strict=True))
@@ -220,6 +226,6 @@ def test_training_step_through_the_public_functions() -> None:
     norm = float((dq.astype(np.float64) ** 2).sum() + (dkv.astype(np.float64) ** 2).sum())
     moved = [array.astype(np.float64) + 1e-5 * d.astype(np.float64) for array, d in ((q, dq), (kv, dkv))]
     before = forward.sparse_mla_fwd(q, kv, indices)[0]
-    gain = ((forward.sparse_mla_fwd(*moved, indices)[0] - before) * dout.astype(np.float64)).sum()
+    gain = ((forward.sparse_mla_fwd(moved[0], moved[1], indices)[0] - before) * dout.astype(np.float64)).sum()
     # The gradients carry bf16's 2**-8, the step's second-order term is of order 1e-5.
     assert abs(gain / (1e-5 * norm) - 1) < 0.02

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from mla_oracle import assert_close, solve
 
-from cupymla import sparse_mla_bwd_phase1
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.ops.sparse_mla_bwd_phase1 import cases, reference
+from cupymla.ops.sparse_mla_bwd_phase1 import cases, reference, sparse_mla_bwd_phase1
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mla_oracle import assert_close, solve, unlike
 
-from cupymla import InputError, sparse_mla_fwd
+from cupymla.errors import InputError
 from cupymla.ops.mla_cases import INT_MAX, INT_MIN, MlaCase
-from cupymla.ops.sparse_mla_fwd import cases, reference
+from cupymla.ops.sparse_mla_fwd import cases, reference, sparse_mla_fwd
 
 BF16 = ml_dtypes.bfloat16
 
