@@ -83,4 +83,4 @@ def sparse_mla_fwd(
         *(q, kv, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
         *(out, max_logits, lse, check_indices),
     )
-    return run.prepare(views, problem, stream)()
+    return run.call(views, problem, stream)

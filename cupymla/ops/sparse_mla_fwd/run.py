@@ -1,4 +1,4 @@
-"""From checked arguments to a prepared call: the NumPy reference on the CPU, the kernel on a GPU."""
+"""From checked arguments to a result: the NumPy reference on the CPU, the kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -9,31 +9,27 @@ from ..mla import CpuOutput, MlaProblem
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
 from . import reference
-from .spec import Outputs, Views
+from .spec import Views
 
 Result = tuple[Any, Any, Any]
 
 
+def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+    """Run once. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)()
+    from . import cuda
+
+    return cuda.call(views, problem, stream)
+
+
 def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
-    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    """Bind a call to its arrays."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    from . import cuda  # type: ignore[attr-defined, unused-ignore]
+    from . import cuda
 
-    pointer = tensor.current_stream(views.q) if stream is None else tensor.stream_pointer(stream)
-    prepared: Prepared[Result] = cuda.prepare(views, problem, _outputs(views, problem), pointer)
-    return prepared
-
-
-def _outputs(views: Views, problem: MlaProblem) -> Outputs:
-    out, max_logits, lse = views.out, views.max_logits, views.lse
-    if out is None:
-        out = tensor.view(tensor.empty(views.q, problem.out_shape, problem.dtype), "out")
-    if max_logits is None:
-        max_logits = tensor.view(tensor.empty(views.q, problem.head_shape, "float32"), "max_logits")
-    if lse is None:
-        lse = tensor.view(tensor.empty(views.q, problem.head_shape, "float32"), "lse")
-    return Outputs(out, max_logits, lse)
+    return cuda.PreparedForward(views, problem, stream)
 
 
 def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:

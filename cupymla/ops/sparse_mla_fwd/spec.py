@@ -27,15 +27,6 @@ class Views:
     lse: View | None
 
 
-@dataclass(slots=True)
-class Outputs:
-    """The arrays a call writes, the caller's or allocated; their owners are what it returns."""
-
-    out: View
-    max_logits: View
-    lse: View
-
-
 def read(
     q: Any,
     kv: Any,
