@@ -387,9 +387,8 @@ def check_overlap(outputs: Sequence[tuple[str, View | None]], inputs: Sequence[t
 
 
 def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
-    """Strides (batch, query, head) of an array [[batch,] s_q, h_q, ...] in elements; batch 0 without that axis."""
-    strides = view.strides[:3] if problem.batch is not None else (0, *view.strides[:2])
-    return cast("tuple[int, int, int]", strides)
+    """Strides (batch, query, head), in elements, of an array of shape [[batch,] s_q, h_q, ...]; batch 0 without one."""
+    return cast("tuple[int, int, int]", _batched(view.strides, problem.batch)[:3])
 
 
 def _check_layout(

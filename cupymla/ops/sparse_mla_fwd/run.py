@@ -1,4 +1,4 @@
-"""From checked arguments to a result: the NumPy reference on the CPU, the kernel on a GPU."""
+"""From checked arguments to a prepared call: the NumPy reference on the CPU, the kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = tuple[Any, Any, Any]
 
 
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
-    """Run once. `stream` as the public function takes it; it means nothing on the CPU."""
+    """One call. `stream` as the public function takes it; it means nothing on the CPU."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)()
     from . import cuda
@@ -24,7 +24,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
 
 
 def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
-    """Bind a call to its arrays."""
+    """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
     from . import cuda
