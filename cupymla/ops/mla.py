@@ -44,7 +44,7 @@ _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 class MlaProblem:
     """One sparse MLA problem, without its addresses: what a plan and a compiled kernel may depend on.
 
-    Strides are in elements; those of axes of extent 0 or 1 are replaced by the compact ones.
+    Strides are in elements, 0 for a batch axis that is not there.
 
     Attributes:
         batch: extent of the leading batch axis, None without one.
@@ -224,7 +224,7 @@ def _checked(
     length_strides = (0, 0)
     if topk_length is not None:
         check_array(topk_length, "topk_length", (*lead, s_q), "int32", None, "free")
-        length_strides = cast("tuple[int, int]", _batched(topk_length.shape, topk_length.strides, batch))
+        length_strides = cast("tuple[int, int]", _batched(topk_length.strides, batch))
     if attn_sink is not None:
         check_array(attn_sink, "attn_sink", (h_q,), "float32", None, "free")
     return MlaProblem(
@@ -242,9 +242,9 @@ def _checked(
         lse_base=lse_base,
         has_topk_length=topk_length is not None,
         has_sink=attn_sink is not None,
-        q_strides=cast("tuple[int, int, int]", _batched(q.shape, q.strides, batch)[:3]),
-        kv_strides=cast("tuple[int, int]", _batched(kv_shape, kv_strides, batch)[:2]),
-        indices_strides=cast("tuple[int, int]", _batched(indices_shape, indices_strides, batch)[:2]),
+        q_strides=cast("tuple[int, int, int]", _batched(q.strides, batch)[:3]),
+        kv_strides=cast("tuple[int, int]", _batched(kv_strides, batch)[:2]),
+        indices_strides=cast("tuple[int, int]", _batched(indices_strides, batch)[:2]),
         topk_length_strides=length_strides,
     )
 
@@ -273,10 +273,9 @@ def _without_singleton(
     return shape[-2], shape, strides
 
 
-def _batched(shape: tuple[int, ...], strides: tuple[int, ...], batch: int | None) -> tuple[int, ...]:
-    """Strides with the batch axis's in front, 0 without one; see `canonical_strides`."""
-    canonical = canonical_strides(shape, strides)
-    return canonical if batch is not None else (0, *canonical)
+def _batched(strides: tuple[int, ...], batch: int | None) -> tuple[int, ...]:
+    """Strides with the batch axis's in front, 0 without one."""
+    return strides if batch is not None else (0, *strides)
 
 
 def _refuse_misaligned(q: View, kv: View, indices: View, topk_length: View | None, attn_sink: View | None) -> None:
@@ -367,49 +366,29 @@ def check_array(
 def check_output(
     array: object, argument: str, shape: tuple[int, ...], dtype: str, like: View, layout: Layout
 ) -> View | None:
-    """Look at an output the caller provides, None when there is none. As `check_array`; it must also be writable, and
-    no two of its elements may share an address."""
+    """Look at an output the caller provides, None when there is none. As `check_array`; it must also be writable."""
     if array is None:
         return None
     view = tensor.view_output(array, argument)
     check_array(view, argument, shape, dtype, like, layout)
-    reach = 1
-    for stride, extent in sorted(zip(view.strides, shape, strict=True)):
-        if extent > 1:
-            if stride < reach:
-                raise InputError(argument, "strides that give each element its own address", _show(view.strides))
-            reach += stride * (extent - 1)
     return view
 
 
 def check_overlap(outputs: Sequence[tuple[str, View | None]], inputs: Sequence[tuple[str, View | None]]) -> None:
-    """Raise InputError when the bytes an output spans overlap an input's or another output's."""
-    spans: list[tuple[str, int, int]] = []
+    """Raise InputError when writing an output would change an input or another output."""
+    taken = list(inputs)
     for argument, view in outputs:
         if view is None:
             continue
-        first, end = _span(view)
-        for other, low, high in spans:
-            if first < high and low < end:
+        for other, seen in taken:
+            if seen is not None and tensor.overlap(view, seen):
                 raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
-        for other, seen in inputs:
-            if seen is not None:
-                low, high = _span(seen)
-                if first < high and low < end:
-                    raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
-        if first < end:
-            spans.append((argument, first, end))
+        taken.append((argument, view))
 
 
-def canonical_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides with the compact value wherever the extent is 0 or 1, where any value would mean the same."""
-    result: list[int] = []
-    compact = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        used = stride if extent > 1 else compact
-        result.append(used)
-        compact = used * max(extent, 1)
-    return tuple(reversed(result))
+def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
+    """Strides (batch, query, head), in elements, of an array of shape [[batch,] s_q, h_q, ...]; batch 0 without one."""
+    return cast("tuple[int, int, int]", _batched(view.strides, problem.batch)[:3])
 
 
 def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
@@ -442,14 +421,6 @@ def _check_address(view: View, argument: str, alignment: int) -> None:
 def _same_device(view: View, argument: str, q: View) -> None:
     if view.device != q.device:
         raise InputError(argument, f"an array on {q.device}, as q", f"an array on {view.device}")
-
-
-def _span(view: View) -> tuple[int, int]:
-    """First and past-the-end address of a view's bytes; both 0 when it has none."""
-    if 0 in view.shape:
-        return 0, 0
-    reach = sum((extent - 1) * stride for extent, stride in zip(view.shape, view.strides, strict=True)) + 1
-    return view.ptr, view.ptr + reach * _ITEM_BYTES[view.dtype]
 
 
 def _show(numbers: tuple[int, ...]) -> str:

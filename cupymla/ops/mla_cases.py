@@ -170,9 +170,9 @@ def forward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 def backward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of sparse_mla_bwd; out and lse are the forward's."""
-    extra: dict[str, Any] = {} if case.dkv_dtype is None else {"dkv_dtype": case.dkv_dtype}
-    if case.deterministic:
-        extra["deterministic"] = True
+    extra: dict[str, Any] = {"deterministic": case.deterministic}
+    if case.dkv_dtype is not None:
+        extra["dkv_dtype"] = case.dkv_dtype
     if case.wants_dist:
         extra["attn_dist"] = xp.full((*case.lead, case.s_q, case.topk), np.nan, dtype=np.float32)
     if case.intent == "speed":

@@ -9,6 +9,9 @@ import numpy as np
 from .. import mla_cases
 from ..mla_cases import MlaCase, sized
 
+OUTPUTS = ("dist",)
+"""The output parameters, in the order in which the call returns them."""
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,

@@ -10,6 +10,9 @@ from .. import mla_cases
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
 
+OUTPUTS = ("dq", "dkv", "d_sink")
+"""The output parameters, in the order in which the call returns them."""
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,

@@ -10,6 +10,9 @@ from .. import mla_cases
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
 
+OUTPUTS = ("p", "delta")
+"""The output parameters, in the order in which the call returns them."""
+
 CASES: tuple[MlaCase, ...] = mla_cases.COMMON
 
 BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512, 2048, 1024, 8192))
