@@ -32,6 +32,7 @@ LAYERS = {
     "ops": 3,
     "ops.registry": 4,
     "interop": 5,
+    "raw": 5,
     "testing": 5,
     "cli": 5,
     "__main__": 5,
