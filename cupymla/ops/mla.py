@@ -391,11 +391,6 @@ def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
     return cast("tuple[int, int, int]", _batched(view.strides, problem.batch)[:3])
 
 
-def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
-    """Strides (batch, query, head), in elements, of an array of shape [[batch,] s_q, h_q, ...]; batch 0 without one."""
-    return cast("tuple[int, int, int]", _batched(view.shape, view.strides, problem.batch)[:3])
-
-
 def _check_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int, argument: str, layout: Layout
 ) -> None:

@@ -173,7 +173,8 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     binding.point(views, outputs)
     binding.launch(pointer)
     tensor.hold(inputs, pointer)
-    return arrays.finish()
+    result: Result = arrays.finish()
+    return result
 
 
 class PreparedForward:
