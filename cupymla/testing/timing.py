@@ -18,6 +18,10 @@ WARM_UP = 3
 MATMUL_SIZE = 8192
 STREAM_BYTES = 2 << 30
 
+# A GPU that has just worked hard runs at a lower clock for a while (H200: 10% for a tenth of a second): every measurement
+# starts from the same rest.
+SETTLE_SECONDS = 0.2
+
 # 16-byte loads, eight in flight per thread; the sum is stored only if it takes a value no buffer here adds up to, so
 # that the loads cannot be dropped.
 _READ_SOURCE = r"""
@@ -90,6 +94,7 @@ class Timer:
             call: enqueues the work; a prepared call, so that the host is ready before the flush ends.
             repeats: timed runs, at least 10; three more run first, untimed.
         """
+        time.sleep(SETTLE_SECONDS)
         for _ in range(WARM_UP):
             call()
         return statistics.median(self._once(call) for _ in range(max(repeats, 10)))

@@ -45,6 +45,9 @@ class Binding:
     """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
 
     One thread at a time may use it.
+
+    Attributes:
+        launcher: the laid-out launch; None when there is no query.
     """
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, View, View], sink_stride: int) -> None:
@@ -61,14 +64,14 @@ class Binding:
         self._parameters.head_blocks = head_blocks
         self._parameters.groups = dealt.groups
         self._parameters.group_tokens = dealt.group_tokens
-        self._empty = chosen.tokens == 0
-        if not self._empty:
+        self.launcher: Launcher | None = None
+        if chosen.tokens:
             geometry = Geometry((head_blocks * dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
-            self._launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
+            self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
 
     def point(self, views: Views, outputs: tuple[View, View, View]) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
-        if self._empty:
+        if self.launcher is None:
             return
         parameters = self._parameters
         parameters.kv = views.kv.ptr
@@ -76,7 +79,7 @@ class Binding:
         parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = [view.ptr for view in outputs]
-        self._launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
+        self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
 
     def _query_tiles(self, ptr: int) -> TileMap:
         """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
@@ -89,9 +92,9 @@ class Binding:
 
     def launch(self, stream: int) -> None:
         """Run on `stream`. Raises DriverError."""
-        if not self._empty:
+        if self.launcher is not None:
             with driver.on_device(self._device):
-                self._launcher(stream)
+                self.launcher(stream)
 
 
 def _parameters(problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int) -> Parameters:
@@ -178,7 +181,11 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
 
 
 class PreparedForward:
-    """A prepared call; see `cupymla.ops.operator.Prepared`."""
+    """A prepared call; see `cupymla.ops.operator.Prepared`.
+
+    Attributes:
+        launcher: what it launches; None when there is no query.
+    """
 
     def __init__(self, views: Views, problem: MlaProblem, stream: object) -> None:
         self._stream = tensor.launch_stream(_inputs(views), stream)
@@ -187,6 +194,7 @@ class PreparedForward:
         sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
         self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
         self._binding.point(views, arrays.views)
+        self.launcher = self._binding.launcher
         self._views = views
         self._result: Result = arrays.finish()
 
