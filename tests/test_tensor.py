@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fake_arrays import CPU, CUDA0, CUDA1, Foreign, Interface, view_at
-from fake_driver import FakeDriver, installed
+from fake_driver import INVALID, FakeDriver, installed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -338,6 +338,11 @@ def test_cuda_array_interface(fake: FakeDriver) -> None:
 @pytest.mark.parametrize("facts", [{"mask": object()}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"strides": (12, 3)}])
 def test_cuda_array_interface_that_cannot_be_read(fake: FakeDriver, facts: dict[str, Any]) -> None:
     refused(Interface(**facts))
+
+
+def test_cuda_array_interface_of_host_memory(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDriver, "cuPointerGetAttribute", lambda *_: (INVALID, None))
+    assert "CUDA_ERROR_INVALID_VALUE" in refused(Interface()).got
 
 
 def test_array_interface_shares_memory() -> None:
