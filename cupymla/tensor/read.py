@@ -227,12 +227,10 @@ def _torch_device(device: Any) -> Device | None:
 
 
 def _read_jax(array: Any, argument: str) -> View:
+    """JAX computes on in the background: its export of a CPU array waits until the values are there."""
     if array.is_deleted():
         raise InputError(argument, _EXPECTED, "a JAX array that was deleted or donated")
     seen = _read_capsule(array, argument, "jax")
-    if seen.device.kind == "cpu":
-        # A CPU array may still be being computed: its capsule says where it will be.
-        array.block_until_ready()
     # JAX's capsules have no read-only flag, and its arrays never change.
     seen.readonly = True
     return seen
