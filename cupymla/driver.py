@@ -135,7 +135,7 @@ def arch_of(device: Device) -> Arch:
 def entry_point(name: str) -> int:
     """The address of a driver function, in its CUDA 12.0 form with the legacy default stream. Raises DriverError."""
     cu = _bindings()
-    flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM
+    flags = int(cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM)
     address, _ = check(cu.cuGetProcAddress(name.encode(), 12000, flags), f"looking up {name}")
     return int(address)
 
@@ -210,7 +210,7 @@ class Event:
 
     def __init__(self, stream: int) -> None:
         cu = _bindings()
-        flags = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        flags = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._event: Any = check(cu.cuEventCreate(flags), "creating an event")
         try:
             check(cu.cuEventRecord(self._event, cu.CUstream(stream)), f"recording an event on stream {stream:#x}")

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fake_arrays import CPU, CUDA0, CUDA1, Foreign, Interface, view_at
-from fake_driver import FakeDriver, installed
+from fake_driver import INVALID, FakeDriver, installed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -211,9 +211,11 @@ def test_jax(dtype: str) -> None:
 
 
 def test_jax_array_that_is_still_being_computed_is_waited_for() -> None:
+    """Dispatch returns at once; 60 products of this size take a tenth of a second or more."""
     jax = pytest.importorskip("jax")
-    array = jax.jit(lambda x: (x @ x @ x @ x)[:1])(jax.numpy.full((512, 512), 0.5))
-    np.testing.assert_array_equal(tensor.to_numpy(tensor.view(array, "q")), np.full((1, 512), 2.0**23))
+    start = jax.numpy.full((512, 512), 1 / 512)
+    array = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, y: y @ x, x))(start)
+    np.testing.assert_array_equal(tensor.to_numpy(tensor.view(array, "q")), np.full((512, 512), 1 / 512, np.float32))
 
 
 def test_jax_packed_fp4_is_seen_in_pairs() -> None:
@@ -338,6 +340,11 @@ def test_cuda_array_interface(fake: FakeDriver) -> None:
 @pytest.mark.parametrize("facts", [{"mask": object()}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"strides": (12, 3)}])
 def test_cuda_array_interface_that_cannot_be_read(fake: FakeDriver, facts: dict[str, Any]) -> None:
     refused(Interface(**facts))
+
+
+def test_cuda_array_interface_of_host_memory(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDriver, "cuPointerGetAttribute", lambda *_: (INVALID, None))
+    assert "CUDA_ERROR_INVALID_VALUE" in refused(Interface()).got
 
 
 def test_array_interface_shares_memory() -> None:

@@ -85,6 +85,14 @@ def test_any_numpy_result_is_handed_back(framework: str, array: Any) -> None:
     np.testing.assert_array_equal(tensor.to_numpy(seen), array)
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_bytes_are_handed_back_as_what_they_hold(framework: str) -> None:
+    array = np.array([0x38, 0x40, 0xB8], np.uint8)
+    seen = tensor.view(tensor.from_numpy(array, tensor.view(array_in(framework), "q"), "float8_e4m3fn"), "result")
+    assert seen.dtype == "float8_e4m3fn"
+    np.testing.assert_array_equal(tensor.to_numpy(seen).astype(np.float32), [1, 2, -1])
+
+
 def test_torch_result_shares_numpy_memory() -> None:
     array = np.zeros((2, 3), ml_dtypes.bfloat16)
     result = tensor.from_numpy(array, tensor.view(array_in("torch"), "q"))
@@ -217,6 +225,11 @@ def test_one_framework_launches_on_its_current_stream(cupy: fake_cupy.FakeCupy, 
     assert tensor.launch_stream(views) == 55
     assert tensor.launch_stream(views, WithAttributes(ptr=66)) == 66
     assert fake.calls == [], "no event, no context: the caller vouches for the stream that it names"
+
+
+def test_unknown_producers_launch_where_they_are_ready(fake: FakeDriver) -> None:
+    assert tensor.launch_stream([tensor.view(Foreign(), "q"), tensor.view(Foreign(), "kv")]) == 1
+    assert fake.calls == []
 
 
 def test_arrays_ready_elsewhere_are_waited_for(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:

@@ -178,6 +178,14 @@ def test_cache_returns_one_map_per_request_and_forgets_the_oldest(encoder: FakeE
     assert len(encoder.seen) == calls + 1
 
 
+def test_cache_keeps_what_is_in_use(encoder: FakeEncoder) -> None:
+    """A map that every call asks for survives any number of others."""
+    first = tensormap.encoded(GOOD)
+    for i in range(2 * tensormap._CACHED_MAPS):
+        tensormap.encoded(GOOD._replace(ptr=0x100000 + 16 * i))
+        assert tensormap.encoded(GOOD) is first
+
+
 def test_shared_map_cannot_be_changed_under_others(encoder: FakeEncoder) -> None:
     with pytest.raises(ValueError, match="shared"):
         tensormap.encoded(GOOD).reencode(GOOD)

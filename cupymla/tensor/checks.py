@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from ..device import Device
@@ -35,23 +36,20 @@ def overlap(a: View, b: View) -> bool:
     """
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
-    a_first, a_end = _byte_range(a)
-    b_first, b_end = _byte_range(b)
-    if a_end <= b_first or b_end <= a_first:
+    a_first, a_end = _reach(a.shape, a.strides, a.itemsize)
+    b_first, b_end = _reach(b.shape, b.strides, b.itemsize)
+    if a.ptr + a_end <= b.ptr + b_first or b.ptr + b_end <= a.ptr + a_first:
         return False
     if a.strides == b.strides and a.itemsize == b.itemsize:
         return _lattices_meet(a, b)
     return True
 
 
-def _byte_range(seen: View) -> tuple[int, int]:
-    """Address of the first byte of a non-empty view, and of the byte after its last."""
-    first = last = seen.ptr
-    for extent, stride in zip(seen.shape, seen.strides_bytes, strict=True):
-        reach = stride * (extent - 1)
-        first += min(reach, 0)
-        last += max(reach, 0)
-    return first, last + seen.itemsize
+@functools.lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """First byte of a non-empty view and the byte after its last, counted from element 0."""
+    reaches = [stride * (extent - 1) * itemsize for extent, stride in zip(shape, strides, strict=True)]
+    return sum(reach for reach in reaches if reach < 0), sum(reach for reach in reaches if reach > 0) + itemsize
 
 
 def _lattices_meet(a: View, b: View) -> bool:

@@ -140,11 +140,11 @@ _held = _Held()
 def hold(views: Sequence[View], stream: int) -> None:
     """Keep alive what the kernel just launched on `stream` uses and its framework would not keep in stream order.
 
-    To be called after the launch. Arrays are let go at a later call, when the work has finished; those of CuPy and
-    torch need no holding. Raises DriverError.
+    To be called after the launch, with inputs and outputs. Arrays are let go at a later call, when the work has
+    finished; those of CuPy and torch need no holding. Raises DriverError.
     """
-    arrays: list[object] = [(seen.owner, seen.capsule) for seen in views if seen.stream is not None]
     if len(_held):
         _held.sweep()
-    if arrays:
-        _held.add(views[0].device.index, stream, arrays)
+    loose = [seen for seen in views if seen.stream is not None]
+    if loose:
+        _held.add(loose[0].device.index, stream, [(seen.owner, seen.capsule) for seen in loose])
