@@ -101,7 +101,7 @@ def _attribute(index: int, name: str) -> int:
 def device_name(index: int) -> str:
     """The product name of a device, such as "NVIDIA H200". Raises DriverError."""
     name: bytes = check(_bindings().cuDeviceGetName(128, _handle(index)), f"naming CUDA device {index}")
-    return name.rstrip(b"\0").decode()
+    return name.split(b"\0", 1)[0].decode()
 
 
 @functools.cache

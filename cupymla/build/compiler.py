@@ -175,11 +175,19 @@ def _nvrtc_version() -> str:
     return found[1] if found else ".".join(str(part) for part in nvrtc.getVersion())
 
 
+# From CUDA 13 on CUTLASS 4.2 asks for these below "cccl/", as a toolkit lays them out; CuPy's copy has no such level.
+_CUTLASS_STD = tuple(
+    f"cuda/std/{name}" for name in ("cassert", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")
+)
+
+
 def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str, bool]:
     nvrtc = _nvrtc()
     folders = [tree.folder for tree in (*trees(source), *header_folders())]
     arguments = (*options, *(f"-I{folder}" for folder in folders))
-    program = nvrtc.createProgram(source.file.read_text(), str(source.file.absolute()), (), ())
+    forwarders = {f"cccl/{name}".encode(): f"#include <{name}>\n".encode() for name in _CUTLASS_STD}
+    text, file = source.file.read_text(), str(source.file.absolute())
+    program = nvrtc.createProgram(text, file, tuple(forwarders.values()), tuple(forwarders))
     try:
         try:
             nvrtc.compileProgram(program, arguments)

@@ -18,8 +18,8 @@ WARM_UP = 3
 MATMUL_SIZE = 8192
 STREAM_BYTES = 2 << 30
 
-# A GPU that has just worked hard runs at a lower clock for a while (H200: 10% for a tenth of a second): every measurement
-# starts from the same rest.
+# A GPU that has just worked hard runs at a lower clock for a while (seen on an H200: by 10%): every measurement starts
+# from the same rest.
 SETTLE_SECONDS = 0.2
 
 # 16-byte loads, eight in flight per thread; the sum is stored only if it takes a value no buffer here adds up to, so
