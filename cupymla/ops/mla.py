@@ -7,6 +7,7 @@ and masks follow DeepSeek-V3.2's sparse attention: each query attends to the `to
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -376,14 +377,29 @@ def check_output(
 
 def check_overlap(outputs: Sequence[tuple[str, View | None]], inputs: Sequence[tuple[str, View | None]]) -> None:
     """Raise InputError when writing an output would change an input or another output."""
-    taken = list(inputs)
+    taken = [
+        (name, view, view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype))
+        for name, view in inputs
+        if view is not None
+    ]
     for argument, view in outputs:
         if view is None:
             continue
-        for other, seen in taken:
-            if seen is not None and tensor.overlap(view, seen):
+        first, end = view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype)
+        for other, seen, low, high in taken:
+            # Byte ranges tell most arrays apart; only where they meet does the search for a common element pay.
+            if first < high and low < end and tensor.overlap(view, seen):
                 raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
-        taken.append((argument, view))
+        taken.append((argument, view, first, end))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
+    """Bytes from a view's address to the end of its last element; strides are not negative."""
+    if 0 in shape:
+        return 0
+    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    return elements * _ITEM_BYTES[dtype]
 
 
 def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
