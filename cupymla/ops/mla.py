@@ -351,17 +351,30 @@ def check_array(
 
     Raises InputError without an operator's name.
     """
-    if view.dtype != dtype:
-        raise InputError(argument, f"dtype {dtype}", view.dtype)
-    if view.shape != shape:
-        raise InputError(argument, f"shape {_show(shape)}", _show(view.shape))
+    _check_facts(view.shape, view.strides, view.dtype, argument, shape, dtype, layout)
     if like is not None and view.device is not like.device:
         _same_device(view, argument, like)
-    item = _ITEM_BYTES[dtype]
-    _check_layout(shape, view.strides, item, argument, layout)
-    alignment = ROW_ALIGNMENT_BYTES if layout == "rows" else item
+    alignment = ROW_ALIGNMENT_BYTES if layout == "rows" else _ITEM_BYTES[dtype]
     if view.ptr % alignment:
         _check_address(view, argument, alignment)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_facts(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    argument: str,
+    wanted_shape: tuple[int, ...],
+    wanted_dtype: str,
+    layout: Layout,
+) -> None:
+    """The part of `check_array` that depends on no address. What passed is remembered, what raises is not."""
+    if dtype != wanted_dtype:
+        raise InputError(argument, f"dtype {wanted_dtype}", dtype)
+    if shape != wanted_shape:
+        raise InputError(argument, f"shape {_show(wanted_shape)}", _show(shape))
+    _check_layout(shape, strides, _ITEM_BYTES[dtype], argument, layout)
 
 
 def check_output(
