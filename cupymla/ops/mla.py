@@ -7,6 +7,7 @@ and masks follow DeepSeek-V3.2's sparse attention: each query attends to the `to
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -350,17 +351,30 @@ def check_array(
 
     Raises InputError without an operator's name.
     """
-    if view.dtype != dtype:
-        raise InputError(argument, f"dtype {dtype}", view.dtype)
-    if view.shape != shape:
-        raise InputError(argument, f"shape {_show(shape)}", _show(view.shape))
+    _check_facts(view.shape, view.strides, view.dtype, argument, shape, dtype, layout)
     if like is not None and view.device is not like.device:
         _same_device(view, argument, like)
-    item = _ITEM_BYTES[dtype]
-    _check_layout(shape, view.strides, item, argument, layout)
-    alignment = ROW_ALIGNMENT_BYTES if layout == "rows" else item
+    alignment = ROW_ALIGNMENT_BYTES if layout == "rows" else _ITEM_BYTES[dtype]
     if view.ptr % alignment:
         _check_address(view, argument, alignment)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_facts(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    argument: str,
+    wanted_shape: tuple[int, ...],
+    wanted_dtype: str,
+    layout: Layout,
+) -> None:
+    """The part of `check_array` that depends on no address. What passed is remembered, what raises is not."""
+    if dtype != wanted_dtype:
+        raise InputError(argument, f"dtype {wanted_dtype}", dtype)
+    if shape != wanted_shape:
+        raise InputError(argument, f"shape {_show(wanted_shape)}", _show(shape))
+    _check_layout(shape, strides, _ITEM_BYTES[dtype], argument, layout)
 
 
 def check_output(
@@ -376,14 +390,29 @@ def check_output(
 
 def check_overlap(outputs: Sequence[tuple[str, View | None]], inputs: Sequence[tuple[str, View | None]]) -> None:
     """Raise InputError when writing an output would change an input or another output."""
-    taken = list(inputs)
+    taken = [
+        (name, view, view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype))
+        for name, view in inputs
+        if view is not None
+    ]
     for argument, view in outputs:
         if view is None:
             continue
-        for other, seen in taken:
-            if seen is not None and tensor.overlap(view, seen):
+        first, end = view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype)
+        for other, seen, low, high in taken:
+            # Byte ranges tell most arrays apart; only where they meet does the search for a common element pay.
+            if first < high and low < end and tensor.overlap(view, seen):
                 raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
-        taken.append((argument, view))
+        taken.append((argument, view, first, end))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
+    """Bytes from a view's address to the end of its last element; strides are not negative."""
+    if 0 in shape:
+        return 0
+    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    return elements * _ITEM_BYTES[dtype]
 
 
 def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:

@@ -44,7 +44,10 @@ class Arithmetic:
 
     def up(self, array: Array) -> Array:
         """An array in `real`; exact for the 16-bit dtypes."""
-        return array.astype(self.real)
+        if array.dtype == ml_dtypes.bfloat16:
+            # By way of fp32, which is twice as fast as ml_dtypes' own conversion to float64.
+            array = array.astype(np.float32)
+        return array.astype(self.real, copy=False)
 
     def rounded(self, array: Array) -> Array:
         """What a second matrix product reads: `array` after a round trip through the operand dtype."""

@@ -80,7 +80,19 @@ def sparse_mla_fwd(
     selection, DeepSeek-V3.2; the interface follows FlashMLA's sparse prefill.
     """
     views, problem = spec.read(
-        *(q, kv, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
-        *(out, max_logits, lse, check_indices),
+        q,
+        kv,
+        indices,
+        sm_scale,
+        topk_length,
+        attn_sink,
+        causal,
+        q_start,
+        k_stride,
+        lse_base,
+        out,
+        max_logits,
+        lse,
+        check_indices,
     )
     return run.call(views, problem, stream)

@@ -57,8 +57,16 @@ def read(
             None,
         )
         problem = mla.read_problem(
-            *(views.q, views.kv, views.indices, views.topk_length, views.attn_sink),
-            *(sm_scale, causal, q_start, k_stride, lse_base),
+            views.q,
+            views.kv,
+            views.indices,
+            views.topk_length,
+            views.attn_sink,
+            sm_scale,
+            causal,
+            q_start,
+            k_stride,
+            lse_base,
         )
         if out is not None or max_logits is not None or lse is not None:
             _read_outputs(views, problem, out, max_logits, lse)
