@@ -297,8 +297,8 @@ def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
 
 
 def test_worst_error_is_the_one_nearest_its_limit() -> None:
-    far = compare("out", np.float32([100.5]), np.float32([101]), np.array([100.0]))
-    near = compare("out", np.float32([1.9]), np.float32([1.5]), np.array([1.0]))
+    far = compare("out", np.array([100.5], np.float32), np.array([101], np.float32), np.array([100.0]))
+    near = compare("out", np.array([1.9], np.float32), np.array([1.5], np.float32), np.array([1.0]))
     assert evidence.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}
 
 
