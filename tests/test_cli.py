@@ -106,24 +106,6 @@ def test_precompile_of_an_operator_without_kernels_is_no_error(
     assert "no kernel" in printed(capsys, "precompile", without)
 
 
-@pytest.mark.compile
-def test_precompile_fills_the_cache(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
-    """Every variant for one target is compiled, shown with its resources, and found in the cache next time."""
-    entry, kernel = next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
-    words = ("precompile", entry.name, "--arch", kernel.arch, "--jobs", "2")
-    rows = json_of(capsys, *words)
-    assert rows
-    for row in rows:
-        assert (row["kernel"], row["arch"], row["error"]) == (kernel.name, kernel.arch, "")
-        assert row["registers"] > 0
-        assert row["spill_store_bytes"] == row["spill_load_bytes"] == 0
-    assert all(row["cached"] for row in json_of(capsys, *words))
-    kept = json_of(capsys, "cache", "ls")
-    assert len(kept) == len(rows)
-    assert kernel.name in printed(capsys, *words)
-    assert json_of(capsys, "cache", "clear")["freed_bytes"] > 0
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -175,14 +157,32 @@ def test_rich_tables_show_brackets_as_they_are(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 @pytest.mark.compile
-def test_demo_checks_every_operator(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """On any machine, with nothing prepared: every operator right, every kernel compiled, a plot on disk."""
+def test_demo_then_precompile(capsys: pytest.CaptureFixture[str], cache_folder: Path, tmp_path: Path) -> None:
+    """On any machine, with nothing prepared: every operator right, every kernel compiled, a plot on disk.
+
+    Kernels are shown with their resources, and found in the cache the next time.
+    """
     found = json_of(capsys, "demo", "--out", str(tmp_path))
     assert [part["operator"] for part in found["operators"]] == [entry.name for entry in registry.OPERATORS]
     assert all(part["passed"] for part in found["operators"])
     assert all(part["worst_share_of_limit"] <= 1 for part in found["operators"])
-    assert all(kernel["error"] == "" for kernel in found["kernels"])
+    assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
+
+    entry, kernel = next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
+    words = ("precompile", entry.name, "--arch", kernel.arch, "--jobs", "2")
+    rows = json_of(capsys, *words)
     if not driver.available():
         wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100a")}
-        assert {(kernel["kernel"], kernel["arch"]) for kernel in found["kernels"]} == wanted
-    assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
+        assert {(row["kernel"], row["arch"]) for row in found["kernels"]} == wanted
+        assert all(row["error"] == "" for row in found["kernels"])
+        assert all(row["cached"] for row in rows)
+    assert rows
+    for row in rows:
+        assert (row["kernel"], row["arch"], row["error"]) == (kernel.name, kernel.arch, "")
+        assert row["registers"] > 0
+        assert row["spill_store_bytes"] == row["spill_load_bytes"] == 0
+    assert all(row["cached"] for row in json_of(capsys, *words))
+    assert len(json_of(capsys, "cache", "ls")) >= len(rows)
+    assert kernel.name in printed(capsys, *words)
+    assert json_of(capsys, "cache", "clear")["freed_bytes"] > 0
+    assert json_of(capsys, "cache", "ls") == []

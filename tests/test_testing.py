@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
-from cupymla.testing import bench, evidence, machine, operators, report
+from cupymla.testing import bench, evidence, gpu, machine, operators, report
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
 from cupymla.testing.poison import GUARD_BYTES, Guarded, strided_like
 from cupymla.testing.timing import Ceilings
@@ -401,6 +401,15 @@ def test_public_call_keeps_the_law_on_a_small_grid(entry: OperatorEntry) -> None
         for (name, guarded), like, true in zip(outputs.items(), same, exact, strict=True):
             guarded.check(name)
             require([compare(name, guarded.array, like, true)])
+
+
+@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+def test_repetition_takes_only_what_promises_equal_bits(entry: OperatorEntry) -> None:
+    """With a `deterministic` option, the runs without it may differ; without one, none may."""
+    cases = gpu.repeatable(operators.Subject(entry.name))
+    assert cases
+    if entry.name == "sparse_mla_bwd":
+        assert all(case.deterministic for case in cases)  # type: ignore[attr-defined]
 
 
 def test_kernels_are_chosen_by_compute_capability() -> None:

@@ -18,6 +18,7 @@ from ..ops.case import Case
 from ..testing import compare, operators
 from ..testing.compare import Report
 from ..testing.operators import Subject
+from ..testing.report import in_digits
 from . import ARCHES, commands, doctor
 from .terminal import Terminal
 
@@ -154,7 +155,7 @@ def run(terminal: Terminal, out: Path) -> int:
             step(entry.name)
             shown.append(show_operator(entry.name, gpu))
     rows = [
-        (s.operator, s.device, s.case, f"{s.ms:.3g}", s.checked, f"{s.share:.0%}", "ok" if s.passed else "WRONG")
+        (s.operator, s.device, s.case, in_digits(s.ms), s.checked, f"{s.share:.0%}", "ok" if s.passed else "WRONG")
         for s in shown
     ]
     columns = ("operator", "ran on", "problem", "ms", "checked against float64", "error / limit", "result")

@@ -6,7 +6,7 @@ parameters, in the order in which it returns them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
@@ -52,10 +52,15 @@ class Subject:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
         return as_tuple(self._reference(**inputs, precision=precision))
 
-    def small_grid(self, per_intent: int = 2) -> list[Case]:
-        """The cheapest cases of each intent, for tools that slow a kernel down a thousandfold."""
+    def small_grid(self, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:
+        """The cheapest cases of each intent that do anything, for tools that slow a kernel down a thousandfold.
+
+        Args:
+            per_intent: how many of each.
+            keep: which cases to choose from.
+        """
         cheap: dict[str, list[Case]] = {}
-        for case in sorted(self.cases.CASES, key=self.cases.flops):
+        for case in sorted(filter(keep, self.cases.CASES), key=self.cases.flops):
             group = cheap.setdefault(case.intent, [])
             if len(group) < per_intent and self.cases.flops(case) > 0:
                 group.append(case)

@@ -110,13 +110,18 @@ def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
     pyplot.close(figure)
 
 
+def in_digits(value: float) -> str:
+    """A number with three significant digits, or all before the point, and no exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Sequence[float], file: Path) -> None:
     """Two panels of bars: time in milliseconds, and the worst error as a share of its limit. Needs matplotlib."""
     from matplotlib import pyplot
 
     figure, axes = _axes(len(names), 2, 13.0)
     time_panel, error_panel = axes[0]
-    _bars(time_panel, names, ms, [f"{value:.3g} ms" for value in ms], "#4477aa")
+    _bars(time_panel, names, ms, [f"{in_digits(value)} ms" for value in ms], "#4477aa")
     time_panel.set_xscale("log")
     time_panel.set_xlabel("time of one call, milliseconds")
     time_panel.set_title("time", fontsize=10)
