@@ -120,7 +120,9 @@ def _matmul() -> Callable[[], object]:
 
     a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    stream = torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)
+    address = cupy.cuda.get_current_stream().ptr
+    # torch knows its own default stream, not an external one with address 0.
+    stream = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
 
     def run() -> None:
         with torch.cuda.stream(stream):

@@ -125,6 +125,8 @@ struct Consumer {
   __device__ __forceinline__ void finish_values(int buffer) {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(output);
+    // Every lane has read the validity words of the buffer: lane 0 speaks for all.
+    __syncwarp();
     if (lane == 0) storage.free[buffer][kWho].arrive();
   }
 

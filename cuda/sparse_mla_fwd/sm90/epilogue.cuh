@@ -5,6 +5,20 @@
 
 namespace cupymla::sparse_mla_fwd {
 
+// First consumer 1's row statistics reach consumer 0, then the other way round. Neither arrives for the next query before
+// the other has waited for this one's.
+template <typename Config, int kWho>
+__device__ __forceinline__ void exchange_statistics() {
+  constexpr uint32_t kBoth = Config::kConsumers * Config::kWarpgroup;
+  if constexpr (kWho == 0) {
+    named_barrier_sync(kStatisticsReady + 1, kBoth);
+    named_barrier_arrive(kStatisticsReady + 0, kBoth);
+  } else {
+    named_barrier_arrive(kStatisticsReady + 1, kBoth);
+    named_barrier_sync(kStatisticsReady + 0, kBoth);
+  }
+}
+
 // Writes lse and max_logits, and gives the factor that turns the accumulated output into the result.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
 __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer, const Query<Config>& query,
@@ -22,7 +36,7 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
       row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
-  named_barrier_sync(kStatisticsReady, Config::kConsumers * Config::kWarpgroup);
+  exchange_statistics<Config, kWho>();
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

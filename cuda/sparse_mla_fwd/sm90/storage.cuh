@@ -12,7 +12,7 @@
 // named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
 // named 2 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| P of w's block is out
 // named 4            | 128 arrive (0), 128 sync (1)            | consumer 1    | base of consumer 0's block is out
-// named 5            | 256 consumers                           | consumers     | row statistics are out
+// named 5 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| row statistics of w are out
 //
 // Consumer w owns block i with i % 2 == w: it multiplies Q by the block's keys and takes the softmax. Both consumers
 // multiply every block's P by their half of the value columns, in block order, so the base that exponentials are taken

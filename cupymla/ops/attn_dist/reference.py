@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..mla_reference import Arithmetic, Precision, batched, blocks, dot, natural, probabilities, quiet, select
+from ..mla_reference import Arithmetic, Precision, batched, blocks, natural, probabilities, quiet, select, transposed
 from .spec import L1_EPSILON
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,7 @@ def attn_dist(
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=3, key_arrays=2):
             place = (block.batch, block.queries)
-            scores = dot(arithmetic.up(queries[place]), block.keys) * scale
+            scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys)) * scale
             norm = natural(arithmetic.up(norms[place]), lse_base)
             dist[place] = probabilities(scores, norm, block.valid).sum(axis=1)
         if normalize == "l1":

@@ -19,13 +19,13 @@ from ..mla_reference import (
     Precision,
     batched,
     blocks,
-    dot,
     natural,
     probabilities,
     quiet,
     select,
     sink_share,
     stored,
+    transposed,
 )
 
 Array = npt.NDArray[Any]
@@ -115,7 +115,7 @@ class _Step:
 
 def _differentiate(rows: _Rows, block: Block, scale: float, sink: Array | None, arithmetic: Arithmetic) -> _Step:
     factor = arithmetic.real.type(scale)
-    p = probabilities(dot(rows.q, block.keys) * factor, rows.lse, block.valid)
+    p = probabilities(arithmetic.product(rows.q, transposed(block.keys)) * factor, rows.lse, block.valid)
     dist = p.sum(axis=1)
     delta = np.sum(rows.out * rows.dout, axis=-1)
     d_sink = np.zeros(rows.q.shape[1], arithmetic.real)
@@ -124,9 +124,9 @@ def _differentiate(rows: _Rows, block: Block, scale: float, sink: Array | None, 
         # exp(sink - L) is what sink_share leaves of 1, here without the subtraction.
         weights = sink_share(np.broadcast_to(sink, rows.lse.shape), rows.lse)
         d_sink = -np.sum(np.where(block.occupied[:, None], weights * delta, 0), axis=0)
-    ds = p * (dot(rows.dout, block.values) - delta[..., None]) * factor
+    ds = p * (arithmetic.product(rows.dout, transposed(block.values)) - delta[..., None]) * factor
     # Zero times a NaN or Inf that dout holds for an empty row is no zero.
     ds = arithmetic.rounded(np.where(block.valid[:, None, :], ds, 0))
-    dkeys = np.swapaxes(ds, 1, 2) @ rows.q
-    dkeys[..., :D_V] += np.swapaxes(arithmetic.rounded(p), 1, 2) @ rows.dout
-    return _Step(ds @ block.keys, dkeys, d_sink, dist)
+    dkeys = arithmetic.product(transposed(ds), rows.q)
+    dkeys[..., :D_V] += arithmetic.product(transposed(arithmetic.rounded(p)), rows.dout)
+    return _Step(arithmetic.product(ds, block.keys), dkeys, d_sink, dist)

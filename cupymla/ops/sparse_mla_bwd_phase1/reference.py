@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..mla_reference import Arithmetic, Precision, batched, blocks, dot, quiet, select
+from ..mla_reference import Arithmetic, Precision, batched, blocks, quiet, select, transposed
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ def sparse_mla_bwd_phase1(
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=2, key_arrays=2):
             place = (block.batch, block.queries)
-            scores = dot(arithmetic.up(queries[place]), block.keys)
+            scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys))
             p[place] = np.where(block.valid[:, None, :], scores, -np.inf)
             delta[place] = np.sum(arithmetic.up(outs[place]) * arithmetic.up(douts[place]), axis=-1)
     return (p, delta) if has_batch else (p[0], delta[0])

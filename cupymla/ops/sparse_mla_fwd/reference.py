@@ -19,12 +19,12 @@ from ..mla_reference import (
     Precision,
     batched,
     blocks,
-    dot,
     in_base,
     quiet,
     select,
     sink_share,
     stored,
+    transposed,
 )
 
 Array = npt.NDArray[Any]
@@ -75,7 +75,7 @@ def sparse_mla_fwd(
 def _attend(
     q: Array, block: Block, scale: float, attn_sink: Array | None, arithmetic: Arithmetic
 ) -> tuple[Array, Array, Array]:
-    scores = dot(arithmetic.up(q), block.keys) * arithmetic.real.type(scale)
+    scores = arithmetic.product(arithmetic.up(q), transposed(block.keys)) * arithmetic.real.type(scale)
     scores = np.where(block.valid[:, None, :], scores, -np.inf)
     highest = scores.max(axis=-1)
     # An empty row's maximum is -inf: subtracting it would make NaN of its scores.
@@ -83,5 +83,5 @@ def _attend(
     total = weights.sum(axis=-1)
     lse = np.where(block.occupied[:, None], highest + np.log(total), np.inf)
     share = 1 / total if attn_sink is None else sink_share(lse, arithmetic.up(attn_sink)) / total
-    out = arithmetic.rounded(weights) @ block.values * share[..., None]
+    out = arithmetic.product(arithmetic.rounded(weights), block.values) * share[..., None]
     return np.where(block.occupied[:, None, None], out, 0), highest, lse
