@@ -50,6 +50,13 @@ struct alignas(8) Mbarrier {
   }
 };
 
+// One thread arrives for its warp, once all lanes are here: what any of them read or wrote before is then settled for
+// whoever waits. A barrier that warps arrive at so counts warps.
+__device__ __forceinline__ void warp_arrive(Mbarrier& barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) barrier.arrive();
+}
+
 // Makes mbarrier initialisation visible to the asynchronous proxy and to the other CTAs of the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -63,11 +70,6 @@ __device__ __forceinline__ void fence_async_shared() {
 // Named barrier `id` (0 is __syncthreads): waits until `threads` threads have arrived or synced.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Named barrier `id`: counts this thread in without waiting.
-__device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threads) {
-  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace cupymla

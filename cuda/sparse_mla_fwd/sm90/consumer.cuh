@@ -38,6 +38,8 @@ struct Consumer {
   float row_sum[2];
 
   uint32_t k_parity = 0;  // of the own buffer's next phase
+  uint32_t p_parity = 0;  // of the other's next P
+  uint32_t base_parity = 0;
   uint32_t q_parity = 0;  // of this query, which is also its set of row statistics
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params, int32_t first_head)
@@ -86,7 +88,7 @@ struct Consumer {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
     k_parity ^= 1u;
-    if (last && lane == 0) storage.q_free.arrive();
+    if (last) warp_arrive(storage.q_free, lane);
   }
 
   // Descriptor of the own value columns of the block in `buffer`.
@@ -125,9 +127,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_values(int buffer) {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(output);
-    // Every lane has read the validity words of the buffer: lane 0 speaks for all.
-    __syncwarp();
-    if (lane == 0) storage.free[buffer][kWho].arrive();
+    warp_arrive(storage.free[buffer][kWho], lane);
   }
 
   // Brings output and row sums to a new base. No product may be in flight.
@@ -215,6 +215,13 @@ struct Consumer {
     new_base[1] = storage.base[kOther][row + 8];
   }
 
+  // Consumer 1: the base of consumer 0's block, which is out before its P.
+  __device__ __forceinline__ void wait_for_other_base(float (&new_base)[2]) {
+    storage.base_ready.wait(base_parity);
+    base_parity ^= 1u;
+    read_base(new_base);
+  }
+
   // Hands P of the own block to the other consumer.
   __device__ __forceinline__ void publish() {
     // P0 may lie where keys lay: not before every warp's scores are done.
@@ -229,11 +236,12 @@ struct Consumer {
       store_matrix_x4(address + swizzle_128(matrix_row, step * 2 + lane / 16), p[0], p[1], p[2], p[3]);
     }
     fence_async_shared();
-    named_barrier_arrive(kProbabilitiesReady + kWho, 2 * Config::kWarpgroup);
+    warp_arrive(storage.p_ready[kWho], lane);
   }
 
   __device__ __forceinline__ void wait_for_other_probabilities() {
-    named_barrier_sync(kProbabilitiesReady + kOther, 2 * Config::kWarpgroup);
+    storage.p_ready[kOther].wait(p_parity);
+    p_parity ^= 1u;
   }
 
   // Consumer 0 up to its P V, which is left in flight.
@@ -244,7 +252,7 @@ struct Consumer {
     mask_and_maxima(block_max);
     choose_base(new_base, base, block_max);
     share_base(new_base);
-    named_barrier_arrive(kBaseReady, 2 * Config::kWarpgroup);
+    warp_arrive(storage.base_ready, lane);
     exponentials(new_base, block_sum);
     publish();
     move_base(new_base);
@@ -270,8 +278,7 @@ struct Consumer {
     issue_scores();
     finish_scores(last);
     mask_and_maxima(block_max);
-    named_barrier_sync(kBaseReady, 2 * Config::kWarpgroup);
-    read_base(first_base);
+    wait_for_other_base(first_base);
     choose_base(new_base, first_base, block_max);
     exponentials(new_base, block_sum);
     share_base(new_base);
@@ -293,9 +300,8 @@ struct Consumer {
       finish_values(kWho);
     } else {
       float new_base[2];
-      named_barrier_sync(kBaseReady, 2 * Config::kWarpgroup);
+      wait_for_other_base(new_base);
       wait_for_other_probabilities();
-      read_base(new_base);
       move_base(new_base);
       issue_other_values();
       finish_values(kOther);
@@ -314,7 +320,7 @@ struct Consumer {
     const bool single = query.blocks % 2 != 0;
     // Scores that this consumer multiplies last, or never: then Q is free at once.
     const int last_pair = kWho == 0 && single ? -1 : query.blocks / 2 - 1;
-    if (query.blocks < 1 + kWho && lane == 0) storage.q_free.arrive();
+    if (query.blocks < 1 + kWho) warp_arrive(storage.q_free, lane);
     for (int pair = 0; pair < query.blocks / 2; ++pair) {
       if constexpr (kWho == 0) {
         first_of_pair(pair == last_pair);

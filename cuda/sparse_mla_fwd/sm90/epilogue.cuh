@@ -5,17 +5,16 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// First consumer 1's row statistics reach consumer 0, then the other way round. Neither arrives for the next query before
-// the other has waited for this one's.
-template <typename Config, int kWho>
-__device__ __forceinline__ void exchange_statistics() {
-  constexpr uint32_t kBoth = Config::kConsumers * Config::kWarpgroup;
+// First consumer 1's row statistics reach consumer 0, then the other way round.
+template <typename Config, typename Element, int kWho, bool kAnyScale>
+__device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kWho, kAnyScale>& consumer) {
+  auto& ready = consumer.storage.statistics_ready;
   if constexpr (kWho == 0) {
-    named_barrier_sync(kStatisticsReady + 1, kBoth);
-    named_barrier_arrive(kStatisticsReady + 0, kBoth);
+    ready[1].wait(consumer.q_parity);
+    warp_arrive(ready[0], consumer.lane);
   } else {
-    named_barrier_arrive(kStatisticsReady + 1, kBoth);
-    named_barrier_sync(kStatisticsReady + 0, kBoth);
+    warp_arrive(ready[1], consumer.lane);
+    ready[0].wait(consumer.q_parity);
   }
 }
 
@@ -36,7 +35,7 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
       row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
-  exchange_statistics<Config, kWho>();
+  exchange_statistics(consumer);
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

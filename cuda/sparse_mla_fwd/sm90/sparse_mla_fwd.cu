@@ -25,6 +25,11 @@ using ThisStorage = Storage<ThisConfig>;
 __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   storage.q_full.init(1);
   storage.q_free.init(4 * ThisConfig::kConsumers);
+  storage.base_ready.init(4);
+  for (int consumer = 0; consumer < ThisConfig::kConsumers; ++consumer) {
+    storage.p_ready[consumer].init(4);
+    storage.statistics_ready[consumer].init(4);
+  }
   for (int buffer = 0; buffer < ThisConfig::kBuffers; ++buffer) {
     for (int part = 0; part < ThisConfig::kParts; ++part) {
       const bool last = part == ThisConfig::kParts - 1;

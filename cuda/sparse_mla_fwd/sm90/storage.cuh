@@ -9,15 +9,17 @@
 // free[b][left]      | 4, warps of consumer 0                  | producer      | left half of buffer b may be refilled
 // free[b][right]     | 4, warps of consumer 1                  | producer      | the rest of buffer b, probabilities
 //                    |                                         |               | kept in it included, may be refilled
+// base_ready         | 4, warps of consumer 0                  | consumer 1    | base of consumer 0's block is out
+// p_ready[w]         | 4, warps of consumer w                  | the other     | P of w's block is out, and its base
+// statistics_ready[w]| 4, warps of consumer w                  | the other     | row statistics of w are out
 // named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
-// named 2 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| P of w's block is out
-// named 4            | 128 arrive (0), 128 sync (1)            | consumer 1    | base of consumer 0's block is out
-// named 5 + w        | 128 arrive (w), 128 sync (the other)    | other consumer| row statistics of w are out
 //
 // Consumer w owns block i with i % 2 == w: it multiplies Q by the block's keys and takes the softmax. Both consumers
 // multiply every block's P by their half of the value columns, in block order, so the base that exponentials are taken
-// relative to is one sequence. The named barriers and the base need no "free" side: consumer 0 writes base and P of a
-// pair only after it has received P of consumer 1's block of the pair before, and the other way round.
+// relative to is one sequence. What the consumers hand each other needs no "free" side, because nobody writes it again, or
+// arrives again, before the other has taken it: consumer 0's base after it has P of consumer 1's last block, which comes
+// after consumer 1 has read the base; P of either after its key buffer was refilled, which comes after both have
+// multiplied by it; consumer 1's statistics after it has consumer 0's, which comes after consumer 0 has read them.
 //
 //   time | consumer 0 (left columns)      | consumer 1 (right columns)     | producer
 //   -----+--------------------------------+--------------------------------+----------------------------
@@ -37,12 +39,7 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-enum NamedBarrier : uint32_t {
-  kKeysRead = 1,
-  kProbabilitiesReady = 2,
-  kBaseReady = 4,
-  kStatisticsReady = 5,
-};
+constexpr uint32_t kKeysRead = 1;  // named barrier
 
 template <typename Config>
 struct alignas(1024) Storage {
@@ -53,7 +50,7 @@ struct alignas(1024) Storage {
   uint8_t p[kHasRopeTile ? 1 : 2][Config::kTileBytes];
 
   float base[Config::kConsumers][Config::kHeads];
-  // Two sets, for even and odd queries: a consumer may be a whole query ahead of the other's reads.
+  // Two sets, for even and odd queries: consumer 0 may write the next query's before consumer 1 has read this one's.
   float row_max[2][Config::kConsumers][Config::kHeads];
   float row_sum[2][Config::kConsumers][Config::kHeads];
   uint16_t valid[Config::kBuffers][Config::kSlots / 16];
@@ -62,6 +59,9 @@ struct alignas(1024) Storage {
   Mbarrier q_free;
   Mbarrier full[Config::kBuffers][Config::kParts];
   Mbarrier free[Config::kBuffers][2];
+  Mbarrier base_ready;
+  Mbarrier p_ready[Config::kConsumers];
+  Mbarrier statistics_ready[Config::kConsumers];
 
   // Where P of the blocks in `buffer` goes. Buffer 0's RoPE tile is no value column and is dead once S0 is done, so P0
   // takes its place; it is refilled only after consumer 1 has freed the right half, having read P0.
