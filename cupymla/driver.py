@@ -149,13 +149,22 @@ def function(name: str, *argtypes: Any) -> RawFunction:
     return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(entry_point(name))
 
 
+_scratch = threading.local()
+
+
 def current_context() -> int:
     """The handle of this thread's CUDA context; 0 when it has none."""
-    context = ctypes.c_void_p()
-    code = function("cuCtxGetCurrent", ctypes.c_void_p)(ctypes.addressof(context))
+    try:
+        handle, address = _scratch.place
+    except AttributeError:
+        # Where the driver writes the handle, one place per thread: made once, because every launch asks.
+        handle = ctypes.c_void_p()
+        address = ctypes.addressof(handle)
+        _scratch.place = handle, address
+    code = function("cuCtxGetCurrent", ctypes.c_void_p)(address)
     if code:
         raise error(code, "asking for the current context")
-    return context.value or 0
+    return handle.value or 0
 
 
 def primary_context(index: int) -> int:

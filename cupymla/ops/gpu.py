@@ -21,38 +21,31 @@ class OutputArrays:
 
     __slots__ = ("_allocations", "_like", "views")
 
-    def __init__(self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int) -> None:
+    def __init__(
+        self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int | None
+    ) -> None:
+        """`stream` is the one the arrays are written on, where it is not the current stream of `like`."""
         self._like = like
-        allocations: list[Allocation | None] = []
-        views: list[View] = []
-        for given, shape, dtype in wanted:
-            if given is not None:
-                allocations.append(None)
-                views.append(given)
-            else:
-                made = tensor.allocate(like, shape, dtype, stream)
-                allocations.append(made)
-                views.append(made.view)
-        self._allocations = allocations
-        self.views: Any = tuple(views)
+        allocate = tensor.allocate
+        made = [
+            Allocation(given) if given is not None else allocate(like, shape, dtype, stream)
+            for given, shape, dtype in wanted
+        ]
+        self._allocations = made
+        self.views: Any = tuple([allocation.view for allocation in made])
 
     def require_mutable(self) -> None:
         """Raise UnsupportedError when an output would be an array that cannot be written a second time."""
-        if self._like.framework == "jax" and any(made is not None for made in self._allocations):
+        if not all(allocation.repeatable for allocation in self._allocations):
             raise UnsupportedError(
-                "a prepared call with JAX arrays",
+                f"a prepared call that allocates {self._like.framework} arrays",
                 str(self._like.device),
                 "a plain call",
             )
 
     def finish(self) -> Any:
         """The arrays to return, as a tuple. To be called once, after the launch (see `tensor.Allocation`)."""
-        return tuple(
-            [
-                view.owner if made is None else made.finish()
-                for view, made in zip(self.views, self._allocations, strict=True)
-            ]
-        )
+        return tuple([allocation.finish() for allocation in self._allocations])
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

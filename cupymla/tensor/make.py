@@ -148,13 +148,18 @@ class Allocation:
 
     __slots__ = ("_finish", "view")
 
-    def __init__(self, view: View, finish: Callable[[], Any]) -> None:
+    def __init__(self, view: View, finish: Callable[[], Any] | None = None) -> None:
         self.view = view
         self._finish = finish
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether `view` is the framework's array itself, which can be written again and again."""
+        return self._finish is None
+
     def finish(self) -> Any:
         """The framework's array. To be called once, after the kernel that fills it was launched."""
-        return self._finish()
+        return self.view.owner if self._finish is None else self._finish()
 
 
 def empty(like: View, shape: tuple[int, ...], dtype: str) -> Any:
@@ -199,13 +204,13 @@ def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int |
     cupy: Any = sys.modules["cupy"]
     numpy_dtype = NUMPY_DTYPES["uint8" if dtype in BYTE_LABELS else dtype]
     index = like.device.index
+    # The bare constructor is what cupy.empty ends in; every call of an operator comes through here.
     if stream is None and cupy.cuda.runtime.getDevice() == index:
-        array = cupy.empty(shape, numpy_dtype)
+        array = cupy.ndarray(shape, numpy_dtype)
     else:
         with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
-            array = cupy.empty(shape, numpy_dtype)
-    seen = View(array.data.ptr, shape, strides_of(shape), dtype, like.device, False, "cupy", array)
-    return Allocation(seen, lambda: array)
+            array = cupy.ndarray(shape, numpy_dtype)
+    return Allocation(View(array.data.ptr, shape, strides_of(shape), dtype, like.device, False, "cupy", array))
 
 
 class _ForeignStream:
@@ -239,8 +244,7 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
         foreign = torch.cuda.ExternalStream(stream, device=owner.device)
         with torch.cuda.stream(foreign):
             array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
-    seen = View(array.data_ptr(), shape, strides_of(shape), dtype, like.device, False, "torch", array)
-    return Allocation(seen, lambda: array)
+    return Allocation(View(array.data_ptr(), shape, strides_of(shape), dtype, like.device, False, "torch", array))
 
 
 def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: int) -> Allocation:

@@ -59,11 +59,11 @@ class Binding:
         head_blocks = -(-problem.h_q // self._heads_per_cta)
         dealt = plan.shares(chosen.tokens, head_blocks, driver.multiprocessor_count(device.index))
         self._problem = problem
-        self._device = device.index
         self._parameters = _parameters(problem, outputs, sink_stride)
         self._parameters.head_blocks = head_blocks
         self._parameters.groups = dealt.groups
         self._parameters.group_tokens = dealt.group_tokens
+        self._q_ptr: int | None = None
         self.launcher: Launcher | None = None
         if chosen.tokens:
             geometry = Geometry((head_blocks * dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
@@ -79,7 +79,9 @@ class Binding:
         parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = [view.ptr for view in outputs]
-        self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
+        if self._q_ptr != views.q.ptr:
+            self._q_ptr = views.q.ptr
+            self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
 
     def _query_tiles(self, ptr: int) -> TileMap:
         """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
@@ -91,10 +93,9 @@ class Binding:
         return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads_per_cta, 1, 1))
 
     def launch(self, stream: int) -> None:
-        """Run on `stream`. Raises DriverError."""
+        """Run on `stream`, with the device's context current. Raises DriverError."""
         if self.launcher is not None:
-            with driver.on_device(self._device):
-                self.launcher(stream)
+            self.launcher(stream)
 
 
 def _parameters(problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int) -> Parameters:
@@ -143,7 +144,7 @@ class _Memo(threading.local):
 _memo = _Memo()
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int) -> OutputArrays:
+def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArrays:
     return OutputArrays(
         views.q,
         (
@@ -164,7 +165,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
     inputs = _inputs(views)
     pointer = tensor.launch_stream(inputs, stream)
-    arrays = _outputs(views, problem, pointer)
+    arrays = _outputs(views, problem, None if stream is None else pointer)
     outputs = arrays.views
     sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
     key = (problem, views.q.device.index, outputs[0].strides, outputs[1].strides, outputs[2].strides, sink_stride)
@@ -173,8 +174,9 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
         if len(_memo.bindings) >= _MEMO_LIMIT:
             _memo.bindings.clear()
         binding = _memo.bindings[key] = Binding(problem, views.q.device, outputs, sink_stride)
-    binding.point(views, outputs)
-    binding.launch(pointer)
+    with driver.on_device(views.q.device.index):
+        binding.point(views, outputs)
+        binding.launch(pointer)
     tensor.hold(inputs, pointer)
     result: Result = arrays.finish()
     return result
@@ -189,16 +191,19 @@ class PreparedForward:
 
     def __init__(self, views: Views, problem: MlaProblem, stream: object) -> None:
         self._stream = tensor.launch_stream(_inputs(views), stream)
-        arrays = _outputs(views, problem, self._stream)
+        arrays = _outputs(views, problem, None if stream is None else self._stream)
         arrays.require_mutable()
         sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
-        self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
-        self._binding.point(views, arrays.views)
+        self._device = views.q.device.index
+        with driver.on_device(self._device):
+            self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
+            self._binding.point(views, arrays.views)
         self.launcher = self._binding.launcher
         self._views = views
         self._result: Result = arrays.finish()
 
     def __call__(self, *, stream: object = None) -> Result:
         """Launch once more, without waiting for the result. Raises DriverError."""
-        self._binding.launch(self._stream if stream is None else tensor.stream_pointer(stream))
+        with driver.on_device(self._device):
+            self._binding.launch(self._stream if stream is None else tensor.stream_pointer(stream))
         return self._result

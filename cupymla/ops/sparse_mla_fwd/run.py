@@ -8,7 +8,7 @@ from ... import tensor
 from ..mla import CpuOutput, MlaProblem
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
-from . import reference
+from . import cuda, reference
 from .spec import Views
 
 Result = tuple[Any, Any, Any]
@@ -18,8 +18,6 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     """One call. `stream` as the public function takes it; it means nothing on the CPU."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)()
-    from . import cuda
-
     return cuda.call(views, problem, stream)
 
 
@@ -27,8 +25,6 @@ def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Resul
     """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    from . import cuda
-
     return cuda.PreparedForward(views, problem, stream)
 
 
