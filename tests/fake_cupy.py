@@ -68,7 +68,7 @@ class FakeCupy(ModuleType):
         assert version == 0
         return Entered(self.streams, address)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+    def ndarray(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
         """A new array on the current device, from the current stream's pool."""
         dtype = np.dtype(dtype)
         if dtype.isbuiltin != 1 and dtype.name != "bfloat16":

@@ -50,13 +50,6 @@ struct alignas(8) Mbarrier {
   }
 };
 
-// One thread arrives for its warp, once all lanes are here: what any of them read or wrote before is then settled for
-// whoever waits. A barrier that warps arrive at so counts warps.
-__device__ __forceinline__ void warp_arrive(Mbarrier& barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier.arrive();
-}
-
 // Makes mbarrier initialisation visible to the asynchronous proxy and to the other CTAs of the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

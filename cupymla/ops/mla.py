@@ -67,6 +67,9 @@ class MlaProblem:
         indices_strides: (batch, query).
         topk_length_strides: (batch, query), zeros without topk_length.
         d_v: channels of a value, always 512.
+        query_shape: [batch,] s_q.
+        head_shape: [batch,] s_q, h_q: the shape of lse, max_logits and delta.
+        out_shape: [batch,] s_q, h_q, 512.
     """
 
     batch: int | None
@@ -88,29 +91,22 @@ class MlaProblem:
     indices_strides: tuple[int, int]
     topk_length_strides: tuple[int, int]
     d_v: int = D_V
+    query_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    head_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    out_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        queries = (self.s_q,) if self.batch is None else (self.batch, self.s_q)
         values = tuple(getattr(self, entry.name) for entry in fields(self) if entry.compare)
+        # Asked for on every call of an operator, so they are worked out once.
+        object.__setattr__(self, "query_shape", queries)
+        object.__setattr__(self, "head_shape", (*queries, self.h_q))
+        object.__setattr__(self, "out_shape", (*queries, self.h_q, self.d_v))
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
         return self._hash
-
-    @property
-    def query_shape(self) -> tuple[int, ...]:
-        """[batch,] s_q."""
-        return (self.s_q,) if self.batch is None else (self.batch, self.s_q)
-
-    @property
-    def head_shape(self) -> tuple[int, ...]:
-        """[batch,] s_q, h_q: the shape of lse, max_logits and delta."""
-        return (*self.query_shape, self.h_q)
-
-    @property
-    def out_shape(self) -> tuple[int, ...]:
-        """[batch,] s_q, h_q, 512."""
-        return (*self.query_shape, self.h_q, self.d_v)
 
 
 class _ProblemMemo:

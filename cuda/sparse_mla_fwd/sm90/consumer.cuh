@@ -88,7 +88,7 @@ struct Consumer {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
     k_parity ^= 1u;
-    if (last) warp_arrive(storage.q_free, lane);
+    if (last) storage.q_free.arrive();
   }
 
   // Descriptor of the own value columns of the block in `buffer`.
@@ -127,7 +127,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_values(int buffer) {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(output);
-    warp_arrive(storage.free[buffer][kWho], lane);
+    storage.free[buffer][kWho].arrive();
   }
 
   // Brings output and row sums to a new base. No product may be in flight.
@@ -236,7 +236,7 @@ struct Consumer {
       store_matrix_x4(address + swizzle_128(matrix_row, step * 2 + lane / 16), p[0], p[1], p[2], p[3]);
     }
     fence_async_shared();
-    warp_arrive(storage.p_ready[kWho], lane);
+    storage.p_ready[kWho].arrive();
   }
 
   __device__ __forceinline__ void wait_for_other_probabilities() {
@@ -252,7 +252,7 @@ struct Consumer {
     mask_and_maxima(block_max);
     choose_base(new_base, base, block_max);
     share_base(new_base);
-    warp_arrive(storage.base_ready, lane);
+    storage.base_ready.arrive();
     exponentials(new_base, block_sum);
     publish();
     move_base(new_base);
@@ -320,7 +320,7 @@ struct Consumer {
     const bool single = query.blocks % 2 != 0;
     // Scores that this consumer multiplies last, or never: then Q is free at once.
     const int last_pair = kWho == 0 && single ? -1 : query.blocks / 2 - 1;
-    if (query.blocks < 1 + kWho) warp_arrive(storage.q_free, lane);
+    if (query.blocks < 1 + kWho) storage.q_free.arrive();
     for (int pair = 0; pair < query.blocks / 2; ++pair) {
       if constexpr (kWho == 0) {
         first_of_pair(pair == last_pair);

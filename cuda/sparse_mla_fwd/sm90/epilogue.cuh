@@ -11,9 +11,9 @@ __device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kW
   auto& ready = consumer.storage.statistics_ready;
   if constexpr (kWho == 0) {
     ready[1].wait(consumer.q_parity);
-    warp_arrive(ready[0], consumer.lane);
+    ready[0].arrive();
   } else {
-    warp_arrive(ready[1], consumer.lane);
+    ready[1].arrive();
     ready[0].wait(consumer.q_parity);
   }
 }
@@ -27,11 +27,12 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   const int quad_lane = consumer.lane % 4;
   auto& row_max = storage.row_max[consumer.q_parity];
   auto& row_sum = storage.row_sum[consumer.q_parity];
+  float own_sum[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float own = quad_sum(consumer.row_sum[r]);
+    own_sum[r] = quad_sum(consumer.row_sum[r]);
     if (quad_lane == 0) {
-      row_sum[kWho][consumer.row + 8 * r] = own;
+      row_sum[kWho][consumer.row + 8 * r] = own_sum[r];
       row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
@@ -41,8 +42,8 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   for (int r = 0; r < 2; ++r) {
     const int row = consumer.row + 8 * r;
     const int head = consumer.first_head + row;
-    const float sum = row_sum[0][row] + row_sum[1][row];
-    const float maximum = max_nan(row_max[0][row], row_max[1][row]);
+    const float sum = own_sum[r] + row_sum[1 - kWho][row];
+    const float maximum = max_nan(consumer.row_max[r], row_max[1 - kWho][row]);
     const float base = consumer.base[r];
     const bool empty = maximum == negative_infinity();
     float total = sum;

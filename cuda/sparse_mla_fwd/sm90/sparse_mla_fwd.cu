@@ -23,20 +23,21 @@ using ThisConfig = Config<CUPYMLA_D_QK>;
 using ThisStorage = Storage<ThisConfig>;
 
 __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
+  constexpr uint32_t kEveryThread = ThisConfig::kWarpgroup;
   storage.q_full.init(1);
-  storage.q_free.init(4 * ThisConfig::kConsumers);
-  storage.base_ready.init(4);
+  storage.q_free.init(kEveryThread * ThisConfig::kConsumers);
+  storage.base_ready.init(kEveryThread);
   for (int consumer = 0; consumer < ThisConfig::kConsumers; ++consumer) {
-    storage.p_ready[consumer].init(4);
-    storage.statistics_ready[consumer].init(4);
+    storage.p_ready[consumer].init(kEveryThread);
+    storage.statistics_ready[consumer].init(kEveryThread);
   }
   for (int buffer = 0; buffer < ThisConfig::kBuffers; ++buffer) {
     for (int part = 0; part < ThisConfig::kParts; ++part) {
       const bool last = part == ThisConfig::kParts - 1;
-      storage.full[buffer][part].init(ThisConfig::kWarpgroup + (last ? 4 : 0));
+      storage.full[buffer][part].init(kEveryThread + (last ? 4 : 0));
     }
-    storage.free[buffer][0].init(4);
-    storage.free[buffer][1].init(4);
+    storage.free[buffer][0].init(kEveryThread);
+    storage.free[buffer][1].init(kEveryThread);
   }
   fence_mbarrier_init();
 }
