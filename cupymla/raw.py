@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -51,6 +52,10 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
         raise InputError("operator", "one of " + ", ".join(known), repr(operator))
     target = arches.named(arch) if arch is not None else _device_arch()
     plan = import_module(f"cupymla.ops.{operator}.plan")
+    known_words = inspect.signature(plan.variant).parameters
+    for word in variant:
+        if word not in known_words:
+            raise InputError("variant", "keywords among " + ", ".join(known_words), repr(word), operator)
     source = plan.variant(target, **variant)
     record: type[ctypes.Structure] = import_module(f"cupymla.ops.{operator}.cuda").Parameters
     compiled = build.cubin(source)

@@ -16,36 +16,38 @@ class OutputArrays:
     """The arrays one call writes: the caller's where given, else fresh ones in the framework of `like`.
 
     Attributes:
-        views: where to write, in the order of `wanted`.
+        pointers: their addresses, in the order of `wanted`.
+        layouts: the strides of those given, None for the fresh ones, which are C-contiguous.
     """
 
-    __slots__ = ("_allocations", "_like", "views")
+    __slots__ = ("_arrays", "_like", "layouts", "pointers")
 
     def __init__(
         self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int | None
     ) -> None:
         """`stream` is the one the arrays are written on, where it is not the current stream of `like`."""
-        self._like = like
         allocate = tensor.allocate
-        made = [
-            Allocation(given) if given is not None else allocate(like, shape, dtype, stream)
-            for given, shape, dtype in wanted
+        self._like = like
+        self._arrays = arrays = [
+            allocate(like, shape, dtype, stream) if given is None else given for given, shape, dtype in wanted
         ]
-        self._allocations = made
-        self.views: Any = tuple([allocation.view for allocation in made])
+        self.pointers = [array.ptr for array in arrays]
+        self.layouts = tuple([None if given is None else given.strides for given, _, _ in wanted])
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Where to write, in the order of `wanted`."""
+        return tuple(array.view if isinstance(array, Allocation) else array for array in self._arrays)
 
     def require_mutable(self) -> None:
         """Raise UnsupportedError when an output would be an array that cannot be written a second time."""
-        if not all(allocation.repeatable for allocation in self._allocations):
-            raise UnsupportedError(
-                f"a prepared call that allocates {self._like.framework} arrays",
-                str(self._like.device),
-                "a plain call",
-            )
+        if any(isinstance(array, Allocation) and not array.repeatable for array in self._arrays):
+            wanted = f"a prepared call that allocates {self._like.framework} arrays"
+            raise UnsupportedError(wanted, str(self._like.device), "a plain call")
 
     def finish(self) -> Any:
         """The arrays to return, as a tuple. To be called once, after the launch (see `tensor.Allocation`)."""
-        return tuple([allocation.finish() for allocation in self._allocations])
+        return tuple([array.finish() if isinstance(array, Allocation) else array.owner for array in self._arrays])
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

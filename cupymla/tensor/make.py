@@ -15,6 +15,9 @@ from ..errors import UnsupportedError
 from .streams import current_stream
 from .types import BYTE_LABELS, LABELS, NUMPY_DTYPES, View, strides_of
 
+# CuPy has no narrow floats: their bytes travel as uint8.
+_CUPY_DTYPES = {name: NUMPY_DTYPES["uint8" if name in BYTE_LABELS else name] for name in NUMPY_DTYPES}
+
 
 class _Memory:
     """CPU memory of a view, in the form that NumPy takes without a copy; NumPy keeps it as the array's base."""
@@ -140,26 +143,49 @@ class Handover:
 
 
 class Allocation:
-    """An output that is about to be written.
+    """An output that is about to be written, C-contiguous.
 
     Attributes:
-        view: where to write.
+        ptr: address of element 0.
     """
 
-    __slots__ = ("_finish", "view")
+    __slots__ = ("_array", "_device", "_dtype", "_finish", "_framework", "_shape", "_stream", "ptr")
 
-    def __init__(self, view: View, finish: Callable[[], Any] | None = None) -> None:
-        self.view = view
+    def __init__(
+        self,
+        ptr: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: Device,
+        framework: str,
+        array: Any,
+        finish: Callable[[], Any] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        self.ptr = ptr
+        self._shape = shape
+        self._dtype = dtype
+        self._device = device
+        self._framework = framework
+        self._array = array
         self._finish = finish
+        self._stream = stream
+
+    @property
+    def view(self) -> View:
+        """Where to write, seen as any other array. Made when asked for: a repeated call needs the address only."""
+        strides = strides_of(self._shape)
+        array, framework = self._array, self._framework
+        return View(self.ptr, self._shape, strides, self._dtype, self._device, False, framework, array, self._stream)
 
     @property
     def repeatable(self) -> bool:
-        """Whether `view` is the framework's array itself, which can be written again and again."""
+        """Whether the memory is the framework's array itself, which can be written again and again."""
         return self._finish is None
 
     def finish(self) -> Any:
         """The framework's array. To be called once, after the kernel that fills it was launched."""
-        return self.view.owner if self._finish is None else self._finish()
+        return self._array if self._finish is None else self._finish()
 
 
 def empty(like: View, shape: tuple[int, ...], dtype: str) -> Any:
@@ -195,14 +221,17 @@ def allocate(like: View, shape: tuple[int, ...], dtype: str, stream: int | None 
     if like.device.kind == "cpu":
         array = np.empty(shape, NUMPY_DTYPES[dtype])
         label = None if dtype != "float4_e2m1fn_x2" else dtype
-        seen = View(array.ctypes.data, shape, strides_of(shape), dtype, like.device, False, "numpy", array)
-        return Allocation(seen, lambda: from_numpy(array, like, label))
+
+        def finish() -> Any:
+            return from_numpy(array, like, label)
+
+        return Allocation(array.ctypes.data, shape, dtype, like.device, "numpy", array, finish)
     return _allocate_handover(like, shape, dtype, current_stream(like) if stream is None else stream)
 
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:
     cupy: Any = sys.modules["cupy"]
-    numpy_dtype = NUMPY_DTYPES["uint8" if dtype in BYTE_LABELS else dtype]
+    numpy_dtype = _CUPY_DTYPES[dtype]
     index = like.device.index
     # The bare constructor is what cupy.empty ends in; every call of an operator comes through here.
     if stream is None and cupy.cuda.runtime.getDevice() == index:
@@ -210,7 +239,7 @@ def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int |
     else:
         with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
             array = cupy.ndarray(shape, numpy_dtype)
-    return Allocation(View(array.data.ptr, shape, strides_of(shape), dtype, like.device, False, "cupy", array))
+    return Allocation(array.data.ptr, shape, dtype, like.device, "cupy", array)
 
 
 class _ForeignStream:
@@ -244,7 +273,7 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
         foreign = torch.cuda.ExternalStream(stream, device=owner.device)
         with torch.cuda.stream(foreign):
             array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
-    return Allocation(View(array.data_ptr(), shape, strides_of(shape), dtype, like.device, False, "torch", array))
+    return Allocation(array.data_ptr(), shape, dtype, like.device, "torch", array)
 
 
 def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: int) -> Allocation:
@@ -257,9 +286,12 @@ def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: i
     index = like.device.index
     carrier = "uint8" if dtype in BYTE_LABELS else dtype
     with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
-        array = cupy.empty(shape, NUMPY_DTYPES[carrier])
-    seen = View(array.data.ptr, shape, strides_of(shape), dtype, like.device, False, "cupy", array, stream)
+        array = cupy.ndarray(shape, NUMPY_DTYPES[carrier])
     # JAX knows packed 4-bit numbers one by one only, not in pairs.
     exported = "uint8" if dtype == "float4_e2m1fn_x2" else dtype
-    handover = Handover(seen.ptr, shape, exported, like.device, array, stream)
-    return Allocation(seen, lambda: _imported(handover, like, array))
+    handover = Handover(array.data.ptr, shape, exported, like.device, array, stream)
+
+    def finish() -> Any:
+        return _imported(handover, like, array)
+
+    return Allocation(array.data.ptr, shape, dtype, like.device, "cupy", array, finish, stream)

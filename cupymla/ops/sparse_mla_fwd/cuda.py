@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -50,7 +51,7 @@ class Binding:
         launcher: the laid-out launch; None when there is no query.
     """
 
-    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, View, View], sink_stride: int) -> None:
+    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
         chosen = plan.plan(problem, driver.arch_of(device))
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
@@ -69,7 +70,7 @@ class Binding:
             geometry = Geometry((head_blocks * dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
             self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
 
-    def point(self, views: Views, outputs: tuple[View, View, View]) -> None:
+    def point(self, views: Views, outputs: Sequence[int]) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         if self.launcher is None:
             return
@@ -78,7 +79,7 @@ class Binding:
         parameters.indices = views.indices.ptr
         parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
-        parameters.out, parameters.max_logits, parameters.lse = [view.ptr for view in outputs]
+        parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
             self._q_ptr = views.q.ptr
             self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
@@ -98,7 +99,7 @@ class Binding:
             self.launcher(stream)
 
 
-def _parameters(problem: MlaProblem, outputs: tuple[View, View, View], sink_stride: int) -> Parameters:
+def _parameters(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int) -> Parameters:
     kv_batch, kv_token = problem.kv_strides
     indices_batch, indices_query = problem.indices_strides
     length_batch, length_query = problem.topk_length_strides
@@ -166,16 +167,16 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     inputs = _inputs(views)
     pointer = tensor.launch_stream(inputs, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
-    outputs = arrays.views
+    device = views.q.device
     sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
-    key = (problem, views.q.device.index, outputs[0].strides, outputs[1].strides, outputs[2].strides, sink_stride)
+    key = (problem, device.index, arrays.layouts, sink_stride)
     binding = _memo.bindings.get(key)
     if binding is None:
         if len(_memo.bindings) >= _MEMO_LIMIT:
             _memo.bindings.clear()
-        binding = _memo.bindings[key] = Binding(problem, views.q.device, outputs, sink_stride)
-    with driver.on_device(views.q.device.index):
-        binding.point(views, outputs)
+        binding = _memo.bindings[key] = Binding(problem, device, arrays.views, sink_stride)
+    with driver.on_device(device.index):
+        binding.point(views, arrays.pointers)
         binding.launch(pointer)
     tensor.hold(inputs, pointer)
     result: Result = arrays.finish()
@@ -197,7 +198,7 @@ class PreparedForward:
         self._device = views.q.device.index
         with driver.on_device(self._device):
             self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
-            self._binding.point(views, arrays.views)
+            self._binding.point(views, arrays.pointers)
         self.launcher = self._binding.launcher
         self._views = views
         self._result: Result = arrays.finish()

@@ -1,0 +1,197 @@
+"""sparse_mla_fwd on a GPU beyond its cases: prepared calls, graphs, streams, threads, frameworks, large sizes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError, driver
+from cupymla.ops.sparse_mla_fwd import cases
+from cupymla.ops.sparse_mla_fwd.reference import sparse_mla_fwd as reference
+from cupymla.testing import compare, operators
+
+pytestmark = pytest.mark.gpu
+
+CASE = next(case for case in cases.CASES if case.name == "h64_d576_k130_q3_kv300")
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if driver.compute_capability(0) != (9, 0):
+        pytest.skip("the kernel is for Hopper")
+
+
+@pytest.fixture
+def cp() -> Any:
+    return pytest.importorskip("cupy")
+
+
+def problem(cp: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments on the host and on the GPU."""
+    host = cases.inputs(CASE, seed)
+    return host, operators.arguments_on(cp, host)
+
+
+def require_right(host: dict[str, Any], results: tuple[Any, ...]) -> None:
+    rows = zip(cases.OUTPUTS, results, reference(**host, precision="same"), reference(**host), strict=True)
+    compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+
+
+def test_prepared_call_follows_its_inputs(cp: Any) -> None:
+    host, arguments = problem(cp)
+    plan = cupymla.sparse_mla_fwd.prepare(**arguments)
+    first = plan()
+    require_right(host, first)
+    other, changed = problem(cp, seed=1)
+    for name in ("q", "kv", "indices"):
+        arguments[name][...] = changed[name]
+    second = plan()
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    require_right(other, second)
+
+
+def test_cupy_graph_replays_prepared_and_ordinary_calls(cp: Any) -> None:
+    _, arguments = problem(cp)
+    plan = cupymla.sparse_mla_fwd.prepare(**arguments)
+    outputs = {name: cp.empty_like(array) for name, array in zip(cases.OUTPUTS, plan(), strict=True)}
+    stream = cp.cuda.Stream(non_blocking=True)
+    cupymla.sparse_mla_fwd(**arguments, **outputs)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        captured = plan(stream=stream)
+        cupymla.sparse_mla_fwd(**arguments, **outputs, stream=stream)
+        graph = stream.end_capture()
+    other, changed = problem(cp, seed=2)
+    for name in ("q", "kv", "indices"):
+        arguments[name][...] = changed[name]
+    cp.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    require_right(other, captured)
+    require_right(other, tuple(outputs.values()))
+
+
+def test_call_runs_on_the_stream_it_is_given(cp: Any) -> None:
+    host, arguments = problem(cp)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    results = cupymla.sparse_mla_fwd(**arguments, stream=stream)
+    stream.synchronize()
+    require_right(host, results)
+    with cp.cuda.Stream(non_blocking=True) as current:
+        results = cupymla.sparse_mla_fwd(**arguments)
+        current.synchronize()
+    require_right(host, results)
+
+
+def test_threads_do_not_share_a_binding(cp: Any) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            host, arguments = problem(cp, seed)
+            with cp.cuda.Stream(non_blocking=True) as stream:
+                for _ in range(20):
+                    results = cupymla.sparse_mla_fwd(**arguments)
+                stream.synchronize()
+            require_right(host, results)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    host, _ = problem(cp)
+    # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
+    arguments = {
+        name: torch.from_numpy(np.ascontiguousarray(value).view(np.int16)).cuda().view(torch.bfloat16)
+        if value.dtype.itemsize == 2
+        else torch.from_numpy(np.ascontiguousarray(value)).cuda()
+        for name, value in host.items()
+        if isinstance(value, np.ndarray)
+    }
+    options = {name: value for name, value in host.items() if not isinstance(value, np.ndarray)}
+    with torch.cuda.stream(torch.cuda.Stream()):
+        results = cupymla.sparse_mla_fwd(**arguments, **options)
+        assert all(isinstance(result, torch.Tensor) for result in results)
+        torch.cuda.current_stream().synchronize()
+    require_right(host, tuple(cp.from_dlpack(result) for result in results))
+
+
+def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
+    jax = pytest.importorskip("jax")
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("jax sees no GPU")
+    host, _ = problem(cp)
+    arguments = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+    out, max_logits, lse = cupymla.sparse_mla_fwd(**arguments)
+    assert isinstance(out, jax.Array)
+    exact = reference(**host, precision="same")
+    np.testing.assert_allclose(np.asarray(lse), exact[2], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(out, np.float32), exact[0].astype(np.float32), atol=0.05)
+    assert np.isfinite(np.asarray(max_logits)).all()
+
+
+def test_bad_input_launches_nothing(cp: Any) -> None:
+    _, arguments = problem(cp)
+    out = cp.full((3, 64, 512), 7, np.float32).astype(arguments["q"].dtype)
+    arguments["indices"] = arguments["indices"].astype(np.int64)
+    with pytest.raises(InputError):
+        cupymla.sparse_mla_fwd(**arguments, out=out)
+    assert bool((out.astype(np.float32) == 7).all())
+
+
+def test_no_queries_and_no_keys(cp: Any) -> None:
+    _, arguments = problem(cp)
+    q, kv, indices = arguments["q"], arguments["kv"], arguments["indices"]
+    out, max_logits, lse = cupymla.sparse_mla_fwd(q[:0], kv, indices[:0])
+    assert out.shape == (0, 64, 512)
+    assert lse.shape == max_logits.shape == (0, 64)
+    out, max_logits, lse = cupymla.sparse_mla_fwd(q, kv[:0], indices)
+    assert not out.astype(np.float32).any()
+    assert bool((max_logits == -np.inf).all())
+    assert bool((lse == np.inf).all())
+
+
+def test_offsets_past_32_bits(cp: Any) -> None:
+    """kv and out larger than 4 GiB: rows at their far end are read and written where they belong."""
+    s_q, h_q, s_kv = 1 << 16, 64, 1 << 22
+    dtype = problem(cp)[1]["q"].dtype
+    q = cp.zeros((s_q, h_q, 576), dtype)
+    q[-1] = 1
+    kv = cp.zeros((s_kv, 576), dtype)
+    kv[-1] = cp.arange(576, dtype=np.float32).astype(dtype) / 576
+    indices = cp.full((s_q, 1), s_kv - 1, np.int32)
+    out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices)
+    assert out.nbytes > 2**32 > kv.nbytes / 2
+    assert bool((out[-1].view(np.uint16) == kv[-1, :512].view(np.uint16)).all())
+    assert bool((out[0].view(np.uint16) == kv[-1, :512].view(np.uint16)).all())
+    expected = float(kv[-1].astype(np.float32).sum()) * 576**-0.5
+    assert abs(float(lse[-1, 0]) - expected) < 1e-3 * abs(expected)
+
+
+def test_a_million_queries(cp: Any) -> None:
+    dtype = problem(cp)[1]["q"].dtype
+    q = cp.ones((1 << 20, 1, 512), dtype)
+    kv = cp.ones((4, 512), dtype)
+    indices = cp.zeros((1 << 20, 1), np.int32)
+    indices[1::2] = -1
+    out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices, sm_scale=1 / 512)
+    assert bool((out[::2].astype(np.float32) == 1).all())
+    assert not out[1::2].astype(np.float32).any()
+    assert bool((lse[1::2] == np.inf).all())
+    assert float(cp.abs(lse[::2] - 1).max()) < 1e-5

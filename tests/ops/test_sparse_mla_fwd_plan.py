@@ -1,0 +1,62 @@
+"""How queries are dealt to CTAs: every query once, whatever the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupymla import UnsupportedError, arch
+from cupymla.ops.mla import MlaProblem
+from cupymla.ops.sparse_mla_fwd import plan
+
+PROBLEM = MlaProblem(
+    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
+    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
+    indices_strides=(0, 8), topk_length_strides=(0, 0),
+)  # fmt: skip
+
+
+def shares_of(dealt: plan.Shares) -> list[range]:
+    """What each CTA of a block of heads takes; the twin of `Share` in query.cuh."""
+    taken = []
+    for index in range(dealt.ctas):
+        grouped = index < dealt.groups
+        first = index * dealt.group_tokens if grouped else dealt.groups * (dealt.group_tokens - 1) + index
+        taken.append(range(first, first + (dealt.group_tokens if grouped else 1)))
+    return taken
+
+
+@given(tokens=st.integers(0, 20_000), head_blocks=st.integers(1, 8), multiprocessors=st.integers(1, 200))
+def test_every_query_is_dealt_once(tokens: int, head_blocks: int, multiprocessors: int) -> None:
+    dealt = plan.shares(tokens, head_blocks, multiprocessors)
+    assert [token for share in shares_of(dealt) for token in share] == list(range(tokens))
+
+
+def test_few_queries_go_one_to_a_cta() -> None:
+    assert plan.shares(132, 1, 132) == plan.Shares(0, 1, 132)
+
+
+def test_many_queries_end_in_single_ones() -> None:
+    dealt = plan.shares(4096, 2, 132)
+    assert dealt.group_tokens == 4
+    assert dealt.ctas - dealt.groups >= 4 * 66
+
+
+@pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
+def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
+    chosen = plan.plan(replace(PROBLEM, sm_scale=sm_scale), arch.named("sm_90a"))
+    assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
+
+
+def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
+    with pytest.raises(UnsupportedError, match="heads"):
+        plan.plan(replace(PROBLEM, batch=2**10, s_q=2**20), arch.named("sm_90a"))
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
+def test_other_architectures_are_named(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name):
+        plan.plan(PROBLEM, arch.named(name))

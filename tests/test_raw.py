@@ -1,0 +1,77 @@
+"""`raw_module`: a kernel on its own, and the script that shows its use."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cupymla
+from cupymla import InputError, UnsupportedError, build, driver
+from cupymla.ops.sparse_mla_fwd import cuda as binding
+from cupymla.ops.sparse_mla_fwd import plan
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "scripts" / "examples"
+
+
+@pytest.fixture
+def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything of raw_module but CuPy's own loading, which needs a driver."""
+    monkeypatch.setattr(build, "raw_module", lambda cubin: cubin)
+
+
+@pytest.mark.compile
+def test_facts_and_record_are_those_of_the_kernel(no_module: None) -> None:
+    kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16")
+    assert kernel.entry == "sparse_mla_fwd"
+    assert kernel.facts["threads"] % 128 == 0
+    assert kernel.facts["parameter_bytes"] == ctypes.sizeof(kernel.parameters)
+    assert kernel.parameter_sizes == (128, ctypes.sizeof(binding.Parameters))
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("operator", lambda: cupymla.raw_module("attn_dist", arch="sm_90a")),
+        ("operator", lambda: cupymla.raw_module("nothing", arch="sm_90a")),
+        ("arch", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_91")),
+        ("d_qk", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=128)),
+        ("dtype", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", dtype="float32")),
+        ("variant", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", tile=64)),
+    ],
+)
+def test_wrong_arguments_are_named(argument: str, call: object) -> None:
+    with pytest.raises(InputError) as caught:
+        call()  # type: ignore[operator]
+    assert caught.value.argument == argument
+
+
+def test_target_without_a_kernel() -> None:
+    with pytest.raises(UnsupportedError, match="sm_80"):
+        cupymla.raw_module("sparse_mla_fwd", arch="sm_80")
+
+
+@pytest.mark.skipif(driver.available(), reason="there is a GPU to take the target from")
+def test_without_a_gpu_the_target_has_to_be_named() -> None:
+    with pytest.raises(UnsupportedError, match="arch="):
+        cupymla.raw_module("sparse_mla_fwd")
+
+
+@pytest.mark.gpu
+def test_standalone_script_gets_the_same_bits() -> None:
+    if driver.compute_capability(0) != (9, 0):
+        pytest.skip("the script launches the Hopper kernel")
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / "standalone_launch.py"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_variant_is_a_source() -> None:
+    sources = plan.sources("sm_90a")
+    assert len(set(sources)) == len(sources) == 8
+    assert plan.sources() == sources
+    assert plan.sources("sm_100a") == ()
