@@ -26,13 +26,16 @@ class OutputArrays:
         self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int | None
     ) -> None:
         """`stream` is the one the arrays are written on, where it is not the current stream of `like`."""
-        allocate = tensor.allocate
         self._like = like
-        self._arrays = arrays = [
-            allocate(like, shape, dtype, stream) if given is None else given for given, shape, dtype in wanted
-        ]
-        self.pointers = [array.ptr for array in arrays]
-        self.layouts = tuple([None if given is None else given.strides for given, _, _ in wanted])
+        self._arrays: list[View | Allocation] = []
+        self.pointers: list[int] = []
+        layouts: list[tuple[int, ...] | None] = []
+        for given, shape, dtype in wanted:
+            array = tensor.allocate(like, shape, dtype, stream) if given is None else given
+            self._arrays.append(array)
+            self.pointers.append(array.ptr)
+            layouts.append(None if given is None else given.strides)
+        self.layouts = tuple(layouts)
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -21,6 +21,7 @@ from .. import tensor
 from ..errors import InputError, UnsupportedError
 from ..tensor import View
 from .operator import Operator, Prepared
+from .operator import operator as make_operator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -475,7 +476,7 @@ def public(prepare: Callable[..., Prepared[R]]) -> Callable[[Callable[P, R]], Op
     """Decorator that makes a public call the `Operator` whose prepared form `prepare` makes."""
 
     def joined(call: Callable[P, R]) -> Operator[P, R]:
-        return Operator(call, prepare)
+        return make_operator(call, prepare)
 
     return joined
 

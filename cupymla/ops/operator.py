@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -22,29 +22,30 @@ class Prepared(Protocol[R_co]):
         """Run once more."""
 
 
-class Operator(Generic[P, R_co]):
+class Operator(Protocol[P, R_co]):
     """A public operator: `op(...)` runs once, `op.prepare(...)` takes the same arguments and returns a `Prepared`.
+
+    It is the public function itself with two attributes, because a wrapper would cost every call half a microsecond.
 
     Attributes:
         name: the operator's one name, the same in Python, `cuda/`, tests and docs.
     """
 
-    def __init__(self, call: Callable[P, R_co], prepare: Callable[P, Prepared[R_co]]) -> None:
-        functools.update_wrapper(self, call)
-        self.name: str = call.__name__
-        self._call = call
-        self._prepare = prepare
+    name: str
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run once."""
-        return self._call(*args, **kwargs)
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R_co]:
         """Do everything of a call but the launch; see `Prepared`."""
-        return self._prepare(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"<operator cupymla.{self.name}>"
+
+def operator(call: Callable[P, R], prepare: Callable[..., Prepared[R]]) -> Operator[P, R]:
+    """Make a public function the operator whose prepared form `prepare` makes."""
+    made = cast("Operator[P, R]", call)
+    made.name = call.__name__
+    setattr(made, "prepare", prepare)  # noqa: B010 - a method to those who call it, an attribute here
+    return made
 
 
 class CpuCall(Generic[R_co]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..operator import Operator
+from ..operator import operator
 from . import run
 from .run import dequantize_nvfp4, quantize_nvfp4, swizzle_scales, unswizzle_scales
 
-nvfp4_gemv = Operator(run.nvfp4_gemv, run.prepare)
+nvfp4_gemv = operator(run.nvfp4_gemv, run.prepare)
 
 __all__ = ["dequantize_nvfp4", "nvfp4_gemv", "quantize_nvfp4", "swizzle_scales", "unswizzle_scales"]

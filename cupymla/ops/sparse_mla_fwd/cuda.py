@@ -158,8 +158,12 @@ def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArr
 
 
 def _inputs(views: Views) -> list[View]:
-    given = (views.q, views.kv, views.indices, views.topk_length, views.attn_sink)
-    return [view for view in given if view is not None]
+    inputs = [views.q, views.kv, views.indices]
+    if views.topk_length is not None:
+        inputs.append(views.topk_length)
+    if views.attn_sink is not None:
+        inputs.append(views.attn_sink)
+    return inputs
 
 
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
@@ -179,8 +183,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
         binding.point(views, arrays.pointers)
         binding.launch(pointer)
     tensor.hold(inputs, pointer)
-    result: Result = arrays.finish()
-    return result
+    return arrays.finish()  # type: ignore[no-any-return]
 
 
 class PreparedForward:

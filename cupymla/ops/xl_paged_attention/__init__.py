@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..operator import Operator, Prepared
+from ..operator import operator as make_operator
 from . import cache, relative, run, spec
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
@@ -26,7 +27,7 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return prepare(*args, **kwargs)()
 
-    return Operator(call, prepare)
+    return make_operator(call, prepare)
 
 
 @_operator
