@@ -12,6 +12,7 @@ import numpy as np
 from .. import dlpack, driver
 from ..device import Device
 from ..errors import UnsupportedError
+from . import read
 from .streams import current_stream
 from .types import BYTE_LABELS, LABELS, NUMPY_DTYPES, View, strides_of
 
@@ -149,34 +150,18 @@ class Allocation:
         ptr: address of element 0.
     """
 
-    __slots__ = ("_array", "_device", "_dtype", "_finish", "_framework", "_shape", "_stream", "ptr")
+    __slots__ = ("_array", "_finish", "_view", "ptr")
 
-    def __init__(
-        self,
-        ptr: int,
-        shape: tuple[int, ...],
-        dtype: str,
-        device: Device,
-        framework: str,
-        array: Any,
-        finish: Callable[[], Any] | None = None,
-        stream: int | None = None,
-    ) -> None:
+    def __init__(self, ptr: int, array: Any, finish: Callable[[], Any] | None = None, view: View | None = None) -> None:
         self.ptr = ptr
-        self._shape = shape
-        self._dtype = dtype
-        self._device = device
-        self._framework = framework
         self._array = array
         self._finish = finish
-        self._stream = stream
+        self._view = view
 
     @property
     def view(self) -> View:
         """Where to write, seen as any other array. Made when asked for: a repeated call needs the address only."""
-        strides = strides_of(self._shape)
-        array, framework = self._array, self._framework
-        return View(self.ptr, self._shape, strides, self._dtype, self._device, False, framework, array, self._stream)
+        return read.view(self._array, "output") if self._view is None else self._view
 
     @property
     def repeatable(self) -> bool:
@@ -225,7 +210,8 @@ def allocate(like: View, shape: tuple[int, ...], dtype: str, stream: int | None 
         def finish() -> Any:
             return from_numpy(array, like, label)
 
-        return Allocation(array.ctypes.data, shape, dtype, like.device, "numpy", array, finish)
+        seen = View(array.ctypes.data, shape, strides_of(shape), dtype, like.device, False, "numpy", array)
+        return Allocation(seen.ptr, array, finish, seen)
     return _allocate_handover(like, shape, dtype, current_stream(like) if stream is None else stream)
 
 
@@ -239,7 +225,12 @@ def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int |
     else:
         with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
             array = cupy.ndarray(shape, numpy_dtype)
-    return Allocation(array.data.ptr, shape, dtype, like.device, "cupy", array)
+    return _relabelled(array.data.ptr, array, dtype)
+
+
+def _relabelled(ptr: int, array: Any, dtype: str) -> Allocation:
+    """The allocation of a framework's own array, seen as narrow floats where it holds their bytes."""
+    return Allocation(ptr, array, None, read.view(array, "output", dtype) if dtype in BYTE_LABELS else None)
 
 
 class _ForeignStream:
@@ -273,7 +264,7 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
         foreign = torch.cuda.ExternalStream(stream, device=owner.device)
         with torch.cuda.stream(foreign):
             array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
-    return Allocation(array.data_ptr(), shape, dtype, like.device, "torch", array)
+    return _relabelled(array.data_ptr(), array, dtype)
 
 
 def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: int) -> Allocation:
@@ -294,4 +285,5 @@ def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: i
     def finish() -> Any:
         return _imported(handover, like, array)
 
-    return Allocation(array.data.ptr, shape, dtype, like.device, "cupy", array, finish, stream)
+    seen = View(array.data.ptr, shape, strides_of(shape), dtype, like.device, False, "cupy", array, stream)
+    return Allocation(seen.ptr, array, finish, seen)
