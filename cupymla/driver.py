@@ -270,6 +270,21 @@ def pointer_device(address: int) -> int:
     return int(check(cu.cuPointerGetAttribute(attribute, address), f"asking for the device of address {address:#x}"))
 
 
+def copy_to_host(host: int, device: int, size_bytes: int, stream: int) -> None:
+    """Copy device memory to host memory in the order of `stream`, and wait for it.
+
+    Args:
+        host: host address.
+        device: device address, of the device whose context is current.
+        size_bytes: how much.
+        stream: stream address.
+    """
+    cu = _bindings()
+    handle = cu.CUstream(stream)
+    check(cu.cuMemcpyDtoHAsync(host, device, size_bytes, handle), f"copying {size_bytes} bytes to the host")
+    check(cu.cuStreamSynchronize(handle), f"waiting for stream {stream:#x}")
+
+
 def allow(function_handle: int, smem_bytes: int, cluster: int) -> None:
     """Let a kernel use that much dynamic shared memory, and clusters of more than 8 CTAs, if it may not already.
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import tensor
-from ..errors import InputError, UnsupportedError
+from ..errors import InputError
 from ..tensor import View
 from .operator import Operator, Prepared
 from .operator import operator as make_operator
@@ -450,14 +450,12 @@ def _show(numbers: tuple[int, ...]) -> str:
 
 def check_index_values(indices: View, topk_length: View | None, s_kv: int) -> None:
     """What `check_indices=True` asks for. Raises InputError naming the first index outside [-1, s_kv) among the slots
-    within topk_length, UnsupportedError on CUDA arrays."""
-    if indices.device.kind != "cpu":
-        raise UnsupportedError("check_indices=True", str(indices.device), "check_indices=True on CPU arrays")
-    values = tensor.to_numpy(indices)
+    within topk_length. Waits for the GPU when the arrays are there."""
+    values = tensor.fetched(indices)
     rows = values.reshape(*values.shape[:-2], values.shape[-1]) if _has_singleton(indices, topk_length) else values
     wrong = (rows < -1) | (rows >= s_kv)
     if topk_length is not None:
-        wrong &= np.arange(rows.shape[-1]) < tensor.to_numpy(topk_length)[..., None]
+        wrong &= np.arange(rows.shape[-1]) < tensor.fetched(topk_length)[..., None]
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise InputError("indices", f"values from -1 to {s_kv - 1}", f"{int(rows[place])} at {_show(place)}")

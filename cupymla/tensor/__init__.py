@@ -1,7 +1,8 @@
 """The door: other people's arrays seen as `View`s, without copies, casts or device moves.
 
 - `view`, `view_output`: any array that speaks DLPack, by the shortest way its framework offers (`read`);
-- `to_numpy`, `from_numpy`, `allocate`, `empty`: results in the caller's framework, on the caller's device (`make`);
+- `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's framework
+  and on the caller's device (`make`);
 - `launch_stream`, `current_stream`, `stream_pointer`, `hold`: whose stream a kernel runs on (`streams`);
 - `overlap`, `require_same_device`: checks that need more than one view (`checks`).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from ..device import Device
 from .checks import overlap, require_same_device
-from .make import Allocation, allocate, empty, from_numpy, to_numpy
+from .make import Allocation, allocate, empty, fetched, from_numpy, to_numpy
 from .read import view, view_output
 from .streams import current_stream, hold, launch_stream, stream_pointer
 from .types import View
@@ -22,6 +23,7 @@ __all__ = [
     "allocate",
     "current_stream",
     "empty",
+    "fetched",
     "from_numpy",
     "hold",
     "launch_stream",

@@ -51,6 +51,24 @@ def to_numpy(seen: View) -> np.ndarray:
     return np.asarray(_Memory(seen, typestr)).view(dtype)
 
 
+def fetched(seen: View) -> np.ndarray:
+    """A view's elements as a NumPy array: the memory itself on the CPU, a copy of it from a CUDA device.
+
+    The copy waits for all work so far on the view's stream, so it cannot be captured into a CUDA graph. Strides must
+    not be negative. Raises DriverError.
+    """
+    if seen.device.kind == "cpu":
+        return to_numpy(seen)
+    dtype = NUMPY_DTYPES[seen.dtype]
+    if 0 in seen.shape:
+        return np.empty(seen.shape, dtype)
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(seen.shape, seen.strides, strict=True))
+    host = np.empty(reach, dtype)
+    with driver.on_device(seen.device.index):
+        driver.copy_to_host(host.ctypes.data, seen.ptr, host.nbytes, current_stream(seen))
+    return np.lib.stride_tricks.as_strided(host, seen.shape, seen.strides_bytes)
+
+
 def from_numpy(array: np.ndarray, like: View, label: str | None = None) -> Any:
     """A CPU result as an array of like's framework, over the same memory wherever the framework can.
 

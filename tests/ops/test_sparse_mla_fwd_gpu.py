@@ -155,6 +155,20 @@ def test_bad_input_launches_nothing(cp: Any) -> None:
     assert bool((out.astype(np.float32) == 7).all())
 
 
+def test_check_indices_names_the_first_bad_one(cp: Any) -> None:
+    _, arguments = problem(cp)
+    indices = cp.zeros((3, 2, 130), np.int32)[:, 0]
+    indices[1, 7] = 300
+    arguments["indices"] = indices
+    with pytest.raises(InputError, match=r"300 at \[1, 7\]"):
+        cupymla.sparse_mla_fwd(**arguments, check_indices=True)
+    indices[1, 7] = -1
+    cupymla.sparse_mla_fwd(**arguments, check_indices=True)
+    indices[2, 129] = 300
+    lengths = cp.full(3, 129, np.int32)
+    cupymla.sparse_mla_fwd(**arguments, topk_length=lengths, check_indices=True)
+
+
 def test_no_queries_and_no_keys(cp: Any) -> None:
     _, arguments = problem(cp)
     q, kv, indices = arguments["q"], arguments["kv"], arguments["indices"]

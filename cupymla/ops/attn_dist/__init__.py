@@ -56,7 +56,7 @@ def attn_dist(
         normalize: None, or "l1": divide each row by max(its sum, 1e-10).
         dist: array to write, [s_q, topk] float32, the last axis contiguous.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
-            indices, so a call on a GPU would wait for it.
+            indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.
 

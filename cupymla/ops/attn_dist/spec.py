@@ -61,7 +61,7 @@ def read(
     dist: Any = None,
     check_indices: Any = False,
 ) -> tuple[Views, Problem]:
-    """Check the arguments of the public function. Raises InputError; UnsupportedError for check_indices on CUDA."""
+    """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
     try:
         views = Views(

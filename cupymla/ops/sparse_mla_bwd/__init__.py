@@ -79,7 +79,7 @@ def sparse_mla_bwd(
         dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding.
         d_sink: array to write, [h_q] float32; only with attn_sink.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
-            indices, so a call on a GPU would wait for it.
+            indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.
 

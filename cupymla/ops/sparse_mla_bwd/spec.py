@@ -72,7 +72,7 @@ def read(
     d_sink: Any = None,
     check_indices: Any = False,
 ) -> tuple[Views, Problem]:
-    """Check the arguments of the public function. Raises InputError; UnsupportedError for check_indices on CUDA."""
+    """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
     try:
         views = Views(

@@ -41,7 +41,7 @@ def read(
     delta: Any = None,
     check_indices: Any = False,
 ) -> tuple[Views, mla.MlaProblem]:
-    """Check the arguments of the public function. Raises InputError; UnsupportedError for check_indices on CUDA."""
+    """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
     try:
         views = Views(

@@ -64,7 +64,7 @@ def sparse_mla_fwd(
         max_logits: array to write, [s_q, h_q] float32, any strides.
         lse: array to write, [s_q, h_q] float32, any strides.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
-            indices, so a call on a GPU would wait for it.
+            indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.
 

@@ -43,7 +43,7 @@ def read(
     lse: Any = None,
     check_indices: Any = False,
 ) -> tuple[Views, mla.MlaProblem]:
-    """Check the arguments of the public function. Raises InputError; UnsupportedError for check_indices on CUDA."""
+    """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
     try:
         views = Views(
