@@ -31,10 +31,15 @@ class OutputArrays:
         self.pointers: list[int] = []
         layouts: list[tuple[int, ...] | None] = []
         for given, shape, dtype in wanted:
-            array = tensor.allocate(like, shape, dtype, stream) if given is None else given
-            self._arrays.append(array)
-            self.pointers.append(array.ptr)
-            layouts.append(None if given is None else given.strides)
+            if given is None:
+                made = tensor.allocate(like, shape, dtype, stream)
+                self._arrays.append(made)
+                self.pointers.append(made.ptr)
+                layouts.append(None)
+            else:
+                self._arrays.append(given)
+                self.pointers.append(given.ptr)
+                layouts.append(given.strides)
         self.layouts = tuple(layouts)
 
     @property

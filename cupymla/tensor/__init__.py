@@ -1,8 +1,8 @@
 """The door: other people's arrays seen as `View`s, without copies, casts or device moves.
 
 - `view`, `view_output`: any array that speaks DLPack, by the shortest way its framework offers (`read`);
-- `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's framework
-  and on the caller's device (`make`);
+- `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's
+  framework, on the caller's device (`make`);
 - `launch_stream`, `current_stream`, `stream_pointer`, `hold`: whose stream a kernel runs on (`streams`);
 - `overlap`, `require_same_device`: checks that need more than one view (`checks`).
 """

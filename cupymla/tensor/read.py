@@ -24,11 +24,12 @@ from ..device import Device
 from ..errors import DriverError, InputError
 from .types import BYTE_LABELS, LABELS, View, strides_of
 
+K = TypeVar("K")
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[Any, str], View]
 
 _EXPECTED = "an array that speaks DLPack"
-_MAX_TYPES = 256
+_MAX_REMEMBERED = 1024
 
 _readers: dict[type, Reader] = {}
 _exchanges: dict[type, dlpack.Exchange | None] = {}
@@ -132,11 +133,11 @@ def exchange(kind: type) -> dlpack.Exchange | None:
         return _remember(_exchanges, kind, dlpack.exchange(kind))
 
 
-def _remember(cache: dict[type, T], kind: type, value: T) -> T:
+def _remember(cache: dict[K, T], key: K, value: T) -> T:
     with _lock:
-        if len(cache) >= _MAX_TYPES:
+        if len(cache) >= _MAX_REMEMBERED:
             cache.clear()
-        cache[kind] = value
+        cache[key] = value
     return value
 
 
@@ -184,12 +185,19 @@ def _read_numpy(array: Any, argument: str) -> View:
     return View(address, array.shape, strides, label, devices.CPU, not array.flags.writeable, "numpy", array)
 
 
+_cupy_layouts: dict[tuple[Any, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
+
+
 def _read_cupy(array: Any, argument: str) -> View:
     dtype = array.dtype
+    byte_strides = array.strides
+    try:
+        label, strides = _cupy_layouts[dtype, byte_strides]
+    except KeyError:
+        layout = _label(dtype, argument), _strides(array, dtype.itemsize, argument)
+        label, strides = _remember(_cupy_layouts, (dtype, byte_strides), layout)
     memory = array.data
-    strides = _strides(array, dtype.itemsize, argument)
-    device = devices.cuda(memory.device_id)
-    return View(memory.ptr, array.shape, strides, _label(dtype, argument), device, False, "cupy", array)
+    return View(memory.ptr, array.shape, strides, label, devices.cuda(memory.device_id), False, "cupy", array)
 
 
 @functools.lru_cache(maxsize=64)
