@@ -70,6 +70,12 @@ def nvcc() -> str:
     return value("CUPYMLA_NVCC") or "nvcc"
 
 
+def compiler_environment() -> dict[str, str]:
+    """The environment for nvcc: this process's, less the variables by which nvcc takes flags nobody sees."""
+    hidden = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
 def fail_on_spill() -> bool:
     """Whether a register spill fails the build."""
     return _flag("CUPYMLA_FAIL_ON_SPILL")

@@ -263,6 +263,13 @@ def order(first: int, then: int) -> None:
         event.close()
 
 
+def capturing(stream: int) -> bool:
+    """Whether work on a stream is being captured into a CUDA graph. The device's context must be current."""
+    cu = _bindings()
+    status = check(cu.cuStreamIsCapturing(cu.CUstream(stream)), f"asking whether stream {stream:#x} is being captured")
+    return bool(status != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
 def pointer_device(address: int) -> int:
     """The ordinal of the CUDA device that an address belongs to. Raises DriverError for a host address."""
     cu = _bindings()

@@ -46,6 +46,7 @@ class FakeDriver:
         self.devices = 2
         self.context = 0
         self.pending: set[int] = set()
+        self.captured: set[int] = set()
         self.address_device = 0
         self._events = 0x9000
         self.answer("cuCtxGetCurrent", [ctypes.c_void_p], self._get_current)
@@ -126,6 +127,11 @@ class FakeDriver:
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> tuple[Any, ...]:
         self.calls.append(("cuStreamWaitEvent", int(stream), int(event)))
         return (OK,)
+
+    def cuStreamIsCapturing(self, stream: Any) -> tuple[Any, ...]:
+        status = real.CUstreamCaptureStatus
+        captured = int(stream) in self.captured
+        return OK, status.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else status.CU_STREAM_CAPTURE_STATUS_NONE
 
     def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
         return (real.CUresult.CUDA_ERROR_NOT_READY if int(event) in self.pending else OK,)

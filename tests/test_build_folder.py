@@ -63,6 +63,25 @@ def test_a_new_folder_is_private_whatever_the_umask(kernel: KernelSource, folder
     assert not [file for file in folder.rglob("*.*") if file.stat().st_mode & 0o022]
 
 
+@pytest.mark.parametrize("kind", ["open to others", "a link"])
+def test_a_target_s_folder_that_others_could_fill_is_not_used(
+    kernel: KernelSource, folder: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = build.cubin(kernel)
+    assert first.path is not None
+    inner = first.path.parent
+    if kind == "a link":
+        inner.rename(tmp_path / "elsewhere")
+        inner.symlink_to(tmp_path / "elsewhere")
+    else:
+        inner.chmod(0o777)
+    again(kernel)
+    second = build.cubin(kernel)
+    assert not second.cached
+    assert second.path is None
+    assert "not used" in capsys.readouterr().err
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No CUPYMLA_CACHE_DIR, a home and a folder for temporary files of our own."""

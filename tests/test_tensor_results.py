@@ -15,6 +15,7 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import dlpack, tensor
 from cupymla.errors import InputError
+from cupymla.tensor import streams
 from cupymla.tensor.make import Handover
 from cupymla.tensor.types import NUMPY_DTYPES
 
@@ -254,18 +255,37 @@ def test_cpu_calls_need_no_driver() -> None:
         tensor.launch_stream(views, "not a stream")
 
 
-def test_inputs_without_stream_order_are_held_until_the_kernel_is_done(fake: FakeDriver) -> None:
+def test_inputs_without_stream_order_are_held_until_the_kernel_is_done(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver
+) -> None:
     array = Foreign()
     before = sys.getrefcount(array)
     fake.pending = {0x9001}
     tensor.hold([tensor.view(array, "kv")], 88)
     assert fake.named("cuEventRecord") == [(0x9001, 88)]
-    tensor.hold([], 88)
+    ordered = [tensor.view(fake_cupy.ndarray(np.zeros(3)), "q")]
+    tensor.hold(ordered, 88)
     assert sys.getrefcount(array) > before
     fake.pending.clear()
-    tensor.hold([], 88)
+    fake.captured = {88}
+    tensor.hold(ordered, 88)
+    assert sys.getrefcount(array) > before, "events must not be asked about while a stream is being captured"
+    fake.captured.clear()
+    tensor.hold(ordered, 88)
     assert sys.getrefcount(array) == before
     assert fake.named("cuEventDestroy") == [(0x9001,)]
+
+
+def test_another_framework_s_stream_waits_before_it_reuses_an_input(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tensor.view(fake_cupy.ndarray(np.zeros(3)), "q")
+    theirs = tensor.view(fake_cupy.ndarray(np.zeros(3)), "kv")
+    theirs.framework = "torch"
+    monkeypatch.setattr(streams, "current_stream", lambda seen: 77 if seen is theirs else 88)
+    tensor.hold([ours, theirs], 88)
+    assert fake.named("cuEventRecord") == [(0x9001, 88)]
+    assert fake.named("cuStreamWaitEvent") == [(77, 0x9001)]
 
 
 def test_cupy_and_torch_arrays_are_not_held(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:

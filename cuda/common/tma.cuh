@@ -24,18 +24,4 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& 
       : "memory");
 }
 
-// Box to (c0, c1, c2, c3); elements outside the tensor are not written.
-__device__ __forceinline__ void tma_store_4d(const TensorMap& map, const void* source, int32_t c0, int32_t c1,
-                                             int32_t c2, int32_t c3) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-                   reinterpret_cast<uint64_t>(&map)),
-               "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
-}
-
-__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Waits until this thread's committed stores have read their shared memory and are complete.
-__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
 }  // namespace cupymla

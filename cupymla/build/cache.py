@@ -186,8 +186,31 @@ def key(source: KernelSource, content: str, chain: compiler.Toolchain) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _file(layer: Path, source: KernelSource, name: str) -> Path:
-    return layer / source.arch / f"{source.entry}-{name}.cubin"
+def _folder(layer: Path, source: KernelSource) -> Path | None:
+    """A layer's folder of one target; None, after one warning, where somebody else could put code into it."""
+    folder = layer / source.arch
+    try:
+        state = folder.lstat()
+        owners = (os.getuid(), layer.stat().st_uid)
+    except FileNotFoundError:
+        return folder
+    reason = _open_to_others(folder, state)
+    if not stat.S_ISDIR(state.st_mode):
+        reason = f"{folder} is no folder of its own"
+    elif state.st_uid not in owners:
+        reason = f"{folder} belongs to user {state.st_uid}"
+    if reason:
+        warn_once(f"compiled kernels there are not used: {reason}")
+        return None
+    return folder
+
+
+def _file(folder: Path, source: KernelSource, name: str) -> Path:
+    return folder / f"{source.entry}-{name}.cubin"
+
+
+def _folders(source: KernelSource) -> list[Path]:
+    return [folder for layer in layers() if (folder := _folder(layer, source))]
 
 
 def _read(file: Path) -> tuple[bytes, dict[str, Any]] | None:
@@ -228,14 +251,14 @@ def _cubin(file: Path) -> Cubin | None:
 
 def load(source: KernelSource, name: str) -> Cubin | None:
     """The kernel kept under a key, from the first layer that has it whole; None when none has."""
-    return next((found for layer in layers() if (found := _cubin(_file(layer, source, name)))), None)
+    return next((found for folder in _folders(source) if (found := _cubin(_file(folder, source, name)))), None)
 
 
 def load_any(source: KernelSource, content: str) -> Cubin | None:
     """The newest kernel of the same content, whatever compiled it; for machines without a compiler."""
     candidates = []
-    for layer in layers():
-        for file in (layer / source.arch).glob(f"{source.entry}-*.cubin"):
+    for folder in _folders(source):
+        for file in folder.glob(f"{source.entry}-*.cubin"):
             found = _read(file)
             if found and found[1].get("content") == content:
                 candidates.append((str(found[1].get("date")), file))
@@ -256,9 +279,10 @@ def _write(file: Path, data: bytes) -> None:
 def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | None:
     """Keep a compiled kernel; returns its file, or None after one warning when the folder cannot take it."""
     layer = location()
-    if layer is None:
+    folder = _folder(layer, source) if layer else None
+    if folder is None:
         return None
-    file = _file(layer, source, name)
+    file = _file(folder, source, name)
     record = {
         "schema": SCHEMA,
         "sha256": hashlib.sha256(made.data).hexdigest(),
@@ -313,9 +337,10 @@ def locked(source: KernelSource, name: str) -> Iterator[None]:
     processes may then compile the same kernel, and both results are good.
     """
     layer = location()
+    folder = _folder(layer, source) if layer else None
     descriptor = None
-    if layer is not None:
-        lock = _file(layer, source, name).with_suffix(".lock")
+    if folder is not None:
+        lock = _file(folder, source, name).with_suffix(".lock")
         with contextlib.suppress(OSError):
             lock.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -218,7 +218,7 @@ def _run_nvcc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str,
         output = Path(folder) / "kernel.cubin"
         includes = [f"-I{tree.folder}" for tree in trees(source)]
         command = [config.nvcc(), *options, *includes, "-o", str(output), str(source.file.absolute())]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=config.compiler_environment())
         log = done.stdout + done.stderr
         return (output.read_bytes(), log, True) if done.returncode == 0 else (b"", log, False)
 

@@ -34,7 +34,7 @@ D_QK = (576, 512)
 DTYPES = ("bfloat16", "float16")
 ROW_ALIGNMENT_BYTES = 16
 MAX_POSITION = 2**30
-"""Bound of q_start, k_stride and s_q, so that q_start + s + 1 - k_stride fits 32 bits."""
+"""Bound of q_start, k_stride, s_q and topk, so that positions and slots, with a block to spare, fit 32 bits."""
 MAX_KEYS = 2**31 - 1
 MAX_SCALE = 2.0**126
 """Bound of |sm_scale|, so that sm_scale * log2(e) is finite in fp32."""
@@ -218,6 +218,8 @@ def _checked(
     topk = indices_shape[-1]
     if rows != s_q or topk < 1:
         raise InputError("indices", f"shape {wanted}", _show(indices.shape))
+    if topk > MAX_POSITION:
+        raise InputError("indices", f"at most {MAX_POSITION} slots", topk)
     _check_layout(indices_shape, indices_strides, 4, "indices", "lists")
     length_strides = (0, 0)
     if topk_length is not None:
@@ -448,14 +450,14 @@ def _show(numbers: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, numbers)) + "]"
 
 
-def check_index_values(indices: View, topk_length: View | None, s_kv: int) -> None:
+def check_index_values(indices: View, topk_length: View | None, s_kv: int, stream: object = None) -> None:
     """What `check_indices=True` asks for. Raises InputError naming the first index outside [-1, s_kv) among the slots
-    within topk_length. Waits for the GPU when the arrays are there."""
-    values = tensor.fetched(indices)
+    within topk_length. Waits for `stream`, the current one by default, when the arrays are on a GPU."""
+    values = tensor.fetched(indices, stream)
     rows = values.reshape(*values.shape[:-2], values.shape[-1]) if _has_singleton(indices, topk_length) else values
     wrong = (rows < -1) | (rows >= s_kv)
     if topk_length is not None:
-        wrong &= np.arange(rows.shape[-1]) < tensor.fetched(topk_length)[..., None]
+        wrong &= np.arange(rows.shape[-1]) < tensor.fetched(topk_length, stream)[..., None]
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise InputError("indices", f"values from -1 to {s_kv - 1}", f"{int(rows[place])} at {_show(place)}")

@@ -137,6 +137,12 @@ SCALES: tuple[MlaCase, ...] = (
 )
 """For the operators that have a softmax."""
 
+EXTREMES: tuple[MlaCase, ...] = (
+    _small("options", "scale_huge", q=6, sm_scale=1e9),
+    _small("options", "scale_huge_fp16", q=6, sm_scale=1e9, dtype="float16"),
+)
+"""For the forward alone: one slot takes the whole softmax, and the others' shares are rounding noise."""
+
 SINKS: tuple[MlaCase, ...] = (
     _small("options", "sink", q=6, sink="finite"),
     _small("options", "sink_infinite", q=7, h=128, sink="infinite", selection="empty"),

@@ -14,8 +14,9 @@ class Prepared(Protocol[R_co]):
     """A call whose checks, plan, compilation, allocation and binding are done.
 
     `prepared()` runs on the arrays that were given to `prepare`, writes the same output arrays each time and returns
-    them: nothing is allocated, checked or synchronised, so it can be captured into a CUDA graph. `stream` replaces
-    the stream chosen at preparation for this one run.
+    them: nothing is allocated, checked or synchronised, so it can be captured into a CUDA graph. It runs on the stream
+    that was given to `prepare`, else on the current stream of the arrays' framework at the time of the call; `stream`
+    replaces both for this one run. One thread at a time may call it.
     """
 
     def __call__(self, *, stream: object = None) -> R_co:

@@ -13,7 +13,7 @@ from .. import dlpack, driver
 from ..device import Device
 from ..errors import UnsupportedError
 from . import read
-from .streams import current_stream
+from .streams import current_stream, launch_stream
 from .types import BYTE_LABELS, LABELS, NUMPY_DTYPES, View, strides_of
 
 # CuPy has no narrow floats: their bytes travel as uint8.
@@ -51,11 +51,11 @@ def to_numpy(seen: View) -> np.ndarray:
     return np.asarray(_Memory(seen, typestr)).view(dtype)
 
 
-def fetched(seen: View) -> np.ndarray:
+def fetched(seen: View, stream: object = None) -> np.ndarray:
     """A view's elements as a NumPy array: the memory itself on the CPU, a copy of it from a CUDA device.
 
-    The copy waits for all work so far on the view's stream, so it cannot be captured into a CUDA graph. Strides must
-    not be negative. Raises DriverError.
+    The copy waits for all work so far on `stream`, by default the one on which the view is ready, so it cannot be
+    captured into a CUDA graph. Strides must not be negative. Raises DriverError.
     """
     if seen.device.kind == "cpu":
         return to_numpy(seen)
@@ -65,7 +65,7 @@ def fetched(seen: View) -> np.ndarray:
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(seen.shape, seen.strides, strict=True))
     host = np.empty(reach, dtype)
     with driver.on_device(seen.device.index):
-        driver.copy_to_host(host.ctypes.data, seen.ptr, host.nbytes, current_stream(seen))
+        driver.copy_to_host(host.ctypes.data, seen.ptr, host.nbytes, launch_stream((seen,), stream))
     return np.lib.stride_tricks.as_strided(host, seen.shape, seen.strides_bytes)
 
 
@@ -279,7 +279,12 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
     if stream is None or stream == current_stream(like):
         array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
     else:
-        foreign = torch.cuda.ExternalStream(stream, device=owner.device)
+        default = stream in (0, driver.LEGACY_STREAM)
+        foreign = (
+            torch.cuda.default_stream(owner.device)
+            if default
+            else torch.cuda.ExternalStream(stream, device=owner.device)
+        )
         with torch.cuda.stream(foreign):
             array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
     return _relabelled(array.data_ptr(), array, dtype)

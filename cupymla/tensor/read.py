@@ -245,7 +245,7 @@ def _read_jax(array: Any, argument: str) -> View:
 
 
 def _refuse_traced(array: Any, argument: str) -> View:
-    raise InputError(argument, "a concrete array (inside jax.jit, use cupymla.interop.jax)", "a traced JAX array")
+    raise InputError(argument, "a concrete array (call it outside jax.jit)", "a traced JAX array")
 
 
 def _read_exchange(array: Any, argument: str) -> View:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import dlpack, driver
-from ..errors import InputError
+from ..errors import DriverError, InputError
 from .read import exchange
 from .types import View
 
@@ -125,7 +125,7 @@ class _Held:
         # Arrays die outside the lock: their destructors may run any code.
         finished = []
         with self._lock:
-            while self._entries and self._entries[0][1].reached():
+            while self._entries and _over(self._entries[0][1]):
                 finished.append(self._entries.popleft())
         for _, event, _arrays in finished:
             event.close()
@@ -134,17 +134,37 @@ class _Held:
         return len(self._entries)
 
 
+def _over(event: driver.Event) -> bool:
+    """Whether nothing behind the event can be running any more. Work that failed is reported where it is waited for."""
+    try:
+        return event.reached()
+    except DriverError:
+        return True
+
+
 _held = _Held()
 
 
 def hold(views: Sequence[View], stream: int) -> None:
-    """Keep alive what the kernel just launched on `stream` uses and its framework would not keep in stream order.
+    """Keep memory from being used again while the kernel just launched on `stream` uses it.
 
-    To be called after the launch, with inputs and outputs. Arrays are let go at a later call, when the work has
-    finished; those of CuPy and torch need no holding. Raises DriverError.
+    To be called after the launch, with inputs and outputs. CuPy and torch hand memory out again in the order of their
+    current stream: where that is another than `stream`, it is made to wait for the kernel. Arrays that name a stream
+    themselves (JAX, unknown DLPack producers) are kept alive until a later call finds the kernel finished. Nothing is
+    done while `stream` is being captured: a graph uses the arrays at every replay, so whoever replays it keeps them.
+
+    Raises DriverError.
     """
-    if len(_held):
+    first = views[0]
+    others = [seen for seen in views if seen.stream is not None or seen.framework != first.framework]
+    if not others and not len(_held):
+        return
+    with driver.on_device(first.device.index):
+        if driver.capturing(stream):
+            return
         _held.sweep()
-    loose = [seen for seen in views if seen.stream is not None]
+        for pool in {current_stream(seen) for seen in others if seen.stream is None}:
+            driver.order(first=stream, then=pool)
+    loose = [seen for seen in others if seen.stream is not None]
     if loose:
-        _held.add(loose[0].device.index, stream, [(seen.owner, seen.capsule) for seen in loose])
+        _held.add(first.device.index, stream, [(seen.owner, seen.capsule) for seen in loose])

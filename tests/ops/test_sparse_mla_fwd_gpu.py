@@ -76,6 +76,21 @@ def test_cupy_graph_replays_prepared_and_ordinary_calls(cp: Any) -> None:
     require_right(other, tuple(outputs.values()))
 
 
+def test_prepared_call_without_a_stream_is_captured_on_the_current_one(cp: Any) -> None:
+    host, arguments = problem(cp)
+    plan = cupymla.sparse_mla_fwd.prepare(**arguments)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        results = plan()
+        graph = stream.end_capture()
+    for result in results:
+        result.fill(7)
+    cp.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    require_right(host, results)
+
+
 def test_call_runs_on_the_stream_it_is_given(cp: Any) -> None:
     host, arguments = problem(cp)
     stream = cp.cuda.Stream(non_blocking=True)
@@ -109,6 +124,71 @@ def test_threads_do_not_share_a_binding(cp: Any) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_fresh_thread_with_given_outputs(cp: Any) -> None:
+    """A thread in which nothing has touched CUDA yet: the call has to bring its context."""
+    host, arguments = problem(cp)
+    outputs = {
+        name: cp.empty_like(array)
+        for name, array in zip(cases.OUTPUTS, cupymla.sparse_mla_fwd(**arguments), strict=True)
+    }
+    cp.cuda.Device().synchronize()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            cupymla.sparse_mla_fwd(**arguments, **outputs, stream=0)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures
+    cp.cuda.Device().synchronize()
+    require_right(host, tuple(outputs.values()))
+
+
+@pytest.mark.parametrize("axis", ["batch", "query", "head"])
+def test_broadcast_queries(cp: Any, axis: str) -> None:
+    _, arguments = problem(cp)
+    q = arguments["q"]
+    kv = cp.stack([arguments["kv"]] * 2)
+    indices = cp.stack([arguments["indices"]] * 2)
+    wide = {"batch": q[None], "query": cp.stack([q[:1]] * 2), "head": cp.stack([q[:, :1]] * 2)}[axis]
+    wide = cp.broadcast_to(wide, (2, 3, 64, 576))
+    assert 0 in wide.strides
+    results = cupymla.sparse_mla_fwd(wide, kv, indices)
+    expected = cupymla.sparse_mla_fwd(cp.ascontiguousarray(wide), kv, indices)
+    for got, right in zip(results, expected, strict=True):
+        assert got.tobytes() == right.tobytes()
+
+
+def test_queries_with_heads_outermost(cp: Any) -> None:
+    _, arguments = problem(cp)
+    q = arguments.pop("q")
+    turned = cp.ascontiguousarray(q.transpose(1, 0, 2)).transpose(1, 0, 2)
+    assert turned.strides[1] > turned.strides[0]
+    for got, right in zip(
+        cupymla.sparse_mla_fwd(turned, **arguments), cupymla.sparse_mla_fwd(q, **arguments), strict=True
+    ):
+        assert got.tobytes() == right.tobytes()
+
+
+def test_valid_slots_that_score_minus_infinity_are_not_empty(cp: Any) -> None:
+    dtype = problem(cp)[1]["q"].dtype
+    q = cp.ones((3, 64, 576), dtype)
+    kv = cp.ones((4, 576), dtype)
+    kv[1, 570] = -np.inf
+    indices = cp.asarray([[1, 1], [1, 0], [-1, -1]], np.int32)
+    out, max_logits, lse = (result.get() for result in cupymla.sparse_mla_fwd(q, kv, indices))
+    assert np.isnan(out[0].astype(np.float32)).all()
+    assert (lse[0] == -np.inf).all()
+    assert (max_logits[0] == -np.inf).all()
+    assert (out[1].astype(np.float32) == 1).all()
+    assert (out[2].astype(np.float32) == 0).all()
+    assert (lse[2] == np.inf).all()
 
 
 def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:

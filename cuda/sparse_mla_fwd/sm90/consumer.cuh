@@ -17,8 +17,12 @@ struct Consumer {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
   static constexpr int kOutputs = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
-  // Probabilities stay below 2^8: exact range for bf16, far from fp16's 65504, and no loss in the fp32 sums.
+  // Probabilities stay below 2^8, far from fp16's 65504. The fp32 sums may in turn be 2^8 times what they are relative to
+  // the maximum, which costs range, not accuracy: values past 2^120 may overflow where their average would not.
   static constexpr float kSlack = 8.f;
+  // Past this a base is so coarse that the product of score and unit, kept exact by a fused multiply-add, may lie many
+  // powers of two away from it.
+  static constexpr float kCoarseBase = 1048576.f;
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -37,6 +41,7 @@ struct Consumer {
   float row_max[2];
   float row_sum[2];
 
+  bool occupied;  // whether an own block of this query had a valid slot
   uint32_t k_parity = 0;  // of the own buffer's next phase
   uint32_t p_parity = 0;  // of the other's next P
   uint32_t base_parity = 0;
@@ -51,6 +56,7 @@ struct Consumer {
         row(warp * 16 + lane / 4) {}
 
   __device__ __forceinline__ void clear() {
+    occupied = false;
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output[i] = 0.f;
 #pragma unroll
@@ -155,6 +161,7 @@ struct Consumer {
       for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
     }
     const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[kWho]);
+    occupied |= valid != 0;
     if (valid != ~0ull) {
       const uint32_t low = static_cast<uint32_t>(valid) >> (2 * (lane % 4));
       const uint32_t high = static_cast<uint32_t>(valid >> 32) >> (2 * (lane % 4));
@@ -187,16 +194,27 @@ struct Consumer {
 
   // P = exp2(score - base), into registers as MMA fragments; gives this thread's share of the row sums.
   __device__ __forceinline__ void exponentials(const float (&new_base)[2], float (&block_sum)[2]) {
-    block_sum[0] = block_sum[1] = 0.f;
     const float unit = score_unit();
     const float shift[2] = {-finite_or_zero(new_base[0]), -finite_or_zero(new_base[1])};
+    const bool coarse = fabsf(shift[0]) > kCoarseBase || fabsf(shift[1]) > kCoarseBase;
+    if (!kAnyScale && __any_sync(0xffffffffu, coarse)) {
+      // Rounded as the base was, so that the largest score gives exactly 2^0 or less.
+      exponentials_of([&](float score, int r) { return __fadd_rn(__fmul_rn(score, unit), shift[r]); }, block_sum);
+    } else {
+      exponentials_of([&](float score, int r) { return fmaf(score, unit, shift[r]); }, block_sum);
+    }
+  }
+
+  template <typename Exponent>
+  __device__ __forceinline__ void exponentials_of(Exponent exponent, float (&block_sum)[2]) {
+    block_sum[0] = block_sum[1] = 0.f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = step * 8 + j * 2;
-        const float p0 = exp2_approx(fmaf(scores[i], unit, shift[j % 2]));
-        const float p1 = exp2_approx(fmaf(scores[i + 1], unit, shift[j % 2]));
+        const float p0 = exp2_approx(exponent(scores[i], j % 2));
+        const float p1 = exp2_approx(exponent(scores[i + 1], j % 2));
         block_sum[j % 2] += p0 + p1;
         probabilities[step][j] = pack_pair<Element>(p0, p1);
       }

@@ -36,7 +36,11 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
       row_max[kWho][consumer.row + 8 * r] = consumer.row_max[r];
     }
   }
+  auto& occupied = storage.occupied[consumer.q_parity];
+  if (consumer.warp == 0 && consumer.lane == 0) occupied[kWho] = consumer.occupied;
   exchange_statistics(consumer);
+  // Not told by the maximum: valid slots may all score -inf.
+  const bool empty = !consumer.occupied && !occupied[1 - kWho];
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -45,7 +49,6 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
     const float sum = own_sum[r] + row_sum[1 - kWho][row];
     const float maximum = max_nan(consumer.row_max[r], row_max[1 - kWho][row]);
     const float base = consumer.base[r];
-    const bool empty = maximum == negative_infinity();
     float total = sum;
     if (params.attn_sink != nullptr && head < params.h_q) {
       total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - base);

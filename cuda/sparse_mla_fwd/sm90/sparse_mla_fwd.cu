@@ -9,8 +9,8 @@
 #error "this kernel is for sm_90a"
 #endif
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero or
-// negative, which costs a multiplication per score; 0 where it is positive.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
+// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32.
 #if CUPYMLA_FP16
 using Element = __half;
 #else

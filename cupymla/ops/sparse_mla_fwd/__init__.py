@@ -12,7 +12,9 @@ __all__ = ["sparse_mla_fwd"]
 
 
 def _prepare(*arrays: Any, stream: object = None, **options: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(*arrays, **options), stream)
+    options["stream"] = stream
+    views, problem = spec.read(*arrays, **options)
+    return run.prepare(views, problem, stream)
 
 
 @mla.public(_prepare)
@@ -94,5 +96,6 @@ def sparse_mla_fwd(
         max_logits,
         lse,
         check_indices,
+        stream,
     )
     return run.call(views, problem, stream)

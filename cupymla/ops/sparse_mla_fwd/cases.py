@@ -13,7 +13,7 @@ from ..mla_cases import MlaCase, sized
 OUTPUTS = ("out", "max_logits", "lse")
 """The output parameters, in the order in which the call returns them."""
 
-CASES: tuple[MlaCase, ...] = (*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.SINKS)
+CASES: tuple[MlaCase, ...] = (*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS)
 
 BENCH: tuple[MlaCase, ...] = (
     *(sized(128, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768, 131072)),

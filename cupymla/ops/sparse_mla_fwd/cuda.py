@@ -81,16 +81,16 @@ class Binding:
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
-            self._q_ptr = views.q.ptr
             self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
+            self._q_ptr = views.q.ptr
 
     def _query_tiles(self, ptr: int) -> TileMap:
         """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
         problem = self._problem
         batch, query, head = problem.q_strides
         shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
-        # An axis of extent 1 may have any stride, but the map wants one that is a multiple of 16 bytes.
-        strides_bytes = (head * 2, query * 2, (batch or problem.d_qk) * 2)
+        # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
+        strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
         return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads_per_cta, 1, 1))
 
     def launch(self, stream: int) -> None:
@@ -157,32 +157,37 @@ def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArr
     )
 
 
-def _inputs(views: Views) -> list[View]:
-    inputs = [views.q, views.kv, views.indices]
-    if views.topk_length is not None:
-        inputs.append(views.topk_length)
-    if views.attn_sink is not None:
-        inputs.append(views.attn_sink)
-    return inputs
+def _given(views: Views) -> list[View]:
+    """Every array of the caller's, q first."""
+    given = [views.q, views.kv, views.indices]
+    for view in (views.topk_length, views.attn_sink, views.out, views.max_logits, views.lse):
+        if view is not None:
+            given.append(view)
+    return given
+
+
+def _sink_stride(views: Views) -> int:
+    return 0 if views.attn_sink is None else views.attn_sink.strides[0]
 
 
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    inputs = _inputs(views)
-    pointer = tensor.launch_stream(inputs, stream)
+    given = _given(views)
+    pointer = tensor.launch_stream(given, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
     device = views.q.device
-    sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
+    sink_stride = _sink_stride(views)
     key = (problem, device.index, arrays.layouts, sink_stride)
-    binding = _memo.bindings.get(key)
-    if binding is None:
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        binding = _memo.bindings[key] = Binding(problem, device, arrays.views, sink_stride)
     with driver.on_device(device.index):
+        binding = _memo.bindings.get(key)
+        if binding is None:
+            binding = Binding(problem, device, arrays.views, sink_stride)
+            if len(_memo.bindings) >= _MEMO_LIMIT:
+                _memo.bindings.clear()
+            _memo.bindings[key] = binding
         binding.point(views, arrays.pointers)
         binding.launch(pointer)
-    tensor.hold(inputs, pointer)
+    tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
 
 
@@ -194,20 +199,32 @@ class PreparedForward:
     """
 
     def __init__(self, views: Views, problem: MlaProblem, stream: object) -> None:
-        self._stream = tensor.launch_stream(_inputs(views), stream)
-        arrays = _outputs(views, problem, None if stream is None else self._stream)
+        self._given = _given(views)
+        self._stream = None if stream is None else tensor.stream_pointer(stream)
+        pointer = tensor.launch_stream(self._given, stream)
+        arrays = _outputs(views, problem, self._stream)
         arrays.require_mutable()
-        sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
         self._device = views.q.device.index
         with driver.on_device(self._device):
-            self._binding = Binding(problem, views.q.device, arrays.views, sink_stride)
+            self._binding = Binding(problem, views.q.device, arrays.views, _sink_stride(views))
             self._binding.point(views, arrays.pointers)
         self.launcher = self._binding.launcher
-        self._views = views
         self._result: Result = arrays.finish()
+        # What one framework's current stream orders needs no holding; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != views.q.framework for seen in self._given)
+        if self._loose:
+            tensor.hold(self._given, pointer)
 
     def __call__(self, *, stream: object = None) -> Result:
         """Launch once more, without waiting for the result. Raises DriverError."""
+        if stream is not None:
+            pointer = tensor.stream_pointer(stream)
+        elif self._stream is not None:
+            pointer = self._stream
+        else:
+            pointer = tensor.current_stream(self._given[0])
         with driver.on_device(self._device):
-            self._binding.launch(self._stream if stream is None else tensor.stream_pointer(stream))
+            self._binding.launch(pointer)
+        if self._loose:
+            tensor.hold(self._given, pointer)
         return self._result

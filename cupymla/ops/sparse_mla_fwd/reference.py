@@ -78,10 +78,14 @@ def _attend(
     scores = arithmetic.product(arithmetic.up(q), transposed(block.keys)) * arithmetic.real.type(scale)
     scores = np.where(block.valid[:, None, :], scores, -np.inf)
     highest = scores.max(axis=-1)
-    # An empty row's maximum is -inf: subtracting it would make NaN of its scores.
-    weights = np.exp(scores - np.where(block.occupied[:, None], highest, 0)[..., None])
+    # Without a valid slot, or with none that scores more than -inf, subtracting the maximum would make NaN of -inf.
+    hopeless = np.isneginf(highest)
+    weights = np.exp(scores - np.where(hopeless, 0, highest)[..., None])
     total = weights.sum(axis=-1)
     lse = np.where(block.occupied[:, None], highest + np.log(total), np.inf)
-    share = 1 / total if attn_sink is None else sink_share(lse, arithmetic.up(attn_sink)) / total
+    share = 1 / total
+    if attn_sink is not None:
+        sink = arithmetic.up(attn_sink)
+        share = np.where(hopeless & (sink > -np.inf), 0, sink_share(lse, sink) / total)
     out = arithmetic.product(arithmetic.rounded(weights), block.values) * share[..., None]
     return np.where(block.occupied[:, None, None], out, 0), highest, lse

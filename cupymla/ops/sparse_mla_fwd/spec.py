@@ -42,6 +42,7 @@ def read(
     max_logits: Any = None,
     lse: Any = None,
     check_indices: Any = False,
+    stream: Any = None,
 ) -> tuple[Views, mla.MlaProblem]:
     """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
@@ -71,7 +72,7 @@ def read(
         if out is not None or max_logits is not None or lse is not None:
             _read_outputs(views, problem, out, max_logits, lse)
         if check_indices is not False and mla.flag("check_indices", check_indices):
-            mla.check_index_values(views.indices, views.topk_length, problem.s_kv)
+            mla.check_index_values(views.indices, views.topk_length, problem.s_kv, stream)
     except InputError as error:
         raise mla.attributed(error, OPERATOR) from None
     return views, problem
