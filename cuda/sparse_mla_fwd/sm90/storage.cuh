@@ -57,7 +57,8 @@ struct alignas(1024) Storage {
   float row_max[2][Config::kConsumers][Config::kHeads];
   float row_sum[2][Config::kConsumers][Config::kHeads];
   bool occupied[2][Config::kConsumers];
-  uint16_t valid[Config::kBuffers][Config::kSlots / 16];
+  // One bit per slot of a block; a consumer reads a buffer's four words as one of 64 bits.
+  alignas(8) uint16_t valid[Config::kBuffers][Config::kSlots / 16];
 
   Mbarrier q_full;
   Mbarrier q_free;
