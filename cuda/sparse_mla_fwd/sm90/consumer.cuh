@@ -41,6 +41,7 @@ struct Consumer {
   float row_max[2];
   float row_sum[2];
 
+  bool coarse;    // whether the base of any row of the warp is past kCoarseBase
   bool occupied;  // whether an own block of this query had a valid slot
   uint32_t k_parity = 0;  // of the own buffer's next phase
   uint32_t p_parity = 0;  // of the other's next P
@@ -56,7 +57,7 @@ struct Consumer {
         row(warp * 16 + lane / 4) {}
 
   __device__ __forceinline__ void clear() {
-    occupied = false;
+    coarse = occupied = false;
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output[i] = 0.f;
 #pragma unroll
@@ -136,19 +137,29 @@ struct Consumer {
     storage.free[buffer][kWho].arrive();
   }
 
-  // Brings output and row sums to a new base. No product may be in flight.
+  // Whether a base is another than this consumer's for any row of the warp.
+  __device__ __forceinline__ bool moves(const float (&new_base)[2]) const {
+    return __any_sync(0xffffffffu, new_base[0] != base[0] || new_base[1] != base[1]);
+  }
+
+  __device__ __forceinline__ void note_coarseness(const float (&new_base)[2]) {
+    coarse = __any_sync(0xffffffffu, fabsf(finite_or_zero(new_base[0])) > kCoarseBase ||
+                                         fabsf(finite_or_zero(new_base[1])) > kCoarseBase);
+  }
+
+  // Brings output and row sums to a new base, if it is one. No product may be in flight.
   __device__ __forceinline__ void move_base(const float (&new_base)[2]) {
-    if (__any_sync(0xffffffffu, new_base[0] != base[0] || new_base[1] != base[1])) {
-      float factor[2];
+    if (!moves(new_base)) return;
+    if constexpr (!kAnyScale) note_coarseness(new_base);
+    float factor[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        factor[r] = exp2_approx(base[r] - finite_or_zero(new_base[r]));
-        row_sum[r] *= factor[r];
-        base[r] = new_base[r];
-      }
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = exp2_approx(base[r] - finite_or_zero(new_base[r]));
+      row_sum[r] *= factor[r];
+      base[r] = new_base[r];
     }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
   }
 
   // With no valid slot so far the base is -inf; any finite stand-in makes every exponential 0.
@@ -185,36 +196,35 @@ struct Consumer {
   // What turns a score into units of log2.
   __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
 
-  // The base for a block with these maxima, given the base before it. A NaN maximum becomes the base.
-  static __device__ __forceinline__ void choose_base(float (&new_base)[2], const float (&old_base)[2],
-                                                     const float (&block_max)[2]) {
+  // The base for a block with these maxima, given the base before it; whether it is another than this consumer's for any
+  // row of the warp. A NaN maximum becomes the base.
+  __device__ __forceinline__ bool choose_base(float (&new_base)[2], const float (&old_base)[2],
+                                              const float (&block_max)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) new_base[r] = block_max[r] <= old_base[r] + kSlack ? old_base[r] : block_max[r];
+    const bool moved = moves(new_base);
+    if (!kAnyScale && moved) note_coarseness(new_base);
+    return moved;
   }
 
   // P = exp2(score - base), into registers as MMA fragments; gives this thread's share of the row sums.
   __device__ __forceinline__ void exponentials(const float (&new_base)[2], float (&block_sum)[2]) {
-    const float unit = score_unit();
-    const float shift[2] = {-finite_or_zero(new_base[0]), -finite_or_zero(new_base[1])};
-    const bool coarse = fabsf(shift[0]) > kCoarseBase || fabsf(shift[1]) > kCoarseBase;
-    if (!kAnyScale && __any_sync(0xffffffffu, coarse)) {
+    float unit = score_unit();
+    if (!kAnyScale && coarse) {
       // Rounded as the base was, so that the largest score gives exactly 2^0 or less.
-      exponentials_of([&](float score, int r) { return __fadd_rn(__fmul_rn(score, unit), shift[r]); }, block_sum);
-    } else {
-      exponentials_of([&](float score, int r) { return fmaf(score, unit, shift[r]); }, block_sum);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = __fmul_rn(scores[i], unit);
+      unit = 1.f;
     }
-  }
-
-  template <typename Exponent>
-  __device__ __forceinline__ void exponentials_of(Exponent exponent, float (&block_sum)[2]) {
     block_sum[0] = block_sum[1] = 0.f;
+    const float shift[2] = {-finite_or_zero(new_base[0]), -finite_or_zero(new_base[1])};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = step * 8 + j * 2;
-        const float p0 = exp2_approx(exponent(scores[i], j % 2));
-        const float p1 = exp2_approx(exponent(scores[i + 1], j % 2));
+        const float p0 = exp2_approx(fmaf(scores[i], unit, shift[j % 2]));
+        const float p1 = exp2_approx(fmaf(scores[i + 1], unit, shift[j % 2]));
         block_sum[j % 2] += p0 + p1;
         probabilities[step][j] = pack_pair<Element>(p0, p1);
       }
@@ -268,12 +278,12 @@ struct Consumer {
     issue_scores();
     finish_scores(last);
     mask_and_maxima(block_max);
-    choose_base(new_base, base, block_max);
+    const bool moved = choose_base(new_base, base, block_max);
     share_base(new_base);
     storage.base_ready.arrive();
     exponentials(new_base, block_sum);
     publish();
-    move_base(new_base);
+    if (moved) move_base(new_base);
     add_sums(block_sum);
     issue_own_values();
   }
@@ -297,15 +307,15 @@ struct Consumer {
     finish_scores(last);
     mask_and_maxima(block_max);
     wait_for_other_base(first_base);
-    choose_base(new_base, first_base, block_max);
+    const bool moved = choose_base(new_base, first_base, block_max);
     exponentials(new_base, block_sum);
     share_base(new_base);
     publish();
     wait_for_other_probabilities();
-    move_base(first_base);
+    if (moved) move_base(first_base);
     issue_other_values();
     finish_values(kOther);
-    move_base(new_base);
+    if (moved) move_base(new_base);
     add_sums(block_sum);
     issue_own_values();
     finish_values(kWho);
