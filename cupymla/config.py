@@ -1,4 +1,4 @@
-"""The only reader of the process environment.
+"""The only module that touches the process environment.
 
 Every variable is read when it is needed, never at import, so a test or a notebook can change it. `VARIABLES` is
 what the README's table and `python -m cupymla doctor` print.
@@ -68,6 +68,16 @@ def compiler() -> Literal["nvrtc", "nvcc"]:
 def nvcc() -> str:
     """The nvcc executable, a path or a name to be found on PATH."""
     return value("CUPYMLA_NVCC") or "nvcc"
+
+
+def cupy_cache_dir() -> str | None:
+    """CuPy's own cache folder where the user names one, else None."""
+    return os.environ.get("CUPY_CACHE_DIR")
+
+
+def set_cupy_cache_dir(folder: Path) -> None:
+    """Name CuPy's cache folder for this process and those it starts; the only variable that is ever set."""
+    os.environ["CUPY_CACHE_DIR"] = str(folder)
 
 
 def compiler_environment() -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
-from build_kit import BACKENDS, SPILLING, private, written
+from build_kit import BACKENDS, SPILLING, private, python, written
 
 from cupymla.build import compiler
 from cupymla.build.compiler import Toolchain
@@ -224,3 +225,28 @@ def test_nothing_is_said_otherwise(
         monkeypatch.setattr(compiler, "SAY_AFTER_SECONDS", 60.0)
     compiler.compile(written(tmp_path, "k.cu", EMPTY, "k"))
     assert capfd.readouterr().err == ""
+
+
+TOOLCHAIN = """\
+import os
+from cupymla.build import compiler
+print(compiler.toolchain().backend, os.environ.get("CUPY_CACHE_DIR"))
+"""
+
+
+def test_a_home_where_nothing_can_be_made_stops_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy cannot be imported where it cannot make its cache folder, and only its NVRTC bindings are wanted."""
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    (tmp_path / "file").touch()
+    done = python(TOOLCHAIN, HOME=str(tmp_path / "file" / "home"), TMPDIR=str(tmp_path))
+    assert done.stdout.split() == ["nvrtc", str(tmp_path / f"cupymla-{os.getuid()}" / "cupy")], done.stderr
+
+
+def test_a_cache_that_the_user_names_for_cupy_is_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    named = str(tmp_path / "named")
+    done = python(TOOLCHAIN, HOME=str(tmp_path / "file" / "home"), CUPY_CACHE_DIR=named)
+    assert done.stdout.split() == ["nvrtc", named], done.stderr
+    done = python(TOOLCHAIN, CUPY_CACHE_DIR=str(tmp_path / "file" / "named"))
+    assert "CompileError" in done.stderr
+    assert "set CUPY_CACHE_DIR" in done.stderr

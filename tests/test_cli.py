@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build_kit import python
 
 from cupymla import config, driver
 from cupymla.cli import doctor as examination
@@ -63,6 +64,32 @@ def test_doctor_fails_when_something_needed_is_missing(
     json_of(capsys, "doctor", status=0)
     monkeypatch.setattr(examination, "examine", lambda: [no_gpu, Check("CuPy", "missing", "", "x", needed=True)])
     json_of(capsys, "doctor", status=1)
+
+
+def test_doctor_names_missing_packages(tmp_path: Path) -> None:
+    """On the machine that needs the doctor most, the packages it asks about are not there."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('cuda', 'cuda.bindings', 'cuda.pathfinder', 'cupy')))\n"
+        "from cupymla.cli import main; sys.exit(main(['doctor', '--json']))"
+    )
+    done = python(code, CUPYMLA_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 1, done.stderr
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["NVRTC"]["state"] == "missing"
+    assert "cuda-pathfinder" in found["NVRTC"]["found"]
+    assert found["NVRTC"]["advice"]
+
+
+def test_doctor_reports_checks_that_break(
+    capsys: pytest.CaptureFixture[str], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Check:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(examination, "_gpu", broken)
+    found = {check["name"]: check for check in json_of(capsys, "doctor", status=1)["checks"]}
+    assert "ZeroDivisionError: by nothing" in found["GPU"]["found"]
+    assert found["GPU"]["state"] == "missing"
 
 
 def test_doctor_survives_an_unusable_setting(

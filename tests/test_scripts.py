@@ -148,6 +148,18 @@ def test_ready_environment_is_used_until_pyproject_changes(checkout: Path, progr
     assert installs() == 2
 
 
+def test_one_worker_for_each_core_whatever_openmp_is_told(checkout: Path, programs: Path) -> None:
+    """The command itself sets OMP_NUM_THREADS=1, which nproc would repeat as the number of cores."""
+    shutil.copy(ROOT / "scripts" / "test", checkout / "scripts")
+    fake(programs, "nproc", "echo ${OMP_NUM_THREADS:-6}")
+    fake(programs, "python", f'echo "$*" >>{checkout}/log')
+    with (checkout / "scripts" / "lib" / "setup.sh").open("a") as file:
+        file.write(f"prepare_environment() {{ PYTHON={programs}/python; }}\n")
+    environment = {"PATH": str(programs), "OMP_NUM_THREADS": "1"}
+    subprocess.run([checkout / "scripts" / "test"], env=environment, check=True, capture_output=True)
+    assert "-m pytest -n 6 --dist loadgroup" in (checkout / "log").read_text().splitlines()
+
+
 def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
     """A plain `torch` on Linux brings several GB of CUDA packages along."""
     text = SETUP.read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +239,7 @@ def some_evidence(digest: str) -> evidence.Evidence:
         digest,
         "NVIDIA H200",
         "580.1",
-        "nvrtc",
+        "nvrtc 13.0.88 cccl 3001002 cuda 13000",
         7,
         errors,
         "hardware",
@@ -257,14 +259,63 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
     file = evidence.write(some_evidence(digest), tmp_path)
+    assert file is not None
     assert evidence.read(file) == some_evidence(digest)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", True)
-    assert evidence.status(row).startswith("verified: 7 cases on NVIDIA H200")
+    assert evidence.status(row) == "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     evidence.write(some_evidence("0" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", False)
     assert evidence.status(row).startswith("unverified")
+
+
+def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path) -> None:
+    """A test run without sanitizers would otherwise erase what the full check had found of the same sources."""
+    plain = some_evidence("1" * 64)
+    full = replace(plain, repeats={"cases": 16, "runs": 20}, sanitizers={"memcheck": "ERROR SUMMARY: 0 errors"})
+    file = evidence.write(plain, tmp_path)
+    assert file is not None
+    assert evidence.write(full, tmp_path) == file
+    assert evidence.read(file) == full
+    assert evidence.write(plain, tmp_path) is None
+    assert evidence.read(file) == full
+    edited = replace(plain, content_hash="2" * 64)
+    assert evidence.write(edited, tmp_path) == file
+    assert evidence.read(file) == edited
+
+
+def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:
+    file = evidence.write(some_evidence("1" * 64), tmp_path)
+    assert file is not None
+    told = json.loads(file.read_text())
+    del told["repeats"], told["sanitizers"]
+    file.write_text(json.dumps(told))
+    assert evidence.read(file) == some_evidence("1" * 64)
+
+
+def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was checked is in the evidence as numbers and as the tools' own words."""
+    kept: dict[str, Any] = {}
+
+    def write(self: evidence.Recorder, **told: Any) -> list[Path]:
+        kept.update(told)
+        return []
+
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu, "run_cases", lambda *_: "fine")
+    monkeypatch.setattr(gpu, "check_same_bits", lambda *_: None)
+    monkeypatch.setattr(evidence.Recorder, "write", write)
+    subject = operators.Subject(a_kernel()[0].name)
+    steps = gpu.check(subject, tmp_path, ["memcheck"], 60)
+    assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
+    assert kept == {
+        "repeats": {"cases": len(gpu.repeatable(subject)), "runs": gpu.REPEATS},
+        "sanitizers": {"memcheck": "ERROR SUMMARY: 0 errors"},
+    }
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"operator": "x"}'])

@@ -129,7 +129,8 @@ def _home_folder() -> Path | None:
     return folder
 
 
-def _temporary_folder() -> Path | None:
+def temporary_folder() -> Path | None:
+    """A private folder among the temporary files; None, with a warning, when there is none that can be trusted."""
     folder = Path(tempfile.gettempdir()) / f"cupymla-{os.getuid()}"
     try:
         with contextlib.suppress(FileExistsError):
@@ -154,7 +155,7 @@ def location() -> Path | None:
     asked = config.cache_dir()
     if asked is not None:
         return _asked_folder(asked)
-    return _home_folder() or _temporary_folder()
+    return _home_folder() or temporary_folder()
 
 
 def _readonly_layers() -> list[Path]:

@@ -118,9 +118,29 @@ def _define(name: str, value: str | int) -> str:
 # NVRTC ---------------------------------------------------------------------------------------------------------
 
 
+def _give_cupy_a_cache() -> None:
+    """CuPy makes its cache folder when it is imported, and cannot be imported where that fails, as in a read-only home.
+
+    It is then pointed to a temporary folder, unless the user has named one.
+    """
+    if "cupy" in sys.modules or config.cupy_cache_dir() is not None:
+        return
+    try:
+        Path("~/.cupy/kernel_cache").expanduser().mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        from .cache import temporary_folder
+
+        ours = temporary_folder()
+        config.set_cupy_cache_dir(ours / "cupy" if ours else Path(tempfile.mkdtemp(prefix="cupymla-")))
+
+
 def _nvrtc() -> Any:
     try:
+        _give_cupy_a_cache()
         from cupy.cuda import nvrtc
+    except OSError as error:
+        what = "CuPy cannot be imported: set CUPY_CACHE_DIR to a folder that it can make and write to"
+        raise CompileError("NVRTC", f"{what} ({error})") from error
     except ImportError as error:
         what = "NVRTC is reached through CuPy, which is missing: pip install 'cupymla[cuda12]' or 'cupymla[cuda13]'"
         raise CompileError("NVRTC", f"{what} ({error})") from error
@@ -138,7 +158,11 @@ def header_folders() -> tuple[Tree, ...]:
     CCCL comes from CuPy's own copy, else from a CUDA toolkit; CUDA's headers from wherever cuda-pathfinder finds
     them.
     """
-    from cuda.pathfinder import find_nvidia_header_directory
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError as error:
+        what = "cuda-pathfinder, which finds CUDA's headers, is missing: pip install cuda-pathfinder"
+        raise CompileError("headers", f"{what} ({error})") from error
 
     cupy = package_folder("cupy")
     bundled = cupy / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx" if cupy else None

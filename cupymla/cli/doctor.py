@@ -131,7 +131,7 @@ def _framework(package: str, extra: str) -> Check:
 
 
 def examine() -> list[Check]:
-    """Look at everything; a check that fails on its own account is reported like any other."""
+    """Look at everything; a check that cannot even be made is reported as missing, whatever it stumbled on."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("Python", _python),
         ("GPU", _gpu),
@@ -147,8 +147,12 @@ def examine() -> list[Check]:
     for name, check in checks:
         try:
             found.append(check())
-        except CupymlaError as error:
-            found.append(Check(name, "missing", str(error), "mend what the message names", needed=True))
+        except ImportError as error:
+            text = f"a Python package is missing: {error}"
+            found.append(Check(name, "missing", text, f"pip install cupymla; for kernels {INSTALL_CUDA}", needed=True))
+        except Exception as error:
+            text = str(error) if isinstance(error, CupymlaError) else f"{type(error).__name__}: {error}"
+            found.append(Check(name, "missing", text, "mend what the message names", needed=True))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,8 @@ class Evidence:
         worst_errors: for each output, the error and its limit in the case that came nearest to its limit.
         ran: "hardware", or "emulated" for code translated to run on another architecture.
         date: ISO 8601, UTC.
+        repeats: "cases" that gave equal bits in "runs" runs each; empty when repetition was not checked.
+        sanitizers: each compute-sanitizer tool that ran, with its summary line; empty when none did.
     """
 
     operator: str
@@ -53,6 +55,8 @@ class Evidence:
     worst_errors: dict[str, dict[str, float]]
     ran: Ran
     date: str
+    repeats: dict[str, int] = field(default_factory=dict)
+    sanitizers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +106,13 @@ def read(file: Path) -> Evidence | None:
         return None
 
 
-def write(found: Evidence, folder: Path = FOLDER) -> Path:
-    """Keep evidence; returns its file."""
+def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
+    """Keep evidence; returns its file, or None when the file says more of the same sources and is left as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     file = path(found.operator, KernelEntry(found.kernel, found.arch), folder)
+    kept = read(file)
+    if kept and kept.content_hash == found.content_hash and kept.sanitizers and not found.sanitizers:
+        return None
     file.write_text(json.dumps(asdict(found), indent=2) + "\n")
     return file
 
@@ -123,24 +130,32 @@ class Recorder:
         if not any(report.failure for report in reports):
             self._passed.setdefault(operator, {})[case.name] = list(reports)
 
-    def write(self, device: int = 0) -> list[Path]:
-        """Write what is complete; returns the files. Nothing is written for operators of which a case is missing."""
-        files = []
+    def write(
+        self, device: int = 0, repeats: dict[str, int] | None = None, sanitizers: dict[str, str] | None = None
+    ) -> list[Path]:
+        """Write what is complete; returns the files. Nothing is written for operators of which a case is missing.
+
+        `repeats` and `sanitizers` are kept as they are (see Evidence).
+        """
+        files: list[Path | None] = []
         for operator, passed in self._passed.items():
             subject = operators.Subject(operator)
             if {case.name for case in subject.cases.CASES} <= passed.keys():
-                files += self._write_one(subject.entry, passed, device)
-        return files
+                found = self._evidence(subject.entry, passed, device)
+                if found is not None:
+                    found = replace(found, repeats=dict(repeats or {}), sanitizers=dict(sanitizers or {}))
+                    files.append(write(found, self._folder))
+        return [file for file in files if file is not None]
 
-    def _write_one(self, entry: OperatorEntry, passed: dict[str, list[Report]], device: int) -> list[Path]:
+    def _evidence(self, entry: OperatorEntry, passed: dict[str, list[Report]], device: int) -> Evidence | None:
         from .. import driver
         from ..build import compiler
 
         kernel = operators.kernel_for(entry, driver.compute_capability(device))
         digest = current_hash(entry, kernel) if kernel else None
         if kernel is None or digest is None:
-            return []
-        found = Evidence(
+            return None
+        return Evidence(
             operator=entry.name,
             kernel=kernel.name,
             arch=kernel.arch,
@@ -153,7 +168,6 @@ class Recorder:
             ran=self._ran,
             date=machine.today(),
         )
-        return [write(found, self._folder)]
 
 
 def worst(cases: Iterable[Sequence[Report]]) -> dict[str, dict[str, float]]:
@@ -187,7 +201,8 @@ def status(row: Support) -> str:
     if row.found is None:
         return "unverified: not run yet"
     how = "emulated on" if row.evidence == "emulated" else "on"
-    run = f"{row.found.cases} cases {how} {row.found.gpu}, {row.found.date}"
+    compiler = " ".join(row.found.toolkit.split()[:2])
+    run = f"{row.found.cases} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
     return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}"
 
 

@@ -10,6 +10,7 @@ guard zones before each call, so that what was not written and what was written 
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import shutil
 import subprocess
@@ -144,14 +145,15 @@ def run_cases(subject: Subject, cases: Sequence[Case], recorder: Recorder | None
     return f"{len(cases)} cases, worst error {worst:.2f} of its limit"
 
 
-def _repeat(subject: Subject) -> str:
+def _repeat(subject: Subject, found: dict[str, int]) -> str:
     cases = repeatable(subject)
     for case in cases:
         check_same_bits(subject.name, case)
+    found.update(cases=len(cases), runs=REPEATS)
     return f"{len(cases)} cases, {REPEATS} runs each, equal bits"
 
 
-def _sanitize(subject: Subject, tool: str, out: Path, timeout: float) -> str:
+def _sanitize(subject: Subject, tool: str, out: Path, timeout: float, found: dict[str, str]) -> str:
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     log = out / f"{subject.name}.{tool}.log"
     worker = [sys.executable, "-m", "cupymla.testing.gpu", "cases", subject.name, "--small", "--plain-allocations"]
@@ -162,23 +164,30 @@ def _sanitize(subject: Subject, tool: str, out: Path, timeout: float) -> str:
     text = summary[-1].lstrip("= ") if summary else f"exit status {done.returncode}"
     if done.returncode:
         raise Mismatch(f"{text}, see {log}")
+    found[tool] = text
     return f"{text} ({SANITIZERS[tool]})"
 
 
 def check(subject: Subject, out: Path, sanitizers: Sequence[str], timeout: float) -> list[Step]:
     """Everything for one operator; writes evidence when all cases passed with equal bits and clean sanitizers."""
     recorder = Recorder()
+    repeats: dict[str, int] = {}
+    summaries: dict[str, str] = {}
     steps = [
         _timed(subject.name, "cases", lambda: run_cases(subject, subject.cases.CASES, recorder)),
-        _timed(subject.name, "same bits", lambda: _repeat(subject)),
+        _timed(subject.name, "same bits", lambda: _repeat(subject, repeats)),
     ]
     for tool in sanitizers:
-        steps.append(_timed(subject.name, tool, lambda tool=tool: _sanitize(subject, tool, out, timeout)))  # type: ignore[misc]
+        work = functools.partial(_sanitize, subject, tool, out, timeout, summaries)
+        steps.append(_timed(subject.name, tool, work))
     if all(step.passed for step in steps):
-        steps.append(
-            _timed(subject.name, "evidence", lambda: ", ".join(map(str, recorder.write())) or "nothing to write")
-        )
+        steps.append(_timed(subject.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
     return steps
+
+
+def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str]) -> str:
+    files = recorder.write(repeats=repeats, sanitizers=sanitizers)
+    return ", ".join(map(str, files)) or "nothing to write"
 
 
 def _show(steps: Sequence[Step], out: Path) -> None:

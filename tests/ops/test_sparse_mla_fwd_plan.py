@@ -1,8 +1,11 @@
-"""How queries are dealt to CTAs: every query once, whatever the sizes."""
+"""What the host tells the kernel: the parameter record, and how queries are dealt to CTAs."""
 
 from __future__ import annotations
 
+import ctypes
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,13 +13,35 @@ from hypothesis import strategies as st
 
 from cupymla import UnsupportedError, arch
 from cupymla.ops.mla import MlaProblem
-from cupymla.ops.sparse_mla_fwd import plan
+from cupymla.ops.sparse_mla_fwd import cuda, plan
 
 PROBLEM = MlaProblem(
     batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
     k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
     indices_strides=(0, 8), topk_length_strides=(0, 0),
 )  # fmt: skip
+
+HEADER = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_fwd" / "sm90" / "params.cuh"
+C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def record_fields() -> list[tuple[str, object]]:
+    """Name and type of each member of the header's `Parameters`, in order."""
+    text = re.sub(r"//.*", "", HEADER.read_text())
+    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
+    assert body is not None
+    fields: list[tuple[str, object]] = []
+    for statement in body[1].split(";")[:-1]:
+        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
+        assert declared is not None, statement
+        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
+        fields += [(name.strip(), kind) for name in declared[3].split(",")]
+    return fields
+
+
+def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
+    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
+    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
 
 
 def shares_of(dealt: plan.Shares) -> list[range]:

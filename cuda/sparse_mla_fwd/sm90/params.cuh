@@ -1,5 +1,5 @@
 // Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_fwd/cuda.py; the sizes are
-// compared when a call is bound.
+// compared when a call is bound, the fields by the tests.
 #pragma once
 
 #include "../../common/integers.cuh"
@@ -15,8 +15,9 @@ struct Parameters {
   float* max_logits;           // [batch, s_q, h_q]
   float* lse;                  // [batch, s_q, h_q]
 
+  // Strides: in bytes where the name says so, in elements elsewhere.
   int64_t kv_batch_bytes, kv_token_bytes;
-  int64_t indices_batch, indices_query;  // strides in elements, here and below
+  int64_t indices_batch, indices_query;
   int64_t topk_length_batch, topk_length_query;
   int64_t attn_sink_head;
   int64_t out_batch_bytes, out_query_bytes, out_head_bytes;

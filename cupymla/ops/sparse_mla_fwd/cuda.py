@@ -37,7 +37,9 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
-        *((name, ctypes.c_int32) for name in ("head_blocks", "groups", "group_tokens", "causal")),
+        *((name, ctypes.c_int32) for name in ("head_blocks",)),
+        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
+        ("causal", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),
     )
 
