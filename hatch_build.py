@@ -1,8 +1,9 @@
-"""Puts `cuda/` and the CUTLASS headers that our kernels include into the wheel, as `cupymla/_packed/`."""
+"""Puts into the wheel, as `cupymla/_packed/`: `cuda/`, the CUTLASS headers that our kernels include, the evidence."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -36,3 +37,5 @@ class PackHeaders(BuildHookInterface):  # type: ignore[type-arg]
             sys.path.remove(self.root)
         for name, file in files().items():
             build_data["force_include"][str(file)] = f"cupymla/_packed/{name}"
+        for file in sorted(Path(self.root, "tests", "evidence").glob("*.json")):
+            build_data["force_include"][str(file)] = f"cupymla/_packed/evidence/{file.name}"

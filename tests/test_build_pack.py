@@ -12,6 +12,7 @@ import pytest
 from build_kit import private, python
 
 from cupymla.build import pack, source
+from cupymla.testing import evidence
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,6 +34,8 @@ from cupymla.build import KernelSource, cubin
 from cupymla.build.source import find_cutlass
 print(cupymla.__file__)
 print(find_cutlass()[0])
+from cupymla.testing import evidence
+print(sorted((row.kernel, row.found.date, row.current) for row in evidence.support_rows() if row.found))
 print(dict(cubin(KernelSource("probe/probe.cu", "probe")).facts))
 """
 
@@ -49,6 +52,7 @@ def checkout(tmp_path: Path) -> Path:
     ours = shutil.ignore_patterns("__pycache__", "third_party", "_packed")
     for name in ("cupymla", "cuda"):
         shutil.copytree(ROOT / name, copy / name, ignore=ours)
+    shutil.copytree(ROOT / "tests" / "evidence", copy / "tests" / "evidence")
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     (copy / "cuda" / "probe").mkdir()
@@ -93,11 +97,15 @@ def test_a_folder_can_be_packed_by_command(tmp_path: Path) -> None:
 
 @pytest.mark.compile
 @pytest.mark.skipif(not has_cutlass(), reason="needs CUTLASS's headers")
-def test_the_unpacked_wheel_compiles_a_cutlass_kernel_alone(checkout: Path, tmp_path: Path) -> None:
+def test_the_unpacked_wheel_knows_its_evidence_and_compiles_a_cutlass_kernel_alone(
+    checkout: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     pytest.importorskip("hatchling", reason="builds the wheel without a network")
     build_wheel = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build_wheel, str(tmp_path)], cwd=checkout, check=True, capture_output=True)
+    known = sorted((row.kernel, row.found.date, row.current) for row in evidence.support_rows() if row.found)
+    assert known
     (wheel,) = tmp_path.glob("*.whl")
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
@@ -107,6 +115,7 @@ def test_the_unpacked_wheel_compiles_a_cutlass_kernel_alone(checkout: Path, tmp_
     assert done.stdout.splitlines() == [
         str(site / "cupymla" / "__init__.py"),
         "wheel",
+        str(known),
         "{'threads': 1, 'smem_bytes': 0}",
     ], done.stderr
 

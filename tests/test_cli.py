@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from build_kit import python
 
 from cupymla import config, driver
+from cupymla.build import KernelSource
+from cupymla.build import precompile as ahead
+from cupymla.build.precompile import Outcome
+from cupymla.cli import commands, main, terminal
 from cupymla.cli import doctor as examination
-from cupymla.cli import main, terminal
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
-from cupymla.testing import evidence
+from cupymla.testing import evidence, timing
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -138,6 +142,7 @@ def test_precompile_of_an_operator_without_kernels_is_no_error(
     [
         ("precompile", "no_such_operator"),
         ("precompile", "--arch", "sm_1"),
+        ("precompile", "--arch", "sm_90a", "no_such_operator"),
         ("precompile", "--jobs", "0"),
         ("bench", "no_such_operator"),
     ],
@@ -148,6 +153,8 @@ def test_bad_arguments_are_status_2_with_one_line(capsys: pytest.CaptureFixture[
     assert captured.out == ""
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
+    told = json_of(capsys, *words, status=2)
+    assert f"error: {told['error']}\n" == captured.err
 
 
 def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +165,51 @@ def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.skipif(driver.available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("words", [("bench",), ("bench", "sparse_mla_fwd"), ("bench", "--json")])
+@pytest.mark.parametrize("words", [("bench",), ("bench", "sparse_mla_fwd")])
 def test_bench_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert "no CUDA GPU" in json_of(capsys, *words, status=2)["error"]
     assert main(words) == 2
     assert "no CUDA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [(), ("--host",)])
+def test_bench_refuses_an_unusable_folder_before_it_measures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(commands, "with_kernels", lambda names: [])
+    monkeypatch.setattr(timing, "ceilings", lambda timer: pytest.fail("measured"))
+    monkeypatch.setattr(driver, "device_name", lambda index: pytest.fail("measured"))
+    found = json_of(capsys, "bench", "--out", str(tmp_path / "file"), *option, status=2)
+    assert "--out" in found["error"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_demo_refuses_an_unusable_folder_before_it_works(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(examination, "examine", lambda: pytest.fail("worked"))
+    assert "--out" in json_of(capsys, "demo", "--out", str(tmp_path / name), status=2)["error"]
+
+
+def test_kernels_that_fail_are_announced_as_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(sources: list[KernelSource], jobs: int | None, progress: Callable[[Outcome], None]) -> list[Outcome]:
+        outcomes = [Outcome(source, error="no compiler") for source in sources]
+        for outcome in outcomes:
+            progress(outcome)
+        return outcomes
+
+    monkeypatch.setattr(terminal, "have_rich", lambda: False)
+    monkeypatch.setattr(ahead, "precompile", fail)
+    entry, kernel = next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
+    assert main(["precompile", "--arch", kernel.arch, entry.name]) == 1
+    said = capsys.readouterr().err
+    assert said
+    assert all(line.endswith(" FAILED") for line in said.splitlines())
+    assert "compiled" not in said
 
 
 def test_plain_tables_and_progress_need_no_rich(

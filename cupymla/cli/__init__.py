@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
 
     precompile = add("precompile", "Compile kernels into the cache; needs no GPU.")
     precompile.add_argument("operators", nargs="*", metavar="OP", help="default: all")
-    precompile.add_argument("--arch", nargs="+", metavar="SM", help="targets, such as sm_90a (default: all)")
+    precompile.add_argument(
+        "--arch", action="append", metavar="SM", help="a target, such as sm_90a; repeatable (default: all)"
+    )
     precompile.add_argument("--jobs", type=int, metavar="N", help="compiler processes (default: one per core)")
 
     bench = add("bench", "Time operators on this machine's GPU against ceilings measured in the same run.")
@@ -69,15 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     from ..errors import CupymlaError, InputError, UnsupportedError
     from .commands import COMMANDS
+    from .terminal import Terminal
 
     try:
         return COMMANDS[options.command](options)
-    except (InputError, UnsupportedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except CupymlaError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        Terminal(options.json).json({"error": str(error)})
+        return 2 if isinstance(error, InputError | UnsupportedError) else 1
     except BrokenPipeError:
         # Whoever reads the output has seen enough; the interpreter must not complain when it flushes at exit.
         sys.stdout = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,6 +31,18 @@ def entries(names: Sequence[str]) -> list[OperatorEntry]:
         if name not in known:
             raise InputError("OP", "one of " + ", ".join(known), repr(name))
     return [known[name] for name in names] if names else list(known.values())
+
+
+def folder_for(argument: str, folder: Path) -> Path:
+    """The folder that an option names, made when it is missing. Raises InputError when nothing can be written there."""
+    wanted = "a folder that can be made and written to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(argument, wanted, f"{folder} ({error})") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(argument, wanted, f"{folder} (not writable)")
+    return folder
 
 
 def show_checks(terminal: Terminal, checks: Sequence[Check]) -> None:
@@ -72,7 +85,7 @@ def demo(options: argparse.Namespace) -> int:
     """`demo`."""
     from . import demo as show
 
-    return show.run(Terminal(options.json), options.out)
+    return show.run(Terminal(options.json), folder_for("--out", options.out))
 
 
 def outcome_row(outcome: Outcome) -> dict[str, Any]:
@@ -91,15 +104,27 @@ def outcome_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def state_of(outcome: Outcome) -> str:
+    """What became of a kernel, in a word or its seconds."""
+    return "FAILED" if outcome.error else "cached" if outcome.cached else f"{outcome.seconds:.1f} s"
+
+
 def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
     """Compiled kernels as a table, failures below it."""
     rows = []
     for outcome in outcomes:
         row = outcome_row(outcome)
         spills = row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0)
-        state = "FAILED" if outcome.error else "cached" if outcome.cached else f"{outcome.seconds:.1f} s"
         variant = " ".join(f"{name}={value}" for name, value in outcome.source.defines)
-        cells = (row["kernel"], row["arch"], variant, state, row.get("registers", "-"), spills, row["smem_bytes"])
+        cells = (
+            row["kernel"],
+            row["arch"],
+            variant,
+            state_of(outcome),
+            row.get("registers", "-"),
+            spills,
+            row["smem_bytes"],
+        )
         rows.append(cells)
     columns = ("kernel", "target", "variant", "compiled", "registers", "spill bytes", "shared memory bytes")
     if rows:
@@ -121,8 +146,8 @@ def precompile(options: argparse.Namespace) -> int:
         arch.named(name)
     sources = [source for entry in entries(options.operators) for source in operators.variants(entry, options.arch)]
     terminal = Terminal(options.json)
-    with terminal.progress("compiled", len(sources)) as step:
-        outcomes = compile_ahead(sources, options.jobs, lambda outcome: step(str(outcome.source)))
+    with terminal.progress("kernels", len(sources)) as step:
+        outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))
     terminal.json([outcome_row(outcome) for outcome in outcomes])
     show_outcomes(terminal, outcomes)
     if not outcomes:
@@ -158,6 +183,8 @@ def bench(options: argparse.Namespace) -> int:
 
     terminal = Terminal(options.json)
     subjects = with_kernels(options.operators)
+    if options.out:
+        folder_for("--out", options.out)
     if options.host:
         return _bench_host(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]

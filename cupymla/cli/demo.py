@@ -124,8 +124,8 @@ def _compile_all(terminal: Terminal) -> list[Outcome]:
     """Every variant of every kernel for the architectures that need exact targets."""
     wanted = [arch.name for arch in arches.ARCHES if arch.name in ARCHES]
     sources = [source for entry in registry.OPERATORS for source in operators.variants(entry, wanted)]
-    with terminal.progress("compiled", len(sources)) as step:
-        return precompile(sources, progress=lambda outcome: step(str(outcome.source)))
+    with terminal.progress("kernels", len(sources)) as step:
+        return precompile(sources, progress=lambda done: step(f"{done.source} {commands.state_of(done)}"))
 
 
 def _plot(shown: Sequence[Shown], where: str, out: Path) -> Path | None:
@@ -134,7 +134,6 @@ def _plot(shown: Sequence[Shown], where: str, out: Path) -> Path | None:
     file = out / "demo.png"
     names = [f"{part.operator}\n{part.case}" for part in shown]
     try:
-        out.mkdir(parents=True, exist_ok=True)
         draw_demo(f"cupymla on {where}", names, [s.ms for s in shown], [s.share for s in shown], file)
     except ImportError:
         print("no plot: matplotlib is not installed (pip install 'cupymla[cli]')", file=sys.stderr)
@@ -143,7 +142,7 @@ def _plot(shown: Sequence[Shown], where: str, out: Path) -> Path | None:
 
 
 def run(terminal: Terminal, out: Path) -> int:
-    """The whole demonstration; 0 when every check passed and every kernel compiled."""
+    """The whole demonstration, its plot in the folder `out`; 0 when every check passed and every kernel compiled."""
     from .. import driver
 
     checks = doctor.examine()

@@ -21,6 +21,7 @@ from . import machine, operators
 from .compare import Report
 
 FOLDER = machine.ROOT / "tests" / "evidence"
+PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]
@@ -181,8 +182,13 @@ def worst(cases: Iterable[Sequence[Report]]) -> dict[str, dict[str, float]]:
     return {name: {"error": report.error, "limit": report.limit} for name, (_, report) in found.items()}
 
 
-def support_rows(folder: Path = FOLDER) -> list[Support]:
-    """One row for each operator and kernel; an operator without a kernel has one row for its reference."""
+def support_rows(folder: Path | None = None) -> list[Support]:
+    """One row for each operator and kernel; an operator without a kernel has one row for its reference.
+
+    The evidence is that of `folder`; by default the checkout's, or that which a wheel brought along.
+    """
+    if folder is None:
+        folder = FOLDER if FOLDER.is_dir() else PACKED
     rows = []
     for entry in registry.OPERATORS:
         for kernel in entry.kernels:

@@ -81,7 +81,9 @@ def _bars(axes: Any, names: Sequence[str], values: Sequence[float], labels: Sequ
     bars = axes.barh(range(len(names)), values, color=color)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.bar_label(bars, labels, padding=3, fontsize=8)
+    # A line that marks 100 percent may pass behind a label, but not through its letters.
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axes.bar_label(bars, labels, padding=3, fontsize=8, bbox=background)
     axes.margins(x=0.22)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -127,6 +129,9 @@ def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Seq
     time_panel.set_title("time", fontsize=10)
     _bars(error_panel, names, [100 * s for s in shares], [f"{share:.0%}" for share in shares], "#cc6677")
     error_panel.axvline(100, color="#222222", linewidth=1)
+    error_panel.text(
+        100, 1.0, "limit", transform=error_panel.get_xaxis_transform(), ha="center", va="bottom", fontsize=8
+    )
     error_panel.set_xlim(0, 125)
     error_panel.set_yticklabels([])
     error_panel.set_xlabel("largest error against float64, percent of its limit")

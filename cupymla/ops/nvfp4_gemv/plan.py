@@ -8,9 +8,6 @@ from ...errors import UnsupportedError
 from ...tensor import Device
 from .spec import OPERATOR, Problem
 
-KERNELS: tuple[str, ...] = ()
-"""NVRTC targets that have a kernel."""
-
 
 def require_cpu(operator: str, device: Device) -> None:
     """Refuse arrays that only a kernel could read. Raises UnsupportedError."""
