@@ -6,7 +6,6 @@ this package would catch.
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,11 @@ class CupymlaError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `args` is the message, which is not what __init__ takes, so a copy is made without __init__.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[CupymlaError], args: tuple[Any, ...]) -> CupymlaError:
+    return kind.__new__(kind, *args)
 
 
 class InputError(CupymlaError, ValueError):
