@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View
+from ..overlap import overlap
 from .formats import FORMATS, BlockFormat, named, padded
 
 Dim = tuple[str, int | None]
@@ -29,16 +30,6 @@ SCALE_LAYOUTS = ("linear", "128x4")
 
 MAX_SIZE = 2**63 - 1
 """Bound of a number of rows or columns: the extents that an array can have."""
-
-_ITEM_BYTES = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint8": 1,
-    "float4_e2m1fn_x2": 1,
-    "float8_e4m3fn": 1,
-    "float8_e8m0fnu": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +56,6 @@ class Operand:
     def bytes(self) -> npt.NDArray[np.uint8]:
         """`array()` of a one-byte dtype, as its bytes."""
         return self.array().view(np.uint8)
-
-
-def _byte_range(view: View) -> tuple[int, int]:
-    """First byte and one past the last byte that an array may touch."""
-    if 0 in view.shape:
-        return view.ptr, view.ptr
-    item = _ITEM_BYTES[view.dtype]
-    reach = [(extent - 1) * stride * item for extent, stride in zip(view.shape, view.strides, strict=True)]
-    return view.ptr + sum(min(0, r) for r in reach), view.ptr + sum(max(0, r) for r in reach) + item
-
-
-def _overlaps_itself(view: View) -> bool:
-    """Whether two index tuples may name one element: an axis steps less far than the axes inside it reach."""
-    reach = 0
-    for stride, extent in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (extent - 1)
-    return False
 
 
 def _spelled(dims: Sequence[Dim]) -> str:
@@ -168,15 +140,11 @@ class Door:
         return seen
 
     def separate(self) -> None:
-        """Every output has an address range of its own, in which no two of its elements overlap."""
+        """Every output has memory of its own."""
         others = list(self._inputs)
         for argument, seen in self._outputs:
-            if _overlaps_itself(seen):
-                raise self.error(argument, "an output whose elements do not overlap", f"strides {seen.strides}")
-            first, end = _byte_range(seen)
             for other, view in others:
-                other_first, other_end = _byte_range(view)
-                if max(first, other_first) < min(end, other_end):
+                if overlap(seen, view):
                     raise self.error(argument, "memory that no other argument uses", f"memory shared with '{other}'")
             others.append((argument, seen))
 
