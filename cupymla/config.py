@@ -37,22 +37,29 @@ def _flag(name: str) -> bool:
     raise InputError(name, "'0' or '1'", repr(word))
 
 
+def _folder(name: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as refused:
+        raise InputError(name, "a folder", f"{path!r} ({refused})") from refused
+
+
 def cache_dir() -> Path | None:
-    """The cache folder the user asked for, or None for the default."""
+    """The cache folder the user asked for, or None for the default. Raises InputError for a home that nobody has."""
     folder = value("CUPYMLA_CACHE_DIR")
-    return Path(folder).expanduser() if folder else None
+    return _folder("CUPYMLA_CACHE_DIR", folder) if folder else None
 
 
 def readonly_caches() -> tuple[Path, ...]:
-    """Cache folders that are only read, in the order they are searched."""
+    """Cache folders that are only read, in the order they are searched. Raises InputError as `cache_dir`."""
     folders = value("CUPYMLA_READONLY_CACHE") or ""
-    return tuple(Path(part).expanduser() for part in folders.split(os.pathsep) if part)
+    return tuple(_folder("CUPYMLA_READONLY_CACHE", part) for part in folders.split(os.pathsep) if part)
 
 
 def cutlass_dir() -> Path | None:
-    """The header folder the user insists on, or None to search the usual places."""
+    """The header folder the user insists on, or None to search the usual places. Raises InputError as `cache_dir`."""
     folder = value("CUPYMLA_CUTLASS")
-    return Path(folder).expanduser() if folder else None
+    return _folder("CUPYMLA_CUTLASS", folder) if folder else None
 
 
 def compiler() -> Literal["nvrtc", "nvcc"]:

@@ -6,9 +6,35 @@ this package would catch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+_SHOWN = 80
+"""Characters of a value that an error shows."""
+
+
+def shown(value: object, text: Callable[[Any], str] = repr) -> str:
+    """A caller's value for an error: its text in at most 80 characters, or its type's name when it has none.
+
+    A text can fail: Python refuses to print integers of more than 4300 digits, and `__repr__` is the caller's code.
+    """
+    try:
+        whole = text(value)
+    except Exception:
+        return type(value).__name__
+    return whole if len(whole) <= _SHOWN else whole[: _SHOWN - 3] + "..."
+
 
 class CupymlaError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. All of them can be pickled and copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `args` is the message, which is not what __init__ takes, so a copy is made without __init__.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[CupymlaError], args: tuple[Any, ...]) -> CupymlaError:
+    return kind.__new__(kind, *args)
 
 
 class InputError(CupymlaError, ValueError):
@@ -17,14 +43,14 @@ class InputError(CupymlaError, ValueError):
     Attributes:
         argument: the parameter's name as the public function spells it.
         expected: what the operator accepts there.
-        got: what was passed.
+        got: what was passed, in words. A value that is no str is shown by its str().
         operator: the operator's name, or None when the argument belongs to no operator.
     """
 
     def __init__(self, argument: str, expected: str, got: object, operator: str | None = None) -> None:
         self.argument = argument
         self.expected = expected
-        self.got = str(got)
+        self.got = got if isinstance(got, str) else shown(got, str)
         self.operator = operator
         where = f"{operator}: " if operator else ""
         super().__init__(f"{where}argument '{argument}': expected {expected}, got {self.got}")

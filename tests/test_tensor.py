@@ -337,9 +337,40 @@ def test_cuda_array_interface(fake: FakeDriver) -> None:
     assert tensor.view(Interface(shape=(0, 3), data=(0, False)), "q").size == 0
 
 
-@pytest.mark.parametrize("facts", [{"mask": object()}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"strides": (12, 3)}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *({"mask": object()}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"strides": (12, 3)}),
+        *({"data": (-64, False)}, {"stream": "legacy"}),
+    ],
+)
 def test_cuda_array_interface_that_cannot_be_read(fake: FakeDriver, facts: dict[str, Any]) -> None:
     refused(Interface(**facts))
+
+
+MALFORMED: list[Any] = [
+    *({"bogus": 1}, {}, 5, "interface", [1], object()),
+    *({"typestr": "<f4", "shape": (2, 3), "data": data} for data in (5, (1,), (None, False), ("x", 0), (2**64, False))),
+    *({"typestr": "<f4", "shape": shape, "data": (64, False)} for shape in (3, "x", (2.0, 3), (-2, 3), None)),
+    *({"typestr": typestr, "shape": (2, 3), "data": (64, False)} for typestr in (4, "nothing", object())),
+    {"typestr": "<f4", "shape": (2, 3), "data": (64, False), "strides": (4,)},
+    {"typestr": "<f4", "shape": (2, 3), "data": (64, False), "strides": 4},
+]
+
+
+@pytest.mark.parametrize("protocol", ["__cuda_array_interface__", "__array_interface__"])
+@pytest.mark.parametrize("facts", MALFORMED, ids=str)
+def test_malformed_array_interfaces_are_refused(fake: FakeDriver, protocol: str, facts: Any) -> None:
+    """An interface is somebody's dictionary, or no dictionary at all; it is an InputError whatever is wrong in it."""
+    refused(type("Producer", (), {protocol: facts})())
+
+
+def test_objects_that_fail_when_asked_for_an_interface_are_refused() -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"no {name}")
+
+    refused(Failing())
 
 
 def test_cuda_array_interface_of_host_memory(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

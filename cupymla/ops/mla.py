@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import tensor
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..tensor import View
 from .operator import Operator, Prepared
 from .operator import operator as make_operator
@@ -157,8 +157,8 @@ def read_problem(
         k_stride = _integer("k_stride", k_stride, 1, MAX_POSITION)
     if sm_scale is not None and (type(sm_scale) is not float or not -MAX_SCALE <= sm_scale <= MAX_SCALE):
         sm_scale = _scale(sm_scale)
-    if not isinstance(lse_base, str) or lse_base not in ("e", "2"):
-        raise InputError("lse_base", "'e' or '2'", repr(lse_base))
+    if type(lse_base) is not str or lse_base not in ("e", "2"):
+        lse_base = choice("lse_base", lse_base, ("e", "2"))
     device = q.device
     if kv.device is not device:
         _same_device(kv, "kv", q)
@@ -292,18 +292,18 @@ def _refuse_misaligned(q: View, kv: View, indices: View, topk_length: View | Non
 def flag(argument: str, value: object) -> bool:
     """A bool, NumPy's included. Raises InputError."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(argument, "True or False", repr(value))
+        raise InputError(argument, "True or False", shown(value))
     return bool(value)
 
 
 def _integer(argument: str, value: object, low: int, high: int) -> int:
     expected = f"an integer from {low} to {high}"
     if isinstance(value, bool | np.bool_):
-        raise InputError(argument, expected, repr(value))
+        raise InputError(argument, expected, shown(value))
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except Exception:
-        raise InputError(argument, expected, repr(value)) from None
+        raise InputError(argument, expected, shown(value)) from None
     if not low <= number <= high:
         raise InputError(argument, expected, number)
     return number
@@ -312,11 +312,11 @@ def _integer(argument: str, value: object, low: int, high: int) -> int:
 def _scale(value: object) -> float:
     expected = "a finite number, |sm_scale| <= 2**126"
     if isinstance(value, bool | np.bool_ | str | bytes):
-        raise InputError("sm_scale", expected, repr(value))
+        raise InputError("sm_scale", expected, shown(value))
     try:
         number = float(value)  # type: ignore[arg-type]
     except Exception:
-        raise InputError("sm_scale", expected, repr(value)) from None
+        raise InputError("sm_scale", expected, shown(value)) from None
     if not abs(number) <= MAX_SCALE:
         raise InputError("sm_scale", expected, number)
     return number
@@ -324,11 +324,13 @@ def _scale(value: object) -> float:
 
 def choice(argument: str, value: object, allowed: tuple[str | None, ...]) -> str | None:
     """One of a few words, None among them when `allowed` has it. Raises InputError."""
-    if value is None or isinstance(value, str):
+    # A subclass of str may compare as it likes; its characters are what counts.
+    wanted = str.__str__(value) if isinstance(value, str) else value
+    if wanted is None or isinstance(wanted, str):
         for word in allowed:
-            if value == word:
+            if wanted == word:
                 return word
-    raise InputError(argument, " or ".join(repr(word) for word in allowed), repr(value))
+    raise InputError(argument, " or ".join(repr(word) for word in allowed), shown(value))
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,11 +44,33 @@ class Operator(Protocol[P, R_co]):
 
 
 def operator(call: Callable[P, R], prepare: Callable[..., Prepared[R]]) -> Operator[P, R]:
-    """Make a public function the operator whose prepared form `prepare` makes."""
+    """Make a public function the operator whose prepared form `prepare` makes.
+
+    `prepare` gets the arguments by name, those that were left out not at all.
+    """
     made = cast("Operator[P, R]", call)
     made.name = call.__name__
-    setattr(made, "prepare", prepare)  # noqa: B010 - a method to those who call it, an attribute here
+    setattr(made, "prepare", _bound(call, prepare))  # noqa: B010 - a method to those who call it, an attribute here
     return made
+
+
+def _bound(call: Callable[P, R], prepare: Callable[..., Prepared[R]]) -> Callable[P, Prepared[R]]:
+    """`prepare` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
+    name = f"{call.__name__}.prepare"
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def prepared(*args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as refused:
+            raise TypeError(f"{name}(): {refused}") from None
+        return prepare(**bound.arguments)
+
+    prepared.__name__ = prepared.__qualname__ = name
+    prepared.__annotations__ = {**call.__annotations__, "return": Prepared[Any]}
+    setattr(prepared, "__signature__", signature.replace(return_annotation=Prepared[Any]))  # noqa: B010
+    return prepared
 
 
 class CpuCall(Generic[R_co]):

@@ -11,6 +11,7 @@ Sources: the DLPack Python specification (https://dmlc.github.io/dlpack/latest/p
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import numpy as np
 from .. import device as devices
 from .. import dlpack, driver
 from ..device import Device
-from ..errors import DriverError, InputError
+from ..errors import DriverError, InputError, shown
 from .types import BYTE_LABELS, LABELS, View, strides_of
 
 K = TypeVar("K")
@@ -152,9 +153,10 @@ def _element_strides(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 def _read_unknown(array: Any, argument: str) -> View:
     """Objects that carry an interface themselves, which their type does not show."""
     if not isinstance(array, (type, np.generic)):
-        if hasattr(array, "__cuda_array_interface__"):
-            return _read_cuda_interface(array, argument)
-        if hasattr(array, "__array_interface__"):
+        facts = _asked(lambda a: getattr(a, "__cuda_array_interface__", None), array, argument)
+        if facts is not None:
+            return _read_cuda_interface(array, facts, argument)
+        if _asked(lambda a: hasattr(a, "__array_interface__"), array, argument):
             return _read_array_interface(array, argument)
     raise InputError(argument, _EXPECTED, type(array).__name__)
 
@@ -285,23 +287,32 @@ def _view_of(seen: dlpack.Seen, array: Any, argument: str, framework: str) -> Vi
     return View(seen.ptr, seen.shape, seen.strides, seen.dtype, device, readonly, framework, array)
 
 
-def _read_cuda_interface(array: Any, argument: str) -> View:
-    facts: dict[str, Any] = _asked(lambda a: a.__cuda_array_interface__, array, argument)
-    if facts.get("mask") is not None:
+def _read_cuda_interface(array: Any, facts: Any, argument: str) -> View:
+    try:
+        masked = facts.get("mask") is not None
+        dtype = np.dtype(facts["typestr"])
+        shape = tuple(map(operator.index, facts["shape"]))
+        pointer, readonly = facts["data"]
+        address, readonly = operator.index(pointer), bool(readonly)
+        given = None if facts.get("strides") is None else tuple(map(operator.index, facts["strides"]))
+        stream = None if facts.get("stream") is None else operator.index(facts["stream"])
+        sound = min((0, *shape)) == 0 and 0 <= address < 2**64 and (given is None or len(given) == len(shape))
+    except Exception:
+        # Whatever a producer's own objects raise.
+        sound = False
+    if not sound:
+        raise InputError(argument, "a __cuda_array_interface__ of version 3", shown(facts))
+    if masked:
         raise InputError(argument, "an array without a mask", type(array).__name__)
-    dtype = np.dtype(facts["typestr"])
-    shape = tuple(facts["shape"])
-    address, readonly = facts["data"]
     label = _label(dtype, argument)
-    given = facts.get("strides")
-    strides = strides_of(shape) if given is None else _element_strides(tuple(given), dtype.itemsize)
+    strides = strides_of(shape) if given is None else _element_strides(given, dtype.itemsize)
     if strides is None:
         raise InputError(argument, f"strides that are whole elements of {dtype.itemsize} bytes", f"{given} bytes")
     try:
         device = devices.cuda(driver.pointer_device(address) if address else 0)
     except DriverError as refused:
         raise InputError(argument, "memory of a CUDA device", f"address {address:#x}: {refused}") from refused
-    return View(address, shape, strides, label, device, bool(readonly), "dlpack", array, facts.get("stream"))
+    return View(address, shape, strides, label, device, readonly, "dlpack", array, stream)
 
 
 def _read_array_interface(array: Any, argument: str) -> View:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupymla import UnsupportedError, arch
+from cupymla import InputError, UnsupportedError, arch, raw_module
+from cupymla.errors import shown
 from cupymla.ops.mla import MlaProblem
 from cupymla.ops.sparse_mla_fwd import cuda, plan
 
@@ -85,3 +86,18 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
         plan.plan(PROBLEM, arch.named(name))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *[("any_scale", value) for value in ("no", 1, None, 10**5000)],
+        *[("d_qk", value) for value in (128, "576", 576.0, None, 10**5000)],
+        *[("dtype", value) for value in ("float32", 16, None, 10**5000)],
+    ],
+    ids=shown,
+)
+def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        raw_module("sparse_mla_fwd", arch="sm_90a", **{word: value})
+    assert (caught.value.operator, caught.value.argument) == ("sparse_mla_fwd", word)

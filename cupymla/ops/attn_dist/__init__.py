@@ -11,8 +11,8 @@ from . import run, spec
 __all__ = ["attn_dist"]
 
 
-def _prepare(*arrays: Any, stream: object = None, **options: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(*arrays, **options), stream)
+def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
+    return run.prepare(*spec.read(**arguments), stream)
 
 
 @mla.public(_prepare)

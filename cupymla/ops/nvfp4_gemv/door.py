@@ -7,6 +7,7 @@ shapes) or first (`batch_axis=0`); behind the door it is always last.
 from __future__ import annotations
 
 import numbers
+import operator as operators
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat, TypeGuard
@@ -15,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import tensor
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...tensor import Device, View
+from ..overlap import overlap
 from .formats import FORMATS, BlockFormat, named, padded
 
 Dim = tuple[str, int | None]
@@ -26,15 +28,8 @@ E2M1_DTYPES = ("uint8", "float4_e2m1fn_x2")
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 SCALE_LAYOUTS = ("linear", "128x4")
 
-_ITEM_BYTES = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint8": 1,
-    "float4_e2m1fn_x2": 1,
-    "float8_e4m3fn": 1,
-    "float8_e8m0fnu": 1,
-}
+MAX_SIZE = 2**63 - 1
+"""Bound of a number of rows or columns: the extents that an array can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +58,6 @@ class Operand:
         return self.array().view(np.uint8)
 
 
-def _byte_range(view: View) -> tuple[int, int]:
-    """First byte and one past the last byte that an array may touch."""
-    if 0 in view.shape:
-        return view.ptr, view.ptr
-    item = _ITEM_BYTES[view.dtype]
-    reach = [(extent - 1) * stride * item for extent, stride in zip(view.shape, view.strides, strict=True)]
-    return view.ptr + sum(min(0, r) for r in reach), view.ptr + sum(max(0, r) for r in reach) + item
-
-
-def _overlaps_itself(view: View) -> bool:
-    """Whether two index tuples may name one element: an axis steps less far than the axes inside it reach."""
-    reach = 0
-    for stride, extent in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (extent - 1)
-    return False
-
-
 def _spelled(dims: Sequence[Dim]) -> str:
     return "[" + ", ".join(text if size is None else f"{text} = {size}" for text, size in dims) + "]"
 
@@ -99,9 +75,10 @@ class Door:
         self.batched = False
         self._inputs: list[tuple[str, View]] = []
         self._outputs: list[tuple[str, View]] = []
-        if isinstance(batch_axis, bool) or not isinstance(batch_axis, int) or batch_axis not in (-1, 0):
-            raise self.error("batch_axis", "-1 (last) or 0 (first)", repr(batch_axis))
-        self.batch_first = batch_axis == 0
+        axis = None if isinstance(batch_axis, bool) or not isinstance(batch_axis, int) else operators.index(batch_axis)
+        if axis not in (-1, 0):
+            raise self.error("batch_axis", "-1 (last) or 0 (first)", shown(batch_axis))
+        self.batch_first = axis == 0
 
     def error(self, argument: str, expected: str, got: object) -> InputError:
         """A refusal, ready to be raised."""
@@ -109,9 +86,10 @@ class Door:
 
     def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
         """One of a few words."""
-        if isinstance(value, str) and value in options:
-            return value
-        raise self.error(argument, " or ".join(map(repr, options)), repr(value))
+        # A subclass of str may compare as it likes; its characters are what counts.
+        if isinstance(value, str) and (word := str.__str__(value)) in options:
+            return word
+        raise self.error(argument, " or ".join(map(repr, options)), shown(value))
 
     def format(self, value: object) -> BlockFormat:
         """The 4-bit format of that name."""
@@ -119,19 +97,29 @@ class Door:
 
     def dtype_label(self, value: object, argument: str, options: Sequence[str]) -> str:
         """The label of a dtype given as a label or as NumPy's, JAX's, CuPy's or torch's own object."""
-        label = value if isinstance(value, str) else str(value).removeprefix("torch.")
-        if label not in options and not isinstance(value, str):
+        if isinstance(value, str):
+            return self.choice(value, argument, options)
+        label = shown(value, str).removeprefix("torch.")
+        if label not in options:
             try:
                 label = np.dtype(value).name  # type: ignore[call-overload]
-            except (TypeError, ValueError, AttributeError):
+            except Exception:
+                # NumPy asks the object for its dtype, which may fail in any way.
                 label = type(value).__name__
         return self.choice(label, argument, options)
 
     def size(self, value: object, argument: str) -> int:
         """A number of rows or columns."""
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0:
-            return int(value)
-        raise self.error(argument, "an int of at least 0", repr(value))
+        expected = f"an int from 0 to {MAX_SIZE}"
+        if isinstance(value, bool):
+            raise self.error(argument, expected, shown(value))
+        try:
+            number = operators.index(value)  # type: ignore[arg-type]
+        except Exception:
+            raise self.error(argument, expected, shown(value)) from None
+        if not 0 <= number <= MAX_SIZE:
+            raise self.error(argument, expected, number)
+        return number
 
     def view(self, array: object, argument: str, dtypes: Sequence[str], why: str = "", output: bool = False) -> View:
         """An array of one of these dtypes on the device of the call."""
@@ -152,15 +140,11 @@ class Door:
         return seen
 
     def separate(self) -> None:
-        """Every output has an address range of its own, in which no two of its elements overlap."""
+        """Every output has memory of its own."""
         others = list(self._inputs)
         for argument, seen in self._outputs:
-            if _overlaps_itself(seen):
-                raise self.error(argument, "an output whose elements do not overlap", f"strides {seen.strides}")
-            first, end = _byte_range(seen)
             for other, view in others:
-                other_first, other_end = _byte_range(view)
-                if max(first, other_first) < min(end, other_end):
+                if overlap(seen, view):
                     raise self.error(argument, "memory that no other argument uses", f"memory shared with '{other}'")
             others.append((argument, seen))
 
@@ -256,17 +240,16 @@ class Door:
 
     def host_float(self, value: SupportsFloat, argument: str) -> float:
         """A number of the caller's, as float32 holds it."""
+        expected = "a number that float32 can hold"
         try:
             exact = float(value)
-        except OverflowError:
-            exact = float("inf")
-            rounded = exact
-        else:
-            with np.errstate(over="ignore"):
-                rounded = float(np.float32(exact))
-            if np.isinf(rounded) == np.isinf(exact):
-                return rounded
-        raise self.error(argument, "a number that float32 can hold", repr(value)[:40])
+        except Exception:
+            raise self.error(argument, expected, shown(value)) from None
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(exact))
+        if np.isinf(rounded) != np.isinf(exact):
+            raise self.error(argument, expected, shown(value))
+        return rounded
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

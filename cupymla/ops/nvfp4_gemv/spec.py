@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ...errors import shown
 from ...tensor import Device
 from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, is_number
 from .formats import MXFP4, BlockFormat, padded
@@ -191,14 +192,14 @@ def _read_global_scale(door: Door, value: object, fmt: BlockFormat, *, amax: boo
     if value is None:
         return GlobalScale("one")
     if fmt == MXFP4:
-        raise door.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", repr(value)[:40])
+        raise door.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", shown(value))
     if isinstance(value, str) and amax:
         door.choice(value, "global_scale", ["amax"])
         return GlobalScale("amax")
     if is_number(value):
         number = door.host_float(value, "global_scale")
         if not 0 < number < float("inf"):
-            raise door.error("global_scale", "a finite number above 0", repr(value)[:40])
+            raise door.error("global_scale", "a finite number above 0", shown(value))
         return GlobalScale("host", value=number)
     seen = door.view(value, "global_scale", ("float32",))
     if seen.shape not in ((), (1,)):

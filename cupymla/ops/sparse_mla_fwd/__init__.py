@@ -11,9 +11,8 @@ from . import run, spec
 __all__ = ["sparse_mla_fwd"]
 
 
-def _prepare(*arrays: Any, stream: object = None, **options: Any) -> Prepared[run.Result]:
-    options["stream"] = stream
-    views, problem = spec.read(*arrays, **options)
+def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
+    views, problem = spec.read(**arguments, stream=stream)
     return run.prepare(views, problem, stream)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import InputError, UnsupportedError
+from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES, MlaProblem
 
 OPERATOR = "sparse_mla_fwd"
@@ -84,10 +84,12 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", any_scale: 
     """
     if arch.name != "sm_90a":
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
-    if d_qk not in D_QK:
-        raise InputError("d_qk", "576 or 512", d_qk, OPERATOR)
-    if dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", repr(dtype), OPERATOR)
+    if type(d_qk) is not int or d_qk not in D_QK:
+        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    if type(any_scale) is not bool:
+        raise InputError("any_scale", "True or False", shown(any_scale), OPERATOR)
     defines = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_FP16", int(dtype == "float16")),

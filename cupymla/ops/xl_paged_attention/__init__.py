@@ -7,8 +7,9 @@ same arguments and returns the prepared call. The functions below are the prepar
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 from ..operator import Operator, Prepared
 from ..operator import operator as make_operator
@@ -27,6 +28,9 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return prepare(*args, **kwargs)()
 
+    (result,) = get_args(get_type_hints(prepare)["return"])
+    call.__annotations__ = {**prepare.__annotations__, "return": result}
+    setattr(call, "__signature__", inspect.signature(prepare).replace(return_annotation=result))  # noqa: B010
     return make_operator(call, prepare)
 
 

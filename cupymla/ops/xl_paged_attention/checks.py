@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator as operators
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
 from ... import tensor
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...tensor import Device, View
+from ..overlap import overlap
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -77,8 +77,6 @@ class Reader:
             self.reject(argument, f"an array on {self.device}, where '{self._first}' is", f"an array on {seen.device}")
         if 0 not in seen.shape and any(stride < 0 for stride in seen.strides):
             self.reject(argument, "strides of zero or more", f"strides {list(seen.strides)}")
-        if output and _overlaps_itself(seen):
-            self.reject(argument, "an output whose elements lie apart", f"strides {list(seen.strides)}")
         (self._outputs if output else self._inputs).append((argument, seen))
         return seen
 
@@ -121,7 +119,7 @@ class Reader:
         self._check_alignment(seen, argument, alignment, len(seen.shape) - axes)
 
     def _check_alignment(self, seen: View, argument: str, alignment: int, outer: int) -> None:
-        item = ITEMSIZE[seen.dtype]
+        item = seen.itemsize
         steps = [s * item for n, s in zip(seen.shape[:outer], seen.strides[:outer], strict=True) if n > 1]
         if any(step % alignment for step in steps):
             self.reject(argument, f"strides of whole {alignment}-byte units", f"strides of {steps} bytes")
@@ -145,9 +143,10 @@ class Reader:
 
     def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
         """One of the words in `options`."""
-        if not (isinstance(value, str) and value in options):
-            self.reject(argument, "one of " + ", ".join(map(repr, options)), _short(value))
-        return value
+        # A subclass of str may compare as it likes; its characters are what counts.
+        if isinstance(value, str) and (word := str.__str__(value)) in options:
+            return word
+        self.reject(argument, "one of " + ", ".join(map(repr, options)), _short(value))
 
     def number(self, value: object, argument: str) -> float:
         """A finite number."""
@@ -155,7 +154,8 @@ class Reader:
             self.reject(argument, "a finite number", _short(value))
         try:
             result = float(value)
-        except OverflowError:
+        except Exception:
+            # An int too large for a float, or whatever a caller's own kind of number raises.
             result = math.inf
         if not math.isfinite(result):
             self.reject(argument, "a finite number", _short(value))
@@ -163,60 +163,14 @@ class Reader:
 
     def size(self, value: object, argument: str) -> int:
         """A whole number, zero or more, that fits in an int32."""
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**31:
+        try:
+            number = -1 if isinstance(value, bool) else operators.index(value)  # type: ignore[arg-type]
+        except Exception:
+            number = -1
+        if not 0 <= number < 2**31:
             self.reject(argument, "a whole number from 0 to 2**31 - 1", _short(value))
-        return int(value)
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two arrays may share memory.
-
-    Exact for arrays that interleave by equal strides, such as the K and V halves of one allocation; otherwise judged
-    by address ranges, so that it never says no wrongly.
-    """
-    if a.device != b.device or 0 in a.shape or 0 in b.shape:
-        return False
-    return _meet(_axes(a), ITEMSIZE.get(a.dtype, 8), _axes(b), ITEMSIZE.get(b.dtype, 8), b.ptr - a.ptr)
-
-
-_Axes = list[tuple[int, int]]
-
-
-def _axes(seen: View) -> _Axes:
-    """(stride in bytes, size) of every axis longer than one, largest stride first."""
-    item = ITEMSIZE.get(seen.dtype, 8)
-    return sorted(((s * item, n) for n, s in zip(seen.shape, seen.strides, strict=True) if n > 1), reverse=True)
-
-
-def _extent(axes: _Axes, item: int) -> int:
-    return item + sum(stride * (size - 1) for stride, size in axes)
-
-
-def _meet(a: _Axes, a_item: int, b: _Axes, b_item: int, distance: int) -> bool:
-    """Whether an array at byte 0 meets an array at byte `distance`."""
-    if distance >= _extent(a, a_item) or -distance >= _extent(b, b_item):
-        return False
-    if not a or not b or a[0][0] != b[0][0]:
-        return True
-    period = a[0][0]
-    if max(_extent(a[1:], a_item), _extent(b[1:], b_item)) > period:
-        return True
-    # Both repeat every `period` bytes and fit into one: only the two nearest relative placements can meet.
-    offset = distance % period
-    return any(_meet(a[1:], a_item, b[1:], b_item, o) for o in (offset, offset - period))
-
-
-def _overlaps_itself(seen: View) -> bool:
-    if 0 in seen.shape:
-        return False
-    reach = 1
-    for stride, size in sorted((s, n) for n, s in zip(seen.shape, seen.strides, strict=True) if n > 1):
-        if stride < reach:
-            return True
-        reach = stride * (size - 1) + reach
-    return False
+        return number
 
 
 def _short(value: object) -> str:
-    text = f"{type(value).__name__} {value!r}"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shown(value, lambda given: f"{type(given).__name__} {given!r}")

@@ -1,0 +1,67 @@
+"""What every public function promises beside its result: one signature for the call and its prepared form."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla.ops import registry
+from cupymla.ops.operator import Prepared, operator
+
+NAMES = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+PREPARED = [name for name in NAMES if hasattr(getattr(cupymla, name), "prepare")]
+
+
+def test_every_operator_of_the_registry_can_be_prepared() -> None:
+    assert {entry.name for entry in registry.OPERATORS} <= set(PREPARED)
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_prepare_shows_the_signature_and_the_words_of_the_call(name: str) -> None:
+    call = getattr(cupymla, name)
+    shown, wanted = inspect.signature(call.prepare), inspect.signature(call)
+    assert shown.parameters == wanted.parameters
+    assert shown.return_annotation == Prepared[Any]
+    assert call.prepare.__doc__ == call.__doc__
+    assert call.prepare.__name__ == f"{name}.prepare"
+    assert typing.get_type_hints(call.prepare)["return"] == Prepared[Any]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_call_claims_to_return_its_prepared_form(name: str) -> None:
+    call = getattr(cupymla, name)
+    assert "Prepared" not in str(inspect.signature(call).return_annotation)
+    assert "Prepared" not in str(typing.get_type_hints(call)["return"])
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_prepare_refuses_the_calls_that_the_call_refuses(name: str) -> None:
+    """Too few arguments, too many by place, a word nobody knows: a TypeError that names the public function."""
+    call = getattr(cupymla, name)
+    parameters = inspect.signature(call).parameters.values()
+    by_place = [entry for entry in parameters if entry.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    arrays = [np.zeros(1)] * len(by_place)
+    for arguments, words in ((arrays[:0], {}), ([*arrays, 1.0], {}), (arrays, {"no_such_word": 1})):
+        for form, named in ((call, name), (call.prepare, f"{name}.prepare")):
+            with pytest.raises(TypeError, match=rf"^{named}\(\)"):
+                form(*arguments, **words)
+
+
+def test_prepare_passes_what_was_given_by_name() -> None:
+    """By place or by name, and nothing that was left out."""
+
+    def call(x: int, y: int = 2, *, z: int = 3) -> dict[str, Any]:
+        """Words."""
+        return {}
+
+    def prepare(**arguments: Any) -> Any:
+        return lambda: arguments
+
+    made = operator(call, prepare)
+    assert made.prepare(1)() == {"x": 1}
+    assert made.prepare(1, 5, z=6)() == made.prepare(z=6, y=5, x=1)() == {"x": 1, "y": 5, "z": 6}
