@@ -92,7 +92,7 @@ def test_devices_never_overlap_each_other() -> None:
 def test_nvfp4_gemv_takes_an_output_between_an_inputs_elements() -> None:
     """c and bias as columns of one buffer share no byte; c on bias's own column does."""
     codes, scales = np.full((8, 16), 0x22, np.uint8), np.full((8, 2), 0x38, np.uint8)
-    arguments = {"a": codes, "b": codes[:1], "sfa": scales, "sfb": scales[:1]}
+    arguments: dict[str, Any] = {"a": codes, "b": codes[:1], "sfa": scales, "sfb": scales[:1]}
     buffer = np.zeros((8, 6), np.float16)
     buffer[:, 5] = 3
     nvfp4_gemv(**arguments, bias=buffer[:, 5], c=buffer[:, :1])
