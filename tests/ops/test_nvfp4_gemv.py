@@ -498,19 +498,6 @@ def test_an_output_on_an_inputs_memory_is_refused(name: str) -> None:
     assert gemv(**arguments, c=free) is free
 
 
-def test_an_output_between_an_inputs_elements_is_taken() -> None:
-    """c and bias as columns of one buffer share no byte; c on bias's own column does."""
-    arguments = plain_arguments(n=1)
-    buffer = np.zeros((8, 6), np.float16)
-    buffer[:, 5] = 3
-    expected = gemv(**arguments, bias=np.full(8, np.float16(3)))
-    assert gemv(**arguments, bias=buffer[:, 5], c=buffer[:, :1]).base is buffer
-    np.testing.assert_array_equal(buffer[:, :1], expected)
-    assert (buffer[:, 1:5] == 0).all()
-    with pytest.raises(InputError, match="bias"):
-        gemv(**arguments, bias=buffer[:, 5], c=buffer[:, 5:])
-
-
 def test_a_refused_call_leaves_the_output_alone() -> None:
     c = np.full((8, 2), np.float16(5))
     with pytest.raises(InputError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupymla import tensor
+from cupymla import InputError, nvfp4_gemv, tensor
 from cupymla.ops.overlap import overlap
 from cupymla.tensor import Device, View
 
@@ -87,3 +87,17 @@ def test_devices_never_overlap_each_other() -> None:
 
     assert not overlap(at(Device("cpu")), at(Device("cuda", 0)))
     assert overlap(at(Device("cuda", 0)), at(Device("cuda", 0)))
+
+
+def test_nvfp4_gemv_takes_an_output_between_an_inputs_elements() -> None:
+    """c and bias as columns of one buffer share no byte; c on bias's own column does."""
+    codes, scales = np.full((8, 16), 0x22, np.uint8), np.full((8, 2), 0x38, np.uint8)
+    arguments: dict[str, Any] = {"a": codes, "b": codes[:1], "sfa": scales, "sfb": scales[:1]}
+    buffer = np.zeros((8, 6), np.float16)
+    buffer[:, 5] = 3
+    nvfp4_gemv(**arguments, bias=buffer[:, 5], c=buffer[:, :1])
+    # Codes and scales are 1.0, so each of the 32 products is 1.
+    assert (buffer[:, 0] == 35).all()
+    assert (buffer[:, 1:5] == 0).all()
+    with pytest.raises(InputError, match="bias"):
+        nvfp4_gemv(**arguments, bias=buffer[:, 5], c=buffer[:, 5:])
