@@ -206,6 +206,11 @@ def test_files_stay_readable() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
+def test_device_lines_fit_a_screen() -> None:
+    lines = [(path, n, text) for path in device_files() for n, text in enumerate(path.read_text().splitlines(), 1)]
+    assert [f"{path.relative_to(CUDA)}:{n}" for path, n, text in lines if len(text) > 120] == []
+
+
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
 def test_every_operator_has_the_same_rooms(entry: registry.OperatorEntry) -> None:
     """A reader who knows one operator finds their way in every other."""

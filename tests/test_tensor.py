@@ -359,7 +359,7 @@ MALFORMED: list[Any] = [
 
 
 @pytest.mark.parametrize("protocol", ["__cuda_array_interface__", "__array_interface__"])
-@pytest.mark.parametrize("facts", MALFORMED, ids=str)
+@pytest.mark.parametrize("facts", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_array_interfaces_are_refused(fake: FakeDriver, protocol: str, facts: Any) -> None:
     """An interface is somebody's dictionary, or no dictionary at all; it is an InputError whatever is wrong in it."""
     refused(type("Producer", (), {protocol: facts})())

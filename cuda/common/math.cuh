@@ -57,8 +57,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Transposes the 4 x 4 words that four neighbouring lanes hold: word j of lane l goes to word l of lane j. First pairs of
-// words cross between lanes two apart, then single words between neighbours.
+// Transposes the 4 x 4 words that four neighbouring lanes hold: word j of lane l goes to word l of lane j. First pairs
+// of words cross between lanes two apart, then single words between neighbours.
 __device__ __forceinline__ void quad_transpose(uint32_t (&words)[4], int quad_lane) {
   const bool upper = (quad_lane & 2) != 0;
 #pragma unroll

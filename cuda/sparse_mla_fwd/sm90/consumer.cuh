@@ -17,8 +17,8 @@ struct Consumer {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
   static constexpr int kOutputs = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
-  // Probabilities stay below 2^8, far from fp16's 65504. The fp32 sums may in turn be 2^8 times what they are relative to
-  // the maximum, which costs range, not accuracy: values past 2^120 may overflow where their average would not.
+  // Probabilities stay below 2^8, far from fp16's 65504. The fp32 sums may in turn be 2^8 times what they are relative
+  // to the maximum, which costs range, not accuracy: values past 2^120 may overflow where their average would not.
   static constexpr float kSlack = 8.f;
   // Past this a base is so coarse that the product of score and unit, kept exact by a fused multiply-add, may lie many
   // powers of two away from it.
@@ -196,8 +196,8 @@ struct Consumer {
   // What turns a score into units of log2.
   __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
 
-  // The base for a block with these maxima, given the base before it; whether it is another than this consumer's for any
-  // row of the warp. A NaN maximum becomes the base.
+  // The base for a block with these maxima, given the base before it; whether it is another than this consumer's for
+  // any row of the warp. A NaN maximum becomes the base.
   __device__ __forceinline__ bool choose_base(float (&new_base)[2], const float (&old_base)[2],
                                               const float (&block_max)[2]) {
 #pragma unroll

@@ -20,8 +20,8 @@ __device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kW
 
 // Writes lse and max_logits, and gives the factor that turns the accumulated output into the result.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer, const Query<Config>& query,
-                                            float (&factor)[2]) {
+__device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+                                            const Query<Config>& query, float (&factor)[2]) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
   const int quad_lane = consumer.lane % 4;
@@ -64,8 +64,8 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   }
 }
 
-// Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that each
-// stores sixteen bytes, and the quad 64 bytes side by side.
+// Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that
+// each stores sixteen bytes, and the quad 64 bytes side by side.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
 __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
                                              const Query<Config>& query) {

@@ -1,5 +1,5 @@
-// Sparse MLA attention, forward, for Hopper: a CTA takes a block of 64 heads of one or several queries. The pipeline and the barriers are
-// drawn in storage.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
+// Sparse MLA attention, forward, for Hopper: a CTA takes a block of 64 heads of one or several queries. The pipeline
+// and the barriers are drawn in storage.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/entry.cuh"
 #include "../../common/sm90/registers.cuh"
 #include "epilogue.cuh"

@@ -18,9 +18,9 @@
 //
 // Consumer w owns block i with i % 2 == w: it multiplies Q by the block's keys and takes the softmax. Both consumers
 // multiply every block's P by their half of the value columns, in block order, so the base that exponentials are taken
-// relative to is one sequence. What the consumers hand each other needs no "free" side, because nobody writes it again, or
-// arrives again, before the other has taken it: consumer 0's base after it has P of consumer 1's last block, which comes
-// after consumer 1 has read the base; P of either after its key buffer was refilled, which comes after both have
+// relative to is one sequence. What the consumers hand each other needs no "free" side, because nobody writes it again,
+// or arrives again, before the other has taken it: consumer 0's base after it has P of consumer 1's last block, which
+// comes after consumer 1 has read the base; P of either after its key buffer was refilled, which comes after both have
 // multiplied by it. Row statistics have two sets; see there.
 //
 //   time | consumer 0 (left columns)      | consumer 1 (right columns)     | producer
@@ -52,8 +52,8 @@ struct alignas(1024) Storage {
   uint8_t p[kHasRopeTile ? 1 : 2][Config::kTileBytes];
 
   float base[Config::kConsumers][Config::kHeads];
-  // Two sets, for even and odd queries: either consumer may write the next query's before the other has read this one's,
-  // but not those after that, which come after the next exchange.
+  // Two sets, for even and odd queries: either consumer may write the next query's before the other has read this
+  // one's, but not those after that, which come after the next exchange.
   float row_max[2][Config::kConsumers][Config::kHeads];
   float row_sum[2][Config::kConsumers][Config::kHeads];
   bool occupied[2][Config::kConsumers];
