@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import dlpack, driver
-from ..errors import DriverError, InputError
+from ..errors import DriverError, InputError, shown
 from .read import exchange
 from .types import View
 
@@ -62,7 +62,7 @@ def stream_pointer(stream: object) -> int:
     """
     handle = _handle(stream)
     if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 2**64:
-        got = repr(stream) if isinstance(stream, int) else type(stream).__name__
+        got = shown(stream) if isinstance(stream, int) else type(stream).__name__
         raise InputError("stream", "an address, or an object with __cuda_stream__, .ptr or .cuda_stream", got)
     return handle
 
@@ -77,7 +77,7 @@ def _handle(stream: Any) -> object:
         return getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
     described = protocol() if callable(protocol) else protocol
     if not isinstance(described, tuple) or len(described) != 2 or described[0] != 0:
-        raise InputError("stream", "a __cuda_stream__ of (0, address)", repr(described))
+        raise InputError("stream", "a __cuda_stream__ of (0, address)", shown(described))
     return described[1]
 
 
