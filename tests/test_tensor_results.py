@@ -192,6 +192,7 @@ def test_stream_addresses(stream: Any, address: int) -> None:
         True,
         1.0,
         "0",
+        pytest.param(10**5000, id="huge"),
         object(),
         CudaStream((1, 5)),
         CudaStream(5),
