@@ -17,45 +17,51 @@ class OutputArrays:
 
     Attributes:
         pointers: their addresses, in the order of `wanted`.
-        layouts: the strides of those given, None for the fresh ones, which are C-contiguous.
+        layouts: the strides of those given, None for the fresh ones, which are C-contiguous; None when all are fresh.
     """
 
-    __slots__ = ("_arrays", "_like", "layouts", "pointers")
+    __slots__ = ("_allocations", "_arrays", "_like", "layouts", "pointers")
 
     def __init__(
         self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int | None
     ) -> None:
         """`stream` is the one the arrays are written on, where it is not the current stream of `like`."""
         self._like = like
-        self._arrays: list[View | Allocation] = []
-        self.pointers: list[int] = []
-        layouts: list[tuple[int, ...] | None] = []
-        for given, shape, dtype in wanted:
-            if given is None:
-                made = tensor.allocate(like, shape, dtype, stream)
-                self._arrays.append(made)
-                self.pointers.append(made.ptr)
-                layouts.append(None)
-            else:
-                self._arrays.append(given)
-                self.pointers.append(given.ptr)
-                layouts.append(given.strides)
-        self.layouts = tuple(layouts)
+        self.layouts: tuple[tuple[int, ...] | None, ...] | None = None
+        self._arrays: list[Any] | None = None
+        fresh = [(shape, dtype) for given, shape, dtype in wanted if given is None]
+        if len(fresh) == len(wanted):
+            self._arrays = tensor.writable_arrays(like, fresh, stream)
+        if self._arrays is not None:
+            self.pointers = [array.data.ptr for array in self._arrays]
+            return
+        self._allocations = [
+            tensor.allocate(like, shape, dtype, stream) if given is None else given for given, shape, dtype in wanted
+        ]
+        self.pointers = [array.ptr for array in self._allocations]
+        if len(fresh) < len(wanted):
+            self.layouts = tuple([None if given is None else given.strides for given, _, _ in wanted])
 
     @property
     def views(self) -> tuple[View, ...]:
         """Where to write, in the order of `wanted`."""
-        return tuple(array.view if isinstance(array, Allocation) else array for array in self._arrays)
+        if self._arrays is not None:
+            return tuple(tensor.view(array, "output") for array in self._arrays)
+        return tuple(array.view if isinstance(array, Allocation) else array for array in self._allocations)
 
     def require_mutable(self) -> None:
         """Raise UnsupportedError when an output would be an array that cannot be written a second time."""
-        if any(isinstance(array, Allocation) and not array.repeatable for array in self._arrays):
+        if self._arrays is None and any(
+            isinstance(array, Allocation) and not array.repeatable for array in self._allocations
+        ):
             wanted = f"a prepared call that allocates {self._like.framework} arrays"
             raise UnsupportedError(wanted, str(self._like.device), "a plain call")
 
     def finish(self) -> Any:
         """The arrays to return, as a tuple. To be called once, after the launch (see `tensor.Allocation`)."""
-        return tuple([array.finish() if isinstance(array, Allocation) else array.owner for array in self._arrays])
+        if self._arrays is not None:
+            return tuple(self._arrays)
+        return tuple([array.finish() if isinstance(array, Allocation) else array.owner for array in self._allocations])
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

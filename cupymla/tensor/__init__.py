@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..device import Device
 from .checks import overlap, require_same_device
-from .make import Allocation, allocate, empty, fetched, from_numpy, to_numpy
+from .make import Allocation, allocate, empty, fetched, from_numpy, to_numpy, writable_arrays
 from .read import view, view_output
 from .streams import current_stream, hold, launch_stream, stream_pointer
 from .types import View
@@ -33,4 +33,5 @@ __all__ = [
     "to_numpy",
     "view",
     "view_output",
+    "writable_arrays",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,11 +233,26 @@ def allocate(like: View, shape: tuple[int, ...], dtype: str, stream: int | None 
     return _allocate_handover(like, shape, dtype, current_stream(like) if stream is None else stream)
 
 
+def writable_arrays(
+    like: View, wanted: Sequence[tuple[tuple[int, ...], str]], stream: int | None = None
+) -> list[Any] | None:
+    """Uninitialised CuPy arrays of these (shape, dtype label)s, the short way: what `allocate` makes, without the
+    allocations around them. None for other frameworks, and where another device or stream has to be made current first.
+    """
+    if like.framework != "cupy" or stream is not None:
+        return None
+    cupy: Any = sys.modules["cupy"]
+    if cupy.cuda.runtime.getDevice() != like.device.index:
+        return None
+    # The bare constructor is what cupy.empty ends in; every call of an operator comes through here.
+    make = cupy.ndarray
+    return [make(shape, _CUPY_DTYPES[dtype]) for shape, dtype in wanted]
+
+
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:
     cupy: Any = sys.modules["cupy"]
     numpy_dtype = _CUPY_DTYPES[dtype]
     index = like.device.index
-    # The bare constructor is what cupy.empty ends in; every call of an operator comes through here.
     if stream is None and cupy.cuda.runtime.getDevice() == index:
         array = cupy.ndarray(shape, numpy_dtype)
     else:
