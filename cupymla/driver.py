@@ -179,6 +179,11 @@ def primary_context(index: int) -> int:
     return context
 
 
+def is_current(index: int) -> bool:
+    """Whether the device's primary context is this thread's current one, so that `on_device` would do nothing."""
+    return current_context() == _contexts.get(index)
+
+
 def activate(index: int) -> None:
     """Make the device's primary context current in a thread that has no context; leave any other thread alone."""
     if not current_context():

@@ -23,24 +23,36 @@ class OutputArrays:
     __slots__ = ("_allocations", "_arrays", "_like", "layouts", "pointers")
 
     def __init__(
-        self, like: View, wanted: Sequence[tuple[View | None, tuple[int, ...], str]], stream: int | None
+        self,
+        like: View,
+        wanted: Sequence[tuple[tuple[int, ...], str]],
+        given: tuple[View | None, ...],
+        stream: int | None,
     ) -> None:
-        """`stream` is the one the arrays are written on, where it is not the current stream of `like`."""
+        """Take or make the arrays.
+
+        Args:
+            like: a view of one of the caller's arrays.
+            wanted: shape and dtype label of each array.
+            given: the caller's array for each, or None.
+            stream: the one the arrays are written on, where it is not the current stream of `like`.
+        """
         self._like = like
         self.layouts: tuple[tuple[int, ...] | None, ...] | None = None
         self._arrays: list[Any] | None = None
-        fresh = [(shape, dtype) for given, shape, dtype in wanted if given is None]
-        if len(fresh) == len(wanted):
-            self._arrays = tensor.writable_arrays(like, fresh, stream)
+        all_fresh = given.count(None) == len(given)
+        if all_fresh:
+            self._arrays = tensor.writable_arrays(like, wanted, stream)
         if self._arrays is not None:
             self.pointers = [array.data.ptr for array in self._arrays]
             return
         self._allocations = [
-            tensor.allocate(like, shape, dtype, stream) if given is None else given for given, shape, dtype in wanted
+            tensor.allocate(like, shape, dtype, stream) if array is None else array
+            for (shape, dtype), array in zip(wanted, given, strict=True)
         ]
         self.pointers = [array.ptr for array in self._allocations]
-        if len(fresh) < len(wanted):
-            self.layouts = tuple([None if given is None else given.strides for given, _, _ in wanted])
+        if not all_fresh:
+            self.layouts = tuple([None if array is None else array.strides for array in given])
 
     @property
     def views(self) -> tuple[View, ...]:

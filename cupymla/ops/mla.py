@@ -165,8 +165,8 @@ def read_problem(
     if indices.device is not device:
         _same_device(indices, "indices", q)
     facts: tuple[object, ...] = (
-        *(q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
-        *(sm_scale, causal, q_start, k_stride, lse_base),
+        (q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
+        (sm_scale, causal, q_start, k_stride, lse_base),
     )
     addresses = q.ptr | kv.ptr
     words = indices.ptr

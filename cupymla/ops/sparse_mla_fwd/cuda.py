@@ -148,15 +148,9 @@ _memo = _Memo()
 
 
 def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArrays:
-    return OutputArrays(
-        views.q,
-        (
-            (views.out, problem.out_shape, problem.dtype),
-            (views.max_logits, problem.head_shape, "float32"),
-            (views.lse, problem.head_shape, "float32"),
-        ),
-        stream,
-    )
+    statistics = (problem.head_shape, "float32")
+    wanted = ((problem.out_shape, problem.dtype), statistics, statistics)
+    return OutputArrays(views.q, wanted, (views.out, views.max_logits, views.lse), stream)
 
 
 def _given(views: Views) -> list[View]:
@@ -172,23 +166,29 @@ def _sink_stride(views: Views) -> int:
     return 0 if views.attn_sink is None else views.attn_sink.strides[0]
 
 
+def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays, stream: int) -> None:
+    binding = _memo.bindings.get(key)
+    if binding is None:
+        binding = Binding(problem, views.q.device, arrays.views, _sink_stride(views))
+        if len(_memo.bindings) >= _MEMO_LIMIT:
+            _memo.bindings.clear()
+        _memo.bindings[key] = binding
+    binding.point(views, arrays.pointers)
+    binding.launch(stream)
+
+
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
     given = _given(views)
     pointer = tensor.launch_stream(given, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
     device = views.q.device
-    sink_stride = _sink_stride(views)
-    key = (problem, device.index, arrays.layouts, sink_stride)
-    with driver.on_device(device.index):
-        binding = _memo.bindings.get(key)
-        if binding is None:
-            binding = Binding(problem, device, arrays.views, sink_stride)
-            if len(_memo.bindings) >= _MEMO_LIMIT:
-                _memo.bindings.clear()
-            _memo.bindings[key] = binding
-        binding.point(views, arrays.pointers)
-        binding.launch(pointer)
+    key = (problem, device.index, arrays.layouts, _sink_stride(views))
+    if driver.is_current(device.index):
+        _launch(key, views, problem, arrays, pointer)
+    else:
+        with driver.on_device(device.index):
+            _launch(key, views, problem, arrays, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
 
