@@ -54,7 +54,7 @@ def view(array: Any, argument: str, label: str | None = None) -> View:
         reader = _remember(_readers, type(array), _choose(type(array)))
     seen = reader(array, argument)
     shape = seen.shape
-    if 1 in shape or 0 in shape:
+    if reader is not _read_cupy and (1 in shape or 0 in shape):
         seen.strides = _settled(shape, seen.strides)
     if not seen.ptr and 0 not in shape:
         raise InputError(argument, "an array whose memory can be addressed", f"a {type(array).__name__} without memory")
@@ -187,19 +187,21 @@ def _read_numpy(array: Any, argument: str) -> View:
     return View(address, array.shape, strides, label, devices.CPU, not array.flags.writeable, "numpy", array)
 
 
-_cupy_layouts: dict[tuple[Any, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
+_cupy_layouts: dict[tuple[Any, ...], tuple[str, tuple[int, ...]]] = {}
 
 
 def _read_cupy(array: Any, argument: str) -> View:
-    dtype = array.dtype
-    byte_strides = array.strides
+    """CuPy's arrays come on every call of a loop: label and settled strides are worked out once for each layout."""
+    shape = array.shape
+    layout = array.dtype, shape, array.strides
     try:
-        label, strides = _cupy_layouts[dtype, byte_strides]
+        label, strides = _cupy_layouts[layout]
     except KeyError:
-        layout = _label(dtype, argument), _strides(array, dtype.itemsize, argument)
-        label, strides = _remember(_cupy_layouts, (dtype, byte_strides), layout)
+        dtype = array.dtype
+        made = _label(dtype, argument), _settled(shape, _strides(array, dtype.itemsize, argument))
+        label, strides = _remember(_cupy_layouts, layout, made)
     memory = array.data
-    return View(memory.ptr, array.shape, strides, label, devices.cuda(memory.device_id), False, "cupy", array)
+    return View(memory.ptr, shape, strides, label, devices.cuda(memory.device_id), False, "cupy", array)
 
 
 @functools.lru_cache(maxsize=64)
