@@ -174,7 +174,8 @@ def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays
             _memo.bindings.clear()
         _memo.bindings[key] = binding
     binding.point(views, arrays.pointers)
-    binding.launch(stream)
+    if binding.launcher is not None:
+        binding.launcher(stream)
 
 
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
@@ -183,7 +184,8 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     pointer = tensor.launch_stream(given, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
     device = views.q.device
-    key = (problem, device.index, arrays.layouts, _sink_stride(views))
+    sink = views.attn_sink
+    key = (problem, device.index, arrays.layouts, 0 if sink is None else sink.strides[0])
     if driver.is_current(device.index):
         _launch(key, views, problem, arrays, pointer)
     else:
