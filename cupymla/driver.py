@@ -155,13 +155,13 @@ _scratch = threading.local()
 def current_context() -> int:
     """The handle of this thread's CUDA context; 0 when it has none."""
     try:
-        handle, address = _scratch.place
+        query, address, handle = _scratch.place
     except AttributeError:
-        # Where the driver writes the handle, one place per thread: made once, because every launch asks.
+        # The entry point, and where it writes the handle, one place per thread: every launch asks.
         handle = ctypes.c_void_p()
-        address = ctypes.addressof(handle)
-        _scratch.place = handle, address
-    code = function("cuCtxGetCurrent", ctypes.c_void_p)(address)
+        query, address = function("cuCtxGetCurrent", ctypes.c_void_p), ctypes.addressof(handle)
+        _scratch.place = query, address, handle
+    code = query(address)
     if code:
         raise error(code, "asking for the current context")
     return handle.value or 0

@@ -157,6 +157,7 @@ def forget() -> None:
     for cached in CACHED:
         cached.cache_clear()
     driver._contexts.clear()
+    vars(driver._scratch).clear()
     tensormap._cache.clear()
 
 
