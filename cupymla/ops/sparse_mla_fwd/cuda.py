@@ -174,8 +174,7 @@ def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays
             _memo.bindings.clear()
         _memo.bindings[key] = binding
     binding.point(views, arrays.pointers)
-    if binding.launcher is not None:
-        binding.launcher(stream)
+    binding.launch(stream)
 
 
 def call(views: Views, problem: MlaProblem, stream: object) -> Result:
@@ -184,8 +183,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     pointer = tensor.launch_stream(given, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
     device = views.q.device
-    sink = views.attn_sink
-    key = (problem, device.index, arrays.layouts, 0 if sink is None else sink.strides[0])
+    key = (problem, device.index, arrays.layouts, _sink_stride(views))
     if driver.is_current(device.index):
         _launch(key, views, problem, arrays, pointer)
     else:
