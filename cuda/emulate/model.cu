@@ -1,0 +1,323 @@
+// What translated kernels call. Every function takes the site of the instruction it stands for, which Python turns
+// back into the line of the PTX; a site that the launch has removed does nothing.
+//
+// Pointer operands are generic addresses of the caller's local memory. Nothing here uses shared memory.
+#include "../common/entry.cuh"
+#include "barrier.cuh"
+#include "convert.cuh"
+
+extern "C" __device__ cupymla::emulate::Launch cupymla_emulate_launch = {};
+
+namespace cupymla::emulate {
+
+constexpr uint32_t kFirstSmemByte = 1024;  // below lies what the system keeps for itself
+
+__device__ __forceinline__ bool removed(uint32_t site) { return site == launch().removed; }
+
+__device__ __forceinline__ void require_sound(DescriptorDefect defect, uint64_t descriptor, uint32_t site) {
+  switch (defect) {
+    case kSound: return;
+    case kDefectReserved: return fail(kDescriptorReserved, site, descriptor);
+    case kDefectSwizzle: return fail(kDescriptorSwizzle, site, descriptor);
+    case kDefectAbsolute: return fail(kDescriptorAbsolute, site, descriptor);
+    default: return fail(kInternal, site, descriptor);
+  }
+}
+
+__device__ __forceinline__ void require_sound_instruction(DescriptorDefect defect, const Mma& mma, uint32_t site) {
+  switch (defect) {
+    case kSound: return;
+    case kDefectReserved: return fail(kInstructionReserved, site, mma.instruction, mma.kind);
+    case kDefectFormat: return fail(kInstructionFormat, site, mma.instruction, mma.kind);
+    case kDefectShape: return fail(kInstructionShape, site, mma.instruction, mma.kind, mma.cta_group);
+    case kDefectTranspose: return fail(kInstructionTranspose, site, mma.instruction, mma.kind);
+    case kDefectScaleId: return fail(kScaleFactorId, site, mma.instruction, mma.kind);
+    case kDefectSparse: return fail(kInstructionSparse, site, mma.instruction, mma.kind);
+    default: return fail(kInternal, site, mma.instruction);
+  }
+}
+
+// Columns that a product reads or writes in one CTA: allocated, and fenced against other threads' use of them.
+__device__ __forceinline__ void use_columns(uint32_t rank, uint32_t address, uint32_t count, bool writes,
+                                            uint32_t site) {
+  Cta& cta = cta_of(rank);
+  const uint32_t column = column_of(address) & 0x1ffu;
+  require_allocated(cta, column, count, site);
+  for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+    touch(cta, quarter, column, count, 0, 1, writes, kTouchOther, site);
+  }
+}
+
+__device__ __forceinline__ void require_operands(const Mma& mma, const Shape& shape, uint32_t site) {
+  Matrix matrix;
+  if (!mma.a_in_tmem) require_sound(decode_matrix(mma.a, shape.a_transposed, matrix), mma.a, site);
+  require_sound(decode_matrix(mma.b, shape.b_transposed, matrix), mma.b, site);
+  if (mma.a_in_tmem && shape.a_transposed) fail(kInstructionTranspose, site, mma.instruction, mma.kind);
+  if (mma.scale_log2 && mma.kind > kF16) fail(kScaleInput, site, mma.kind);
+  const uint32_t lane = lane_of(mma.d);
+  const bool half_used = mma.cta_group == 1 && shape.m == 64;
+  if (lane != 0 && !(half_used && lane == 16)) fail(kLaneAlignment, site, lane, shape.m);
+  if (mma.a_in_tmem && lane_of(static_cast<uint32_t>(mma.a)) != lane) {
+    fail(kLaneAlignment, site, lane_of(static_cast<uint32_t>(mma.a)), shape.m);
+  }
+}
+
+__device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
+  stop_if_asked();
+  const Mma mma(words, cluster_thread());
+  require_group(mma.cta_group, site);
+  Shape shape;
+  require_sound_instruction(decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape), mma, site);
+  require_operands(mma, shape, site);
+  const bool two_by_two = mma.cta_group == 2 && shape.m == 128;
+  for (uint32_t half = 0; half < mma.cta_group; ++half) {
+    const uint32_t rank = rank_of_half(mma, half);
+    if (mma.a_in_tmem) use_columns(rank, static_cast<uint32_t>(mma.a), 8, false, site);
+    if (shape.block) {
+      use_columns(rank, mma.a_scale, (shape.m / mma.cta_group + 31) / 32, false, site);
+      use_columns(rank, mma.b_scale, ((two_by_two ? shape.n / 2 : shape.n) + 31) / 32, false, site);
+    }
+    use_columns(rank, mma.d, two_by_two ? shape.n / 2 : shape.n, true, site);
+  }
+  issue(kMma, site, words, 10);
+}
+
+__device__ __noinline__ void issue_copy(const uint64_t* words, uint32_t site) {
+  stop_if_asked();
+  const TmemCopy copy(words);
+  require_group(copy.cta_group, site);
+  Matrix matrix;
+  require_sound(decode_matrix(copy.descriptor, false, matrix), copy.descriptor, site);
+  const bool anywhere = copy.shape == k4x256b;
+  if (lane_of(copy.address) != 0 && !anywhere) fail(kLaneAlignment, site, lane_of(copy.address), copy.rows());
+  const uint32_t rank = hardware::cluster_rank();
+  for (uint32_t half = 0; half < copy.cta_group; ++half) {
+    use_columns(rank ^ half, copy.address, copy.columns(), true, site);
+  }
+  issue(kTmemCopy, site, words, 3);
+}
+
+// Fills this CTA's shared memory with NaN of every format, so that reading what nobody wrote is seen.
+__device__ __forceinline__ void poison_shared_memory() {
+  const uint32_t end = kFirstSmemByte + hardware::total_smem_bytes();
+  for (uint32_t at = kFirstSmemByte + 4 * thread_index(); at + 4 <= end; at += 4 * block_threads()) {
+    hardware::store_cluster_u32(hardware::map_to_rank(at, hardware::cluster_rank()), 0xffffffffu);
+  }
+  hardware::fence_proxy_async();
+}
+
+}  // namespace cupymla::emulate
+
+using namespace cupymla::emulate;
+namespace hardware = cupymla::hardware;
+using cupymla::uint32_t;
+using cupymla::uint64_t;
+
+#define CUPYMLA_MODEL extern "C" __device__ __noinline__
+
+// Threads ---------------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_enter() {
+  const uint32_t ctas = gridDim.x * gridDim.y * gridDim.z;
+  if (launch().cta_count < ctas) fail(kTooManyCtas, 0, ctas, launch().cta_count);
+  stop_if_asked();
+  if (thread_index() == 0) note_progress();
+  poison_shared_memory();
+  __syncthreads();
+}
+
+CUPYMLA_MODEL void cupymla_emulate_leave(uint32_t site) { leave(site); }
+
+// Tensor Memory -----------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_alloc(uint32_t destination, uint32_t columns, uint32_t group, uint32_t site) {
+  stop_if_asked();
+  allocate(destination, columns, group, site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_dealloc(uint32_t address, uint32_t columns, uint32_t group, uint32_t site) {
+  stop_if_asked();
+  deallocate(address, columns, group, site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_relinquish(uint32_t group, uint32_t site) {
+  stop_if_asked();
+  require_group(group, site);
+  *const_cast<volatile uint32_t*>(&own_cta().permit_given) = 1;
+}
+
+CUPYMLA_MODEL void cupymla_emulate_ld(uint64_t out, uint32_t address, uint32_t form, uint32_t site) {
+  load_tmem(reinterpret_cast<uint32_t*>(out), address, form, site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_st(uint64_t in, uint32_t address, uint32_t form, uint32_t site) {
+  stop_if_asked();
+  store_tmem(reinterpret_cast<const uint32_t*>(in), address, form, deferred(), site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_wait_ld(uint32_t site) {
+  if (!removed(site)) own_thread().load_clock = 0;
+}
+
+CUPYMLA_MODEL void cupymla_emulate_wait_st(uint32_t site) {
+  if (!removed(site)) apply_stores();
+}
+
+CUPYMLA_MODEL void cupymla_emulate_fence_before(uint32_t site) {
+  if (removed(site)) return;
+  Thread& mine = own_thread();
+  const uint64_t now = next_clock();
+  __threadfence();
+  *const_cast<volatile uint64_t*>(&mine.before_clock) = now;
+  const uint64_t open = mine.load_clock;
+  *const_cast<volatile uint64_t*>(&mine.before_load_clock) =
+      open == 0 ? now : open - 1 > mine.before_load_clock ? open - 1 : mine.before_load_clock;
+  __threadfence();
+}
+
+CUPYMLA_MODEL void cupymla_emulate_fence_after(uint32_t site) {
+  if (!removed(site)) own_thread().after_clock = next_clock();
+}
+
+// The Tensor Core's pipe --------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_mma(uint64_t words, uint32_t site) {
+  issue_mma(reinterpret_cast<const uint64_t*>(words), site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_cp(uint64_t words, uint32_t site) {
+  issue_copy(reinterpret_cast<const uint64_t*>(words), site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_shift(uint32_t address, uint32_t group, uint32_t site) {
+  stop_if_asked();
+  require_group(group, site);
+  if (lane_of(address) % 32) fail(kLaneAlignment, site, lane_of(address), 32);
+  const uint32_t rank = hardware::cluster_rank();
+  for (uint32_t half = 0; half < group; ++half) use_columns(rank ^ half, address, 8, true, site);
+  const uint64_t words[2] = {address, group};
+  issue(kShift, site, words, 2);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_commit(uint32_t barrier, uint32_t mask, uint32_t group, uint32_t site) {
+  stop_if_asked();
+  if (removed(site)) return;
+  require_group(group, site);
+  barrier = kept_address(barrier);
+  require_barriers(barrier, mask, site);
+  Thread& mine = own_thread();
+  *const_cast<volatile uint64_t*>(&mine.before_clock) = next_clock();
+  const uint64_t words[2] = {barrier, mask};
+  issue(kCommit, site, words, 2);
+}
+
+// Copies ------------------------------------------------------------------------------------------------------------
+
+// words: number of the copy, barrier, multicast mask or 0, operands.
+CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
+  require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
+  issue(kLoad, site, operands, count);
+}
+
+// words: tensor map, barrier, multicast mask or 0, destination, flags, coordinates; see `Tile`.
+CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
+  operands[3] = kept_address(static_cast<uint32_t>(operands[3]));
+  const Tile tile(operands);
+  if (find_map(tile.map) == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  if (tile.mask == 0) require_barrier(tile.barrier, true, site);
+  issue(kTile, site, operands, 10);
+}
+
+// words: number of the copy, address in shared memory, bytes if known, operands.
+CUPYMLA_MODEL void cupymla_emulate_store(uint64_t words, uint32_t count, uint32_t site) {
+  stop_if_asked();
+  const auto* operands = reinterpret_cast<const uint64_t*>(words);
+  const uint32_t first = offset_of_address(static_cast<uint32_t>(operands[1]));
+  const auto bytes = static_cast<uint32_t>(operands[2]);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
+  }
+  issue_store(operands, count, site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_group_end(uint32_t site) {
+  if (!removed(site)) own_thread().groups++;
+}
+
+CUPYMLA_MODEL void cupymla_emulate_group_wait(uint32_t newest, uint32_t site) {
+  stop_if_asked();
+  if (!removed(site)) run_groups(newest);
+}
+
+// Barriers and fences -------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_barrier_init(uint32_t barrier) { note_barrier_init(kept_address(barrier)); }
+CUPYMLA_MODEL void cupymla_emulate_barrier_end(uint32_t barrier) { note_barrier_end(kept_address(barrier)); }
+CUPYMLA_MODEL void cupymla_emulate_poll(uint32_t barrier, uint32_t site) { poll(kept_address(barrier), site); }
+CUPYMLA_MODEL void cupymla_emulate_polled(uint32_t barrier) { polled(barrier); }
+
+CUPYMLA_MODEL uint32_t cupymla_emulate_named_barrier(uint32_t id, uint32_t count, uint32_t waits, uint32_t vote,
+                                                     uint32_t site) {
+  if (removed(site)) return 0;
+  return named_barrier(id, count, waits != 0, vote != 0, site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_cluster_arrive(uint32_t site) {
+  cluster_arrive();
+}
+
+CUPYMLA_MODEL void cupymla_emulate_cluster_wait(uint32_t site) {
+  if (!removed(site)) cluster_wait(site);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_proxy_fence(uint32_t site) {
+  if (removed(site)) return;
+  Thread& mine = own_thread();
+  const uint64_t now = next_clock();
+  *const_cast<volatile uint64_t*>(&mine.proxy_clock) = now;
+  *const_cast<volatile uint64_t*>(&mine.init_clock) = now;
+  __threadfence();
+}
+
+CUPYMLA_MODEL void cupymla_emulate_init_fence(uint32_t site) {
+  if (removed(site)) return;
+  *const_cast<volatile uint64_t*>(&own_thread().init_clock) = next_clock();
+  __threadfence();
+}
+
+// A generic-proxy store to shared memory.
+CUPYMLA_MODEL void cupymla_emulate_shared_store(uint32_t address, uint32_t bytes) {
+  if (!checking(kCheckProxy)) return;
+  address = kept_address(address);
+  const uint64_t word = watched(launch().clock) << 16 | cluster_thread();
+  Cta& cta = cta_of(rank_of_address(address));
+  const uint32_t offset = offset_of_address(address);
+  for (uint32_t at = offset / 16; at <= (offset + bytes - 1) / 16 && at < kSmemBytes / 16; ++at) {
+    *const_cast<volatile uint64_t*>(&cta.smem_writes[at]) = word;
+  }
+}
+
+// Arithmetic ----------------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL uint32_t cupymla_emulate_convert(uint32_t flags, uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                               uint32_t random) {
+  const uint32_t sources[4] = {a, b, c, d};
+  return convert(flags, sources, random);
+}
+
+CUPYMLA_MODEL uint32_t cupymla_emulate_reduce(uint32_t word, uint32_t mask, uint32_t flags) {
+  return reduce_floats(word, mask, flags);
+}
+
+// st.bulk: clears shared memory.
+CUPYMLA_MODEL void cupymla_emulate_clear(uint32_t address, uint32_t bytes) {
+  for (uint32_t at = 0; at + 4 <= bytes; at += 4) hardware::store_shared_u32(address + at, 0);
+}
+
+CUPYMLA_LAUNCH_FACTS(launch_bytes = sizeof(Launch), cta_bytes = sizeof(Cta), failure_bytes = sizeof(Failure));

@@ -1,0 +1,171 @@
+"""`emulate`: translate a kernel for Blackwell, and run it on a Hopper GPU or on the host's processor."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, UnsupportedError
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..emulate import Translation
+
+SCALARS = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64}
+SCALARS_OF_FLOAT = {"f32": ctypes.c_float, "f64": ctypes.c_double}
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("file", type=Path, metavar="KERNEL.ptx", help="PTX for sm_100a")
+    command.add_argument("--entry", metavar="NAME", help="the kernel, where there are several")
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="write the translation, and arrays after a run")
+    run = command.add_argument_group("running it (docs/emulation.md has an example)")
+    run.add_argument("--block", type=int, metavar="N", help="threads per CTA; without it nothing is run")
+    run.add_argument("--grid", default="1,1,1", metavar="X,Y,Z", help="CTAs (default: 1,1,1)")
+    run.add_argument("--smem", type=int, default=0, metavar="BYTES", help="dynamic shared memory")
+    run.add_argument("--cluster", type=int, default=1, metavar="N", help="CTAs per cluster, along x")
+    run.add_argument("--arg", action="append", default=[], metavar="SPEC", help="i32:5, f32:0.5, or a file A.npy")
+    run.add_argument("--mode", action="append", choices=("eager", "lazy", "random"), help="default: all three")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--without", action="append", default=[], choices=("tcgen05", "proxy", "init"), metavar="CHECK")
+    run.add_argument("--on", choices=("gpu", "host"), help="default: a GPU where there is one")
+
+
+def emulate(options: argparse.Namespace) -> int:
+    """`emulate`."""
+    from ..emulate import translate
+    from ..emulate.instructions import row_for
+
+    terminal = Terminal(options.json)
+    try:
+        text = options.file.read_text()
+    except OSError as error:
+        raise InputError("KERNEL.ptx", "a file that can be read", f"{options.file} ({error})") from error
+    translation = translate(text, str(options.file))
+    rows: Counter[tuple[str, str]] = Counter()
+    for site in translation.sites:
+        opcode = site.text.split("@", 1)[-1].split(maxsplit=1)[1] if site.text.startswith("@") else site.text
+        row = row_for(opcode.split()[0].rstrip(";"), opcode.count(",") + 1)
+        rows[(row.name, row.how) if row else ("the end of a thread", "observed")] += 1
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{options.file.stem}.sm_90a.ptx").write_text(translation.text)
+    terminal.table("Translated", ("instruction", "how", "times"), [(*key, str(n)) for key, n in rows.items()])
+    results = _run(options, terminal, translation, text) if options.block else []
+    sites = [asdict(site) for site in translation.sites]
+    terminal.json({"kernels": translation.kernels, "sites": sites, "runs": results})
+    return 0 if all(result["error"] is None for result in results) else 1
+
+
+def _run(options: argparse.Namespace, terminal: Terminal, translation: Translation, text: str) -> list[dict[str, Any]]:
+    from .. import driver
+    from ..emulate import MODES, EmulationError, Settings
+    from ..emulate.host.machine import HostError
+    from ..launch import Geometry
+
+    where = options.on or ("gpu" if driver.available() else "host")
+    entry = options.entry or (translation.kernels[0] if len(translation.kernels) == 1 else None)
+    if entry is None:
+        raise InputError("--entry", "one of " + ", ".join(translation.kernels), None)
+    try:
+        x, y, z = (int(part) for part in options.grid.split(","))
+    except ValueError as error:
+        raise InputError("--grid", "three numbers, such as 4,1,1", options.grid) from error
+    geometry = Geometry((x, y, z), options.block, options.smem, options.cluster)
+    checks = tuple(check for check in ("tcgen05", "proxy", "init") if check not in options.without)
+    machine = _Machine(where, translation, text, entry)
+    results = []
+    for mode in options.mode or MODES:
+        outcome = None
+        arguments = [_argument(spec) for spec in options.arg]
+        try:
+            settings = Settings(mode, options.seed, checks)  # type: ignore[arg-type]
+            machine.run(geometry, arguments, settings)
+        except (EmulationError, HostError) as failure:
+            outcome = str(failure)
+        results.append({"mode": mode, "on": where, "error": outcome})
+        terminal.line(f"{mode} on the {where}: {outcome or 'no failure'}")
+        if options.out:
+            _save(options.out, mode, options.arg, arguments)
+    return results
+
+
+def _argument(spec: str) -> Any:
+    """A ctypes number or a NumPy array."""
+    import numpy as np
+
+    if spec.endswith(".npy"):
+        try:
+            return np.ascontiguousarray(np.load(spec))
+        except OSError as error:
+            raise InputError("--arg", "a file of an array", f"{spec} ({error})") from error
+    kind, _, value = spec.partition(":")
+    try:
+        if kind in SCALARS:
+            return SCALARS[kind](int(value, 0))
+        return SCALARS_OF_FLOAT[kind](float(value))
+    except (KeyError, ValueError) as error:
+        kinds = ", ".join((*SCALARS, *SCALARS_OF_FLOAT))
+        raise InputError("--arg", f"KIND:NUMBER with a kind of {kinds}, or a file A.npy", spec) from error
+
+
+def _save(folder: Path, mode: str, specs: list[str], arguments: list[Any]) -> None:
+    import numpy as np
+
+    for spec, argument in zip(specs, arguments, strict=True):
+        if isinstance(argument, np.ndarray):
+            np.save(folder / f"{Path(spec).stem}.{mode}.npy", argument)
+
+
+class _Machine:
+    """A kernel on the GPU or the host, with arrays that are copied there and back."""
+
+    def __init__(self, where: str, translation: Translation, text: str, entry: str) -> None:
+        from ..emulate import build
+        from ..emulate.host import machine
+        from ..emulate.run import load
+
+        if where == "host" and not machine.available():
+            raise UnsupportedError("running on the host", "this machine", "x86-64 with a C++ compiler, or a GPU")
+        self._gpu = load(build(text, translation.name), entry) if where == "gpu" else None
+        self._host = machine.HostProgram(translation, entry) if where == "host" else None
+
+    def run(self, geometry: Any, arguments: list[Any], settings: Any) -> None:
+        import numpy as np
+
+        arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+        if self._host:
+            held = [self._aligned(array) for array in arrays]
+            pointers = iter(array.ctypes.data for array in held)
+            self._host.launch(geometry, [self._parameter(a, pointers) for a in arguments], settings)
+            for array, copy in zip(arrays, held, strict=True):
+                array[...] = copy
+        elif self._gpu:
+            import cupy
+
+            copies = [cupy.asarray(array.view(np.uint8)) for array in arrays]
+            pointers = iter(copy.data.ptr for copy in copies)
+            self._gpu.launch(geometry, [self._parameter(a, pointers) for a in arguments], settings=settings)
+            for array, copy in zip(arrays, copies, strict=True):
+                array[...] = copy.get().view(array.dtype).reshape(array.shape)
+
+    @staticmethod
+    def _parameter(argument: Any, pointers: Any) -> Any:
+        return argument if isinstance(argument, ctypes._SimpleCData) else ctypes.c_uint64(next(pointers))
+
+    @staticmethod
+    def _aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        raw = np.empty(array.nbytes + 256, np.uint8)
+        start = -raw.ctypes.data % 256
+        made: np.ndarray[Any, Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        made[...] = array
+        return made

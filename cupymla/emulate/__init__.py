@@ -1,0 +1,28 @@
+"""Kernels for Blackwell (sm_100a) on a Hopper GPU: their PTX translated, with a checked model of what Hopper lacks.
+
+`load` makes PTX a kernel that can be launched, `build` does all of it that needs no GPU. docs/emulation.md says what
+this proves and what it does not.
+"""
+
+from __future__ import annotations
+
+from .failures import EmulationError
+from .lexer import PtxError
+from .program import Program, build
+from .run import CHECKS, MODES, EmulatedKernel, Settings, load
+from .translate import Site, Translation, translate
+
+__all__ = [
+    "CHECKS",
+    "MODES",
+    "EmulatedKernel",
+    "EmulationError",
+    "Program",
+    "PtxError",
+    "Settings",
+    "Site",
+    "Translation",
+    "build",
+    "load",
+    "translate",
+]

@@ -1,0 +1,507 @@
+// See runtime.hpp.
+#include "runtime.hpp"
+
+#include <algorithm>
+#include <cstdarg>
+
+namespace machine {
+
+namespace {
+
+constexpr size_t kStackBytes = 128 * 1024;
+
+struct Machine {
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::deque<std::shared_ptr<Copy>> copies;
+  uint64_t switches = 0, random = 1, limit = 0;
+  void* scheduler = nullptr;
+  Thread* current = nullptr;
+  void (*entry)(Thread&) = nullptr;
+  std::string failure;
+};
+
+Machine* the;
+
+extern "C" void cupymla_switch(void** save, void* next);
+asm(R"(
+.text
+.globl cupymla_switch
+.type cupymla_switch, @function
+cupymla_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+uint64_t shuffle_bits(uint64_t& state) {
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return state;
+}
+
+void fiber() {
+  Thread& t = *the->current;
+  try {
+    the->entry(t);
+  } catch (const Ended&) {
+  } catch (const Broken& error) {
+    if (the->failure.empty()) the->failure = error.what;
+  }
+  t.ended = true;
+  t.warp->ended |= 1u << t.lane;
+  ++t.cta->ended;
+  ++*t.cta->cluster_ended;
+  void* unused;
+  cupymla_switch(&unused, the->scheduler);
+}
+
+void prepare(Thread& t) {
+  t.stack.reset(new unsigned char[kStackBytes]);
+  auto top = reinterpret_cast<uint64_t>(t.stack.get() + kStackBytes) & ~63ull;
+  auto* slots = reinterpret_cast<uint64_t*>(top);
+  // A return address for `ret`, below it six saved registers; the fiber starts with its stack misaligned by a call.
+  slots[-2] = reinterpret_cast<uint64_t>(&fiber);
+  for (int i = 3; i <= 8; ++i) slots[-i] = 0;
+  t.stack_pointer = slots - 8;
+}
+
+}  // namespace
+
+void broken(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  throw Broken{text};
+}
+
+uint64_t now() { return the->switches * kNanosecondsPerSwitch; }
+uint64_t draw(Thread& t) { return shuffle_bits(t.random); }
+
+void yield(Thread& t) {
+  void* const mine = the->scheduler;
+  cupymla_switch(&t.stack_pointer, mine);
+  if (!the->failure.empty()) throw Ended{};
+}
+
+void sleep(Thread& t, uint32_t nanoseconds) {
+  const uint64_t until = now() + nanoseconds;
+  do yield(t);
+  while (now() < until);
+}
+
+void end_thread(Thread&) { throw Ended{}; }
+
+uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t choice = selector >> (4 * i) & 15;
+    uint32_t byte = both >> (8 * (choice & 7)) & 0xff;
+    if (choice & 8) byte = byte & 0x80 ? 0xff : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+
+// Warps and CTAs --------------------------------------------------------------------------------------------------
+
+namespace {
+
+uint64_t met(Together what, const Meeting& meeting, uint32_t mask, uint32_t lane) {
+  uint32_t any = 0;
+  for (uint32_t other = 0; other < 32; ++other) {
+    if (!(mask >> other & 1)) continue;
+    if (what == kMatchAny) any |= (meeting.values[other] == meeting.values[lane]) << other;
+    if (what == kVoteAny || what == kVoteAll || what == kBallot) any |= (meeting.values[other] != 0) << other;
+  }
+  if (what == kVoteAny) return any != 0;
+  if (what == kVoteAll) return any == mask;
+  return any;
+}
+
+}  // namespace
+
+uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand) {
+  Meeting& meeting = t.warp->meetings[static_cast<uint64_t>(what) << 32 | mask];
+  const uint64_t generation = meeting.generation;
+  meeting.values[t.lane] = value;
+  meeting.arrived |= 1u << t.lane;
+  while (meeting.generation == generation) {
+    const uint32_t expected = mask & ~t.warp->ended;
+    if ((meeting.arrived & expected) == expected) {
+      for (uint32_t lane = 0; lane < 32; ++lane) meeting.results[lane] = meeting.values[lane];
+      if (what >= kMatchAny) {
+        for (uint32_t lane = 0; lane < 32; ++lane) {
+          if (expected >> lane & 1) meeting.results[lane] = met(what, meeting, expected, lane);
+        }
+      }
+      meeting.arrived = 0;
+      ++meeting.generation;
+      break;
+    }
+    yield(t);
+  }
+  switch (what) {
+    case kShuffleIndex: return meeting.results[operand & 31];
+    case kShuffleUp: return meeting.results[t.lane >= operand ? t.lane - operand : t.lane];
+    case kShuffleDown: return meeting.results[t.lane + operand < 32 ? t.lane + operand : t.lane];
+    case kShuffleXor: return meeting.results[(t.lane ^ operand) & 31];
+    default: return meeting.results[t.lane];
+  }
+}
+
+void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits) {
+  Barrier& barrier = t.cta->barriers[id & 15];
+  const uint64_t generation = barrier.generation;
+  ++barrier.arrived;
+  while (barrier.generation == generation) {
+    const uint32_t absent = count ? 0 : t.cta->ended, expected = count ? count : t.cta->threads;
+    if (barrier.arrived + absent >= expected) {
+      barrier.arrived = 0;
+      ++barrier.generation;
+      return;
+    }
+    if (!waits) return;
+    yield(t);
+  }
+}
+
+// mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
+namespace {
+
+struct State {
+  uint64_t phase;
+  int64_t bytes;
+  uint64_t count, missing;
+  explicit State(uint64_t word)
+      : phase(word >> 63), bytes(static_cast<int64_t>(word << 1) >> 41), count(word >> 20 & 0xfffff),
+        missing(word & 0xfffff) {}
+  uint64_t word() {
+    if (missing == 0 && bytes == 0) phase ^= 1, missing = count;
+    return phase << 63 | (static_cast<uint64_t>(bytes) & 0x7fffffull) << 40 | count << 20 | missing;
+  }
+};
+
+unsigned char* place(Thread& t, uint32_t barrier) {
+  unsigned char* found = shared(t, barrier, 8);
+  if (State(load<uint64_t>(found)).count == 0xfffff) broken("mbarrier %#x was not initialised", barrier);
+  return found;
+}
+
+}  // namespace
+
+void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
+  store<uint64_t>(shared(t, barrier, 8), static_cast<uint64_t>(count) << 20 | count);
+}
+
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
+  unsigned char* where = place(t, barrier);
+  const uint64_t before = load<uint64_t>(where);
+  State state(before);
+  if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
+  state.missing -= count;
+  state.bytes += expected_bytes;
+  store<uint64_t>(where, state.word());
+  return before;
+}
+
+void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) {
+  unsigned char* where = place(t, barrier);
+  State state(load<uint64_t>(where));
+  state.bytes += bytes;
+  store<uint64_t>(where, state.word());
+}
+
+bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
+  const bool done = State(load<uint64_t>(place(t, barrier))).phase != (parity & 1);
+  if (!done) yield(t);
+  return done;
+}
+
+// Bulk copies ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// What cupymla/emulate/host/machine.py writes in place of a CUtensorMap.
+struct TileMap {
+  uint64_t magic, pointer, shape[5], strides[4];
+  uint32_t rank, element_bytes, swizzle, box[5];
+};
+static_assert(sizeof(TileMap) <= 128);
+constexpr uint64_t kMagic = 0x70614d656c69546dull;
+
+const TileMap& tile_map(uint64_t address) {
+  const auto& map = *reinterpret_cast<const TileMap*>(address);
+  if (map.magic != kMagic) broken("no tensor map at %#llx", static_cast<unsigned long long>(address));
+  return map;
+}
+
+uint32_t swizzled(uint32_t address, uint32_t span) {
+  const uint32_t rows = span / 16;
+  return span <= 16 ? address : address ^ (((address >> 7) & (rows - 1)) << 4);
+}
+
+uint32_t tile_bytes(const TileMap& map) {
+  uint32_t bytes = map.element_bytes;
+  for (uint32_t i = 0; i < map.rank; ++i) bytes *= map.box[i];
+  return bytes;
+}
+
+// Calls `visit(global address or 0, offset in the tile, bytes)` for pieces of 16 bytes or one element.
+template <typename Visit>
+void each_piece(const TileMap& map, const int32_t* at, const Visit& visit) {
+  uint32_t rows = 1;
+  for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
+  const uint32_t row_bytes = map.box[0] * map.element_bytes;
+  for (uint32_t row = 0; row < rows; ++row) {
+    bool inside = true;
+    uint64_t base = map.pointer;
+    for (uint32_t i = 1, rest = row; i < map.rank; ++i) {
+      const int64_t index = at[i] + static_cast<int64_t>(rest % map.box[i]);
+      rest /= map.box[i];
+      inside = inside && index >= 0 && index < static_cast<int64_t>(map.shape[i]);
+      base += index * map.strides[i - 1];
+    }
+    for (uint32_t x = 0; x < map.box[0]; ++x) {
+      const int64_t column = at[0] + static_cast<int64_t>(x);
+      const bool here = inside && column >= 0 && column < static_cast<int64_t>(map.shape[0]);
+      visit(here ? base + column * map.element_bytes : 0, row * row_bytes + x * map.element_bytes, map.element_bytes);
+    }
+  }
+}
+
+void finish(Copy& copy, uint32_t rank, uint32_t bytes) {
+  Thread probe;
+  probe.cta = copy.cta;
+  const uint32_t offset = copy.barrier & 0xffffffu;
+  barrier_expect(probe, copy.mask ? rank << 24 | offset : copy.barrier, -static_cast<int32_t>(bytes));
+}
+
+template <typename Each>
+void each_target(Copy& copy, const Each& each) {
+  if (!copy.mask) return each(copy.shared >> 24);
+  for (uint32_t rank = 0; rank < copy.cta->cluster_size; ++rank) {
+    if (copy.mask >> rank & 1) each(rank);
+  }
+}
+
+unsigned char* in_smem(Copy& copy, uint32_t rank, uint32_t offset, uint32_t bytes) {
+  Thread probe;
+  probe.cta = copy.cta;
+  return shared(probe, rank << 24 | offset, bytes);
+}
+
+void perform_load(Copy& copy) {
+  const TileMap& map = tile_map(copy.map);
+  const uint32_t first = copy.shared & 0xffffffu;
+  if (first % 128) broken("a tile is loaded to shared offset %#x, no multiple of 128", first);
+  each_target(copy, [&](uint32_t rank) {
+    each_piece(map, copy.at, [&](uint64_t from, uint32_t offset, uint32_t bytes) {
+      unsigned char* to = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
+      if (from) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      if (!from) std::memset(to, 0, bytes);
+    });
+    finish(copy, rank, tile_bytes(map));
+  });
+}
+
+void perform_bytes(Copy& copy) {
+  each_target(copy, [&](uint32_t rank) {
+    const uint32_t first = copy.shared & 0xffffffu;
+    std::memcpy(in_smem(copy, rank, first, 16), reinterpret_cast<const void*>(copy.global), copy.bytes);
+    finish(copy, rank, copy.bytes);
+  });
+}
+
+void perform_store(Copy& copy) {
+  const TileMap& map = tile_map(copy.map);
+  const uint32_t first = copy.shared & 0xffffffu, rank = copy.shared >> 24;
+  each_piece(map, copy.at, [&](uint64_t to, uint32_t offset, uint32_t bytes) {
+    const unsigned char* from = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
+    if (!to) return;
+    if (copy.operation == 1) {
+      store<float>(reinterpret_cast<void*>(to), load<float>(reinterpret_cast<void*>(to)) + load<float>(from));
+    } else {
+      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    }
+  });
+}
+
+void perform_store_bytes(Copy& copy) {
+  std::memcpy(reinterpret_cast<void*>(copy.global), in_smem(copy, copy.shared >> 24, copy.shared & 0xffffffu, 16),
+              copy.bytes);
+}
+
+std::shared_ptr<Copy> issue(Thread& t, void (*perform)(Copy&)) {
+  auto copy = std::make_shared<Copy>();
+  copy->perform = perform;
+  copy->thread = &t;
+  copy->cta = t.cta;
+  copy->issued = the->switches;
+  the->copies.push_back(copy);
+  return copy;
+}
+
+}  // namespace
+
+void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask) {
+  if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
+  auto copy = issue(t, perform_load);
+  copy->map = map, copy->shared = to, copy->barrier = barrier, copy->mask = mask;
+  std::copy(at, at + rank, copy->at);
+}
+
+void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask) {
+  auto copy = issue(t, perform_bytes);
+  copy->global = from, copy->shared = to, copy->barrier = barrier, copy->mask = mask, copy->bytes = bytes;
+}
+
+void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, uint32_t operation) {
+  if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
+  auto copy = issue(t, perform_store);
+  copy->map = map, copy->shared = from, copy->operation = operation;
+  std::copy(at, at + rank, copy->at);
+  t.open_group.push_back(copy);
+}
+
+void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes) {
+  auto copy = issue(t, perform_store_bytes);
+  copy->global = to, copy->shared = from, copy->bytes = bytes;
+  t.open_group.push_back(copy);
+}
+
+void commit_group(Thread& t) {
+  t.groups.push_back(std::move(t.open_group));
+  t.open_group.clear();
+}
+
+void wait_group(Thread& t, uint32_t newest) {
+  const auto done = [](const std::vector<std::shared_ptr<Copy>>& group) {
+    return std::all_of(group.begin(), group.end(), [](const std::shared_ptr<Copy>& copy) { return copy->done; });
+  };
+  while (t.groups.size() > newest) {
+    while (!done(t.groups.front())) yield(t);
+    t.groups.pop_front();
+  }
+}
+
+// Running -------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Copies begin in any order, a random while after they were issued.
+void run_copies() {
+  for (auto it = the->copies.begin(); it != the->copies.end();) {
+    const uint64_t age = the->switches - (*it)->issued;
+    if (age > 400 || shuffle_bits(the->random) % 64 == 0) {
+      (*it)->perform(**it);
+      (*it)->done = true;
+      it = the->copies.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void schedule() {
+  std::vector<Thread*> alive;
+  for (auto& t : the->threads) alive.push_back(t.get());
+  while (!alive.empty()) {
+    for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[shuffle_bits(the->random) % i]);
+    for (Thread* t : alive) {
+      the->current = t;
+      ++the->switches;
+      cupymla_switch(&the->scheduler, t->stack_pointer);
+      if (the->switches % 32 == 0 && !the->copies.empty()) run_copies();
+      if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
+    }
+    alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
+  }
+  if (the->failure.empty() && !the->copies.empty()) run_copies();
+}
+
+}  // namespace
+
+}  // namespace machine
+
+// Called from Python.
+
+struct LaunchRequest {
+  uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes;
+  uint64_t seed, limit;
+};
+
+extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest* request, const unsigned char* parameters,
+                           char* message, uint64_t message_bytes) {
+  using namespace machine;
+  Machine machine;
+  the = &machine;
+  machine.entry = entry;
+  machine.random = request->seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
+  machine.limit = request->limit;
+  const uint32_t* grid = request->grid;
+  const uint32_t* extent = request->cluster;
+  const uint32_t ctas = grid[0] * grid[1] * grid[2], size = extent[0] * extent[1] * extent[2];
+  std::vector<Cta> all(ctas);
+  std::vector<std::vector<Cta*>> clusters(ctas / size, std::vector<Cta*>(size));
+  std::vector<uint32_t> ended(clusters.size());
+  const uint32_t bytes = kSystemBytes + request->static_bytes + request->dynamic_bytes;
+  std::vector<std::unique_ptr<unsigned char, void (*)(void*)>> memory;
+  for (uint32_t i = 0; i < ctas; ++i) {
+    Cta& cta = all[i];
+    const uint32_t position[3] = {i % grid[0], i / grid[0] % grid[1], i / (grid[0] * grid[1])};
+    uint32_t cluster_index = 0, scale = 1, rank = 0, rank_scale = 1;
+    for (int d = 0; d < 3; ++d) {
+      cta.position[d] = position[d];
+      cta.in_cluster[d] = position[d] % extent[d];
+      cta.cluster_extent[d] = extent[d];
+      cluster_index += position[d] / extent[d] * scale, scale *= grid[d] / extent[d];
+      rank += cta.in_cluster[d] * rank_scale, rank_scale *= extent[d];
+    }
+    cta.rank = rank, cta.cluster_size = size, cta.cluster = clusters[cluster_index].data();
+    cta.cluster_ended = &ended[cluster_index];
+    clusters[cluster_index][rank] = &cta;
+    cta.smem_bytes = bytes, cta.dynamic_bytes = request->dynamic_bytes, cta.threads = request->block;
+    auto* block = static_cast<unsigned char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
+    std::memset(block, 0xff, bytes);
+    memory.emplace_back(block, std::free);
+    cta.smem = block;
+    cta.warps.resize((request->block + 31) / 32);
+    for (uint32_t w = 0; w < cta.warps.size(); ++w) {
+      const uint32_t lanes = std::min(32u, request->block - 32 * w);
+      cta.warps[w].ended = lanes == 32 ? 0 : ~((1u << lanes) - 1u);
+    }
+  }
+  for (uint32_t i = 0; i < ctas; ++i) {
+    for (uint32_t n = 0; n < request->block; ++n) {
+      auto t = std::make_unique<Thread>();
+      t->id[0] = t->index = n, t->lane = n % 32, t->cta = &all[i], t->warp = &all[i].warps[n / 32];
+      for (int d = 0; d < 3; ++d) t->grid[d] = grid[d], t->block[d] = d ? 1 : request->block;
+      t->parameters = parameters;
+      t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
+      prepare(*t);
+      machine.threads.push_back(std::move(t));
+    }
+  }
+  try {
+    schedule();
+  } catch (const Broken& error) {
+    machine.failure = error.what;
+  }
+  std::snprintf(message, message_bytes, "%s", machine.failure.c_str());
+  the = nullptr;
+  return machine.failure.empty() ? 0 : 1;
+}

@@ -1,0 +1,202 @@
+// The machine that recompiled kernels run on: every CUDA thread is a fiber of one operating system thread, shared
+// memory is ordinary memory, copies by TMA happen a random while after they were issued. A seed decides the order of
+// everything, so that a run can be repeated.
+//
+// Addresses: generic, global, local and parameter addresses are the host's own. A shared-memory address has 32 bits,
+// the CTA's rank in its cluster in bits 24-31 and the offset below; the first 1024 bytes belong to the system.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace machine {
+
+constexpr uint32_t kSystemBytes = 1024;
+constexpr uint64_t kNanosecondsPerSwitch = 100;
+
+struct Thread;
+struct Cta;
+
+// One rendezvous of the lanes of a warp that share a mask.
+struct Meeting {
+  uint32_t arrived = 0;
+  uint64_t generation = 0;
+  uint64_t values[32] = {}, results[32] = {};
+};
+
+struct Warp {
+  uint32_t ended = 0;
+  std::map<uint64_t, Meeting> meetings;
+};
+
+struct Barrier {
+  uint64_t generation = 0;
+  uint32_t arrived = 0;
+};
+
+struct Cta {
+  uint32_t rank = 0, position[3] = {}, in_cluster[3] = {};
+  uint32_t smem_bytes = 0, dynamic_bytes = 0, ended = 0, threads = 0;
+  unsigned char* smem = nullptr;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+  Cta** cluster = nullptr;
+  uint32_t cluster_size = 1, cluster_extent[3] = {1, 1, 1};
+  Barrier* cluster_barrier = nullptr;
+  uint32_t* cluster_ended = nullptr;
+};
+
+struct Copy {
+  uint64_t issued = 0;
+  bool done = false;
+  void (*perform)(Copy&) = nullptr;
+  Thread* thread = nullptr;
+  uint64_t map = 0, global = 0;
+  int32_t at[5] = {};
+  uint32_t shared = 0, barrier = 0, mask = 0, bytes = 0, operation = 0;
+  Cta* cta = nullptr;
+};
+
+struct Thread {
+  uint32_t id[3] = {}, lane = 0, index = 0;
+  uint32_t grid[3] = {}, block[3] = {};
+  Cta* cta = nullptr;
+  Warp* warp = nullptr;
+  const unsigned char* parameters = nullptr;
+  uint32_t fuel = 256;
+  uint64_t random = 1;
+  bool ended = false;
+  uint64_t cluster_generation = 0;
+  void* stack_pointer = nullptr;
+  std::unique_ptr<unsigned char[]> stack;
+  std::deque<std::vector<std::shared_ptr<Copy>>> groups;
+  std::vector<std::shared_ptr<Copy>> open_group;
+};
+
+struct Ended {};
+struct Broken {
+  std::string what;
+};
+
+[[noreturn]] void broken(const char* format, ...);
+void yield(Thread& t);
+[[noreturn]] void end_thread(Thread& t);
+uint64_t now();
+void sleep(Thread& t, uint32_t nanoseconds);
+uint64_t draw(Thread& t);
+
+inline void step(Thread& t) {
+  if (--t.fuel == 0) t.fuel = 256, yield(t);
+}
+// Where other threads may have something to say: lets them, now and then.
+inline void breathe(Thread& t) {
+  if ((draw(t) & 31) == 0) yield(t);
+}
+
+// Memory --------------------------------------------------------------------------------------------------------
+
+inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) {
+  const uint32_t rank = address >> 24, offset = address & 0xffffffu;
+  if (rank >= t.cta->cluster_size) broken("shared address %#x names rank %u", address, rank);
+  Cta& cta = *t.cta->cluster[rank];
+  if (offset < kSystemBytes || offset + bytes > cta.smem_bytes) broken("shared address %#x is outside", address);
+  if (offset % (bytes ? bytes : 1)) broken("shared address %#x is not aligned to %u", address, bytes);
+  return cta.smem + offset;
+}
+
+inline uint32_t shared_address(Thread& t, uint32_t offset) { return t.cta->rank << 24 | offset; }
+
+// The shared address of a generic one; 0 in no CTA of the cluster.
+inline uint32_t to_shared(Thread& t, uint64_t generic) {
+  for (uint32_t rank = 0; rank < t.cta->cluster_size; ++rank) {
+    const uint64_t base = reinterpret_cast<uint64_t>(t.cta->cluster[rank]->smem);
+    if (generic >= base && generic < base + t.cta->cluster[rank]->smem_bytes) {
+      return rank << 24 | static_cast<uint32_t>(generic - base);
+    }
+  }
+  return 0;
+}
+inline uint64_t from_shared(Thread& t, uint32_t address) {
+  return reinterpret_cast<uint64_t>(t.cta->cluster[address >> 24]->smem + (address & 0xffffffu));
+}
+inline bool in_own_shared(Thread& t, uint64_t generic) {
+  const uint32_t found = to_shared(t, generic);
+  return found != 0 && found >> 24 == t.cta->rank;
+}
+
+template <typename T>
+inline T load(const void* place) {
+  T value;
+  std::memcpy(&value, place, sizeof(T));
+  return value;
+}
+template <typename T>
+inline void store(void* place, T value) {
+  std::memcpy(place, &value, sizeof(T));
+}
+inline void require_aligned(uint64_t address, uint32_t bytes) {
+  if (address % bytes) broken("address %#llx is not aligned to %u", static_cast<unsigned long long>(address), bytes);
+  if (address < 4096) broken("address %#llx is null", static_cast<unsigned long long>(address));
+}
+inline unsigned char* generic(uint64_t address, uint32_t bytes) {
+  require_aligned(address, bytes);
+  return reinterpret_cast<unsigned char*>(address);
+}
+
+// Numbers -------------------------------------------------------------------------------------------------------
+
+template <typename To, typename From>
+inline To as(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &value, sizeof(To));
+  return result;
+}
+inline float from_half(uint16_t bits) { return static_cast<float>(as<_Float16>(bits)); }
+inline uint16_t to_half(double value) { return as<uint16_t>(static_cast<_Float16>(value)); }
+inline float from_bfloat(uint16_t bits) { return as<float>(static_cast<uint32_t>(bits) << 16); }
+inline uint16_t to_bfloat(float value) {
+  if (value != value) return 0x7fff;
+  const uint32_t bits = as<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+template <typename To, typename From>
+inline To to_integer(From value) {
+  if (value != value) return 0;
+  const double low = static_cast<double>(std::numeric_limits<To>::min());
+  const double high = static_cast<double>(std::numeric_limits<To>::max());
+  const double number = static_cast<double>(value);
+  if (number <= low) return std::numeric_limits<To>::min();
+  if (number >= high) return std::numeric_limits<To>::max();
+  return static_cast<To>(number);
+}
+uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);
+
+// Warps and CTAs --------------------------------------------------------------------------------------------------
+
+enum Together : uint32_t { kSync, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny, kVoteAny, kVoteAll, kBallot };
+uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
+void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
+
+// mbarriers, bulk copies ----------------------------------------------------------------------------------------------
+
+void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
+void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes);
+bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity);
+void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);
+void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask);
+void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, uint32_t operation);
+void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes);
+void commit_group(Thread& t);
+void wait_group(Thread& t, uint32_t newest);
+
+}  // namespace machine

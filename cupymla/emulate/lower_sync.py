@@ -1,0 +1,129 @@
+"""Barriers, fences and the ends of threads: the hardware's own instructions with calls that tell the model.
+
+Source: PTX ISA 9.0, "Parallel Synchronization and Communication Instructions".
+"""
+
+from __future__ import annotations
+
+from .code import Code
+from .syntax import Negated, Operand
+
+
+def _named_space(code: Code) -> bool:
+    return any(part.startswith("shared") for part in code.instruction.parts)
+
+
+def barrier_init(code: Code) -> None:
+    """mbarrier.init and .inval: executed, and noted."""
+    code.line(code.original())
+    function = "barrier_init" if code.instruction.parts[1] == "init" else "barrier_end"
+    code.call(function, code.shared(code.operand(0), _named_space(code)))
+
+
+def barrier_wait(code: Code) -> None:
+    """mbarrier.try_wait and .test_wait: one test, then the model does what could complete the phase."""
+    done, barrier = code.operand(0), code.shared(code.operand(1), _named_space(code))
+    removed, finished = code.removed(), code.label()
+    code.line(f"setp.eq.b32 {done}, 0, 0;")
+    code.line(f"@{removed} bra {finished};")
+    opcode = code.instruction.opcode.replace("mbarrier.try_wait", "mbarrier.test_wait")
+    code.line(code.original(opcode=opcode, operands=code.instruction.operands[:3]))
+    missed, end = code.label(), code.label()
+    code.line(f"@!{done} bra {missed};")
+    code.call("polled", barrier)
+    code.line(f"bra {end};")
+    code.line(f"{missed}:")
+    code.call("poll", barrier, code.site)
+    code.line(f"{end}:")
+    code.line(f"{finished}:")
+
+
+def barrier_arrive(code: Code) -> None:
+    """mbarrier.arrive and .expect_tx: without .expect_tx when the launch removes that, else not at all."""
+    parts = code.instruction.parts
+    plain = ""
+    if "expect_tx" in parts and parts[1] != "expect_tx":
+        opcode = ".".join(part for part in parts if part != "expect_tx")
+        plain = code.original(opcode=opcode, operands=code.instruction.operands[:-1])
+    code.unless_removed(code.original(), plain)
+
+
+def fence(code: Code) -> None:
+    """fence, membar and griddepcontrol.wait; the two that order the asynchronous proxy are noted."""
+    opcode = code.instruction.opcode
+    code.unless_removed(code.original())
+    if opcode.startswith("fence.proxy.async"):
+        code.call("proxy_fence", code.site)
+    elif opcode.startswith("fence.mbarrier_init"):
+        code.call("init_fence", code.site)
+
+
+def named_barrier(code: Code) -> None:
+    """bar and barrier in all forms but bar.warp.sync."""
+    parts = [part for part in code.instruction.parts if part not in ("cta", "aligned")]
+    operands = list(code.instruction.operands)
+    destination = operands.pop(0) if parts[1] == "red" else None
+    vote: Operand | None = operands.pop() if destination is not None else None
+    identifier = code.value(operands[0])
+    count = code.value(operands[1]) if len(operands) > 1 else 0
+    voted: str | int = code.value(vote) if vote is not None else 0
+    result = code.call("named_barrier", identifier, count, int(parts[1] != "arrive"), voted, code.site)
+    if destination is None:
+        return
+    yes, all_ = code.temporary(32), code.temporary(32)
+    code.line(f"and.b32 {yes}, {result}, 65535;")
+    code.line(f"shr.u32 {all_}, {result}, 16;")
+    if "popc" in parts:
+        code.line(f"mov.b32 {destination}, {yes};")
+    elif "or" in parts:
+        code.line(f"setp.ne.b32 {destination}, {yes}, 0;")
+    else:
+        code.line(f"setp.eq.b32 {destination}, {yes}, {all_};")
+
+
+def cluster_barrier(code: Code) -> None:
+    """barrier.cluster.arrive and .wait."""
+    code.call(f"cluster_{code.instruction.parts[2]}", code.site)
+
+
+def leave(code: Code) -> None:
+    """The end of a thread: exit anywhere, ret in a kernel."""
+    code.call("leave", code.site)
+    code.line(f"{code.instruction.opcode};")
+
+
+def dropped(code: Code) -> None:
+    """setmaxnreg: registers are not moved between warps; ptxas gives every thread the same number."""
+    code.line("// setmaxnreg")
+
+
+def shared_store(code: Code) -> None:
+    """st and stmatrix: executed; what goes to shared memory is noted for the check of fence.proxy.async."""
+    code.line(code.original())
+    parts = code.instruction.parts
+    bytes_ = _stored_bytes(parts)
+    if any(part.startswith("shared") for part in parts):
+        code.call("shared_store", code.shared(code.operand(0), named=True), bytes_)
+        return
+    inner = code.inner(code.operand(0))
+    wide, inside, end = code.value(inner, 64), code.temporary(1), code.label()
+    code.line(f"isspacep.shared {inside}, {wide};")
+    code.line(f"@!{inside} bra {end};")
+    narrow = code.temporary(32)
+    code.line(f"cvta.to.shared.u64 {wide}, {wide};")
+    code.line(f"cvt.u32.u64 {narrow}, {wide};")
+    code.call("shared_store", narrow, bytes_)
+    code.line(f"{end}:")
+
+
+def _stored_bytes(parts: tuple[str, ...]) -> int:
+    if parts[0] == "stmatrix":
+        return 16
+    width = int(parts[-1].lstrip("bfusx").split("x")[0] or 0) // 8
+    times = next((int(part[1:]) for part in parts if part in ("v2", "v4", "v8")), 1)
+    return max(width, 1) * times
+
+
+def negated(operand: Operand) -> bool:
+    """Whether a predicate operand is used upside down."""
+    return isinstance(operand, Negated)

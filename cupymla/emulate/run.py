@@ -1,0 +1,299 @@
+"""Loading and launching translated kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .. import driver
+from ..build import loader
+from ..build.cubin import Cubin, Image, Resources
+from ..errors import DriverError, InputError
+from ..launch import Geometry, Launcher, Parameter
+from . import maps as tables
+from .failures import EmulationError
+from .maps import KnownMap
+from .program import Program, build
+from .translate import TARGET
+
+Mode = Literal["eager", "lazy", "random"]
+Check = Literal["tcgen05", "proxy", "init"]
+
+MODES: tuple[Mode, ...] = ("eager", "lazy", "random")
+CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4}
+
+_WAIT_SECONDS = 120.0
+_MAP_BYTES = 16384
+
+
+class LaunchState(ctypes.Structure):
+    """`Launch` of cuda/emulate/state.cuh, 80 bytes."""
+
+    _fields_ = (
+        ("failure", ctypes.c_uint64),
+        ("ctas", ctypes.c_uint64),
+        ("cta_count", ctypes.c_uint32),
+        ("mode", ctypes.c_uint32),
+        ("seed", ctypes.c_uint32),
+        ("checks", ctypes.c_uint32),
+        ("removed", ctypes.c_uint32),
+        ("stop", ctypes.c_uint32),
+        ("patience_ns", ctypes.c_uint64),
+        ("clock", ctypes.c_uint64),
+        ("progress_ns", ctypes.c_uint64),
+        ("maps", ctypes.c_uint64),
+        ("map_count", ctypes.c_uint32),
+        ("stalls", ctypes.c_uint32),
+    )
+
+
+class Report(ctypes.Structure):
+    """`Failure` of cuda/emulate/state.cuh, 56 bytes."""
+
+    _fields_ = (
+        ("raised", ctypes.c_uint32),
+        ("code", ctypes.c_uint32),
+        ("site", ctypes.c_uint32),
+        ("cta", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("values", ctypes.c_uint64 * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a launch is emulated.
+
+    Attributes:
+        mode: "eager" executes asynchronous operations when they are issued, "lazy" when somebody waits for them,
+            "random" at a time that `seed` decides.
+        seed: of mode "random".
+        checks: rules that are enforced although breaking them changes no value here: "tcgen05" (tcgen05.fence and
+            tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init).
+        patience_seconds: how long the whole grid may stand still before that is a failure.
+        stalls: whether mode "random" holds single threads up behind a wait while others run ahead.
+        removed: number of a site that does nothing, for mutation tests; 0 for none.
+    """
+
+    mode: Mode = "eager"
+    seed: int = 0
+    checks: Collection[Check] = ("tcgen05", "proxy", "init")
+    patience_seconds: float = 2.0
+    stalls: bool = True
+    removed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError("mode", "one of " + ", ".join(MODES), repr(self.mode))
+        for check in self.checks:
+            if check not in CHECKS:
+                raise InputError("checks", "among " + ", ".join(CHECKS), repr(check))
+
+
+class EmulatedKernel:
+    """A translated kernel on one device.
+
+    Attributes:
+        function: the CUfunction handle, so that it may stand where a kernel of `cupymla.launch` does; launches go
+            through `launch`, which resets the model and reads what it reports.
+        program: what it was loaded from.
+        facts: launch facts, as for any kernel here.
+    """
+
+    def __init__(self, program: Program, entry: str, device: int) -> None:
+        if entry not in program.kernels:
+            raise InputError("entry", "one of " + ", ".join(program.kernels), repr(entry))
+        self.program = program
+        image = Image(program.cubin)
+        self.facts = image.facts()
+        self._device = device
+        empty: dict[str, int] = {}
+        cubin = Cubin(program.cubin, entry, TARGET, empty, image.parameters(entry), Resources())
+        self._kernel = loader.load(cubin, device)
+        self.function = self._kernel.function
+        with driver.on_device(device):
+            self._state = _global(self._kernel.library, b"cupymla_emulate_launch", ctypes.sizeof(LaunchState))
+            self._report, self._report_address = _mapped_report()
+            self._finished = _new_event()
+        self._ctas = 0
+        self._memory = 0
+
+    def launch(
+        self,
+        geometry: Geometry,
+        parameters: Sequence[Parameter],
+        stream: int = 0,
+        settings: Settings | None = None,
+        maps: Sequence[KnownMap] = (),
+    ) -> None:
+        """Launch once and wait for the end.
+
+        Args:
+            geometry: grid, block, shared memory and cluster, as on Blackwell.
+            parameters: as for `cupymla.launch.Launcher`.
+            stream: stream address.
+            settings: mode and checks.
+            maps: tensor maps that the kernel reaches in other ways than as parameters of their own. Gathers and
+                copies for a pair of CTAs need to know the request behind their map.
+
+        Raises:
+            EmulationError: the kernel did what the ISA does not allow, or stood still.
+            DriverError: the driver refuses, or the kernel faulted.
+        """
+        self.start(geometry, parameters, stream, settings or Settings(), maps)
+        self.finish()
+
+    def start(
+        self,
+        geometry: Geometry,
+        parameters: Sequence[Parameter],
+        stream: int,
+        settings: Settings,
+        maps: Sequence[KnownMap] = (),
+    ) -> None:
+        """Launch without waiting. A kernel object has one launch under way at a time."""
+        with driver.on_device(self._device):
+            self._prepare(geometry, stream, settings, tables.table(parameters, maps))
+            Launcher(self, geometry, parameters)(stream)
+            code = driver.function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)(self._finished, stream)
+            if code:
+                raise driver.error(code, "recording the end of an emulated launch")
+
+    def finish(self, seconds: float = _WAIT_SECONDS) -> None:
+        """Wait for the launch under way. Raises EmulationError and DriverError like `launch`."""
+        query = driver.function("cuEventQuery", ctypes.c_void_p)
+        deadline, pause = time.monotonic() + seconds, 2e-5
+        with driver.on_device(self._device):
+            while True:
+                code = query(self._finished)
+                if code == 0:
+                    break
+                if code != 600:
+                    self._raise_reported()
+                    raise driver.error(code, f"running {self.program.name} emulated")
+                if time.monotonic() > deadline:
+                    self._raise_reported()
+                    raise EmulationError(0)
+                time.sleep(pause)
+                pause = min(2 * pause, 1e-3)
+        self._raise_reported()
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        with driver.on_device(self._device):
+            if self._memory:
+                _call("cuMemFree_v2", ctypes.c_uint64(self._memory))
+                self._memory = self._ctas = 0
+
+    def _raise_reported(self) -> None:
+        report = self._report
+        if report.raised:
+            site = self.program.site(report.site)
+            raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
+
+    def _prepare(
+        self, geometry: Geometry, stream: int, settings: Settings, infos: ctypes.Array[tables.TileInfo]
+    ) -> None:
+        x, y, z = geometry.grid
+        ctas = x * y * z
+        bytes_per_cta = self.facts["cta_bytes"]
+        if ctas > self._ctas:
+            self.close()
+            address = ctypes.c_uint64()
+            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(ctas * bytes_per_cta + _MAP_BYTES))
+            self._memory, self._ctas = address.value, ctas
+        ctypes.memset(ctypes.addressof(self._report), 0, ctypes.sizeof(Report))
+        state = LaunchState(
+            failure=self._report_address,
+            ctas=self._memory,
+            cta_count=ctas,
+            mode=MODES.index(settings.mode),
+            seed=settings.seed & 0xFFFFFFFF,
+            checks=sum(CHECKS[check] for check in set(settings.checks)),
+            removed=settings.removed,
+            stalls=settings.stalls,
+            patience_ns=int(settings.patience_seconds * 1e9),
+            maps=self._memory + self._ctas * bytes_per_cta,
+            map_count=tables.count(infos),
+        )
+        if ctypes.sizeof(infos) > _MAP_BYTES:
+            raise InputError("maps", f"at most {_MAP_BYTES // ctypes.sizeof(tables.TileInfo)} tensor maps", len(infos))
+        place, table = ctypes.c_uint64(state.maps), ctypes.c_void_p(ctypes.addressof(infos))
+        _call("cuMemcpyHtoDAsync_v2", place, table, ctypes.c_size_t(ctypes.sizeof(infos)), ctypes.c_void_p(stream))
+        where, size = ctypes.c_uint64(self._memory), ctypes.c_size_t(ctas * bytes_per_cta)
+        _call("cuMemsetD8Async", where, ctypes.c_ubyte(0), size, ctypes.c_void_p(stream))
+        # Pageable host memory is copied before the call returns, so the struct may go.
+        target, source = ctypes.c_uint64(self._state), ctypes.c_void_p(ctypes.addressof(state))
+        _call("cuMemcpyHtoDAsync_v2", target, source, ctypes.c_size_t(ctypes.sizeof(state)), ctypes.c_void_p(stream))
+
+
+def load(ptx: str | Path | Program, entry: str | None = None, device: int = 0) -> EmulatedKernel:
+    """Translate PTX for sm_100a and load it on a Hopper GPU.
+
+    Args:
+        ptx: PTX text, a file of it, or a program that was built before.
+        entry: the kernel; may be left out where there is one only.
+        device: CUDA ordinal.
+
+    Raises:
+        PtxError: the PTX cannot be translated.
+        InputError: no kernel of that name, or several and no name.
+        CompileError, DriverError: like `program.build` and the loader.
+    """
+    if isinstance(ptx, Program):
+        program = ptx
+    elif isinstance(ptx, Path):
+        program = build(ptx.read_text(), str(ptx))
+    else:
+        program = build(ptx)
+    if entry is None:
+        if len(program.kernels) != 1:
+            raise InputError("entry", "a name, for there are " + ", ".join(program.kernels), None)
+        entry = program.kernels[0]
+    return EmulatedKernel(program, entry, device)
+
+
+def _call(name: str, *arguments: ctypes._SimpleCData[int] | object) -> None:
+    types = tuple(
+        type(argument) if isinstance(argument, ctypes._SimpleCData) else ctypes.c_void_p for argument in arguments
+    )
+    code = driver.function(name, *types)(*arguments)
+    if code:
+        raise driver.error(code, f"{name} for an emulated launch")
+
+
+def _global(library: int, name: bytes, size: int) -> int:
+    address, bytes_ = ctypes.c_uint64(), ctypes.c_size_t()
+    _call(
+        "cuLibraryGetGlobal",
+        ctypes.byref(address),
+        ctypes.byref(bytes_),
+        ctypes.c_void_p(library),
+        ctypes.c_char_p(name),
+    )
+    if bytes_.value != size:
+        raise DriverError(0, "size", f"{name.decode()} has {bytes_.value} bytes, not {size}", "loading the model")
+    return address.value
+
+
+def _mapped_report() -> tuple[Report, int]:
+    """A report in host memory that the device writes to, and its device address. It lives as long as the process."""
+    host, device = ctypes.c_void_p(), ctypes.c_uint64()
+    portable_and_mapped = 3
+    _call(
+        "cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(ctypes.sizeof(Report)), ctypes.c_uint(portable_and_mapped)
+    )
+    _call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), host, ctypes.c_uint(0))
+    return Report.from_address(host.value or 0), device.value
+
+
+def _new_event() -> int:
+    event = ctypes.c_void_p()
+    without_timing = 2
+    _call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(without_timing))
+    return event.value or 0

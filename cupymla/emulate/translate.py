@@ -1,0 +1,196 @@
+"""PTX for sm_100a to PTX for sm_90a, in which every instruction that Hopper lacks is a call into the model.
+
+Everything that is not translated stays byte for byte as it was, debug information included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
+from .instructions import PLAIN, row_for
+from .lexer import Source
+from .lower_sync import leave
+from .parser import parse
+from .syntax import Block, Directive, Function, Instruction, Label, Module, Variable
+
+TARGET = "sm_90a"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One translated instruction.
+
+    Attributes:
+        number: what the model knows it by, from 1.
+        line: its line in the PTX that was translated.
+        text: the instruction as it stands there.
+        kernel: the function it is in.
+        mutation: what a mutation test calls its removal, or "".
+    """
+
+    number: int
+    line: int
+    text: str
+    kernel: str
+    mutation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A translated module.
+
+    Attributes:
+        name: what the PTX is called.
+        text: PTX for sm_90a.
+        sites: its translated instructions, number i at index i - 1.
+        kernels: the names of its kernels.
+        lines: for each line of `text`, the line it comes from, 0 for lines of ours.
+    """
+
+    name: str
+    text: str
+    sites: tuple[Site, ...]
+    kernels: tuple[str, ...]
+    lines: tuple[int, ...]
+
+    def site(self, number: int) -> Site | None:
+        """The instruction of that number."""
+        return self.sites[number - 1] if 1 <= number <= len(self.sites) else None
+
+
+def translate(text: str, name: str = "<ptx>") -> Translation:
+    """Translate PTX that was compiled for sm_100a.
+
+    Args:
+        text: the PTX.
+        name: what errors call it, usually its file.
+
+    Raises:
+        PtxError: it is no PTX, is for another target, or holds an instruction that is left out.
+    """
+    return _Translator(parse(text, name)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    start: int
+    end: int
+    text: str
+
+
+class _Translator:
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._source: Source = module.source
+        self._sites: list[Site] = []
+        self._thunks = Thunks()
+        self._registers = Registers()
+
+    def run(self) -> Translation:
+        edits = [self._target()]
+        for function in self._module.functions:
+            if function.body is not None:
+                edits += self._function(function)
+        edits.append(self._head())
+        text, lines = self._apply(sorted(edits, key=lambda edit: (edit.start, edit.end)))
+        kernels = tuple(f.name for f in self._module.functions if f.kernel and f.body is not None)
+        text += "\n" + self._thunks.functions() + "\n"
+        return Translation(self._source.name, text, tuple(self._sites), kernels, lines)
+
+    def _target(self) -> _Edit:
+        target = self._module.directive(".target")
+        if target is None:
+            raise self._source.error(0, "a PTX text has a .target")
+        if not target.words[1].startswith("sm_100"):
+            raise self._source.error(target.start, f"expected PTX for sm_100a, found {target.words[1]}")
+        return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
+
+    def _head(self) -> _Edit:
+        """The model's prototypes, behind the module's own directives."""
+        last = max(
+            item.end
+            for item in self._module.items
+            if isinstance(item, Directive) and item.words[0] in (".version", ".target", ".address_size")
+        )
+        return _Edit(last, last, "\n" + prototypes() + "\n")
+
+    # Functions -------------------------------------------------------------------------------------------------
+
+    def _function(self, function: Function) -> Iterator[_Edit]:
+        body = body_of(function)
+        uses_buffer = False
+        for statement, around in body.walk():
+            if not isinstance(statement, Instruction):
+                continue
+            code = self._instruction(statement, around, function)
+            if code is not None:
+                uses_buffer |= code.uses_buffer
+                yield _Edit(statement.start, statement.end, code.text())
+        opening = f".local .align 16 .b8 {BUFFER}[{BUFFER_BYTES}];" if uses_buffer else ""
+        if opening:
+            yield _Edit(body.start + 1, body.start + 1, "\n" + opening)
+        if function.kernel:
+            at = self._first_statement(body)
+            yield _Edit(at, at, "call cupymla_emulate_enter;\n")
+
+    def _first_statement(self, body: Block) -> int:
+        for statement in body.statements:
+            if isinstance(statement, Instruction | Label | Block):
+                return statement.start
+        return body.end - 1
+
+    def _instruction(self, instruction: Instruction, around: Sequence[Block], function: Function) -> Code | None:
+        stem = instruction.parts[0]
+        row = row_for(instruction.opcode, len(instruction.operands))
+        leaves = stem == "exit" or (stem == "ret" and function.kernel)
+        if row is None and not leaves:
+            self._require_plain(instruction)
+            return None
+        number = len(self._sites) + 1
+        code = Code(instruction, number, self._source, self._registers, around, self._thunks)
+        if row is not None and row.lower is None:
+            raise code.error(f"{row.name} is left out ({row.note})")
+        lower = row.lower if row is not None and row.lower is not None else leave
+        mutation = row.mutation if row is not None else ""
+        try:
+            lower(code)
+        except ValueError as error:
+            raise code.error(str(error)) from error
+        self._sites.append(self._site(instruction, number, function, mutation))
+        return code
+
+    def _site(self, instruction: Instruction, number: int, function: Function, mutation: str) -> Site:
+        text = " ".join(self._source.text[instruction.start : instruction.end].split())
+        return Site(number, self._source.line(instruction.start), text, function.name, mutation)
+
+    def _require_plain(self, instruction: Instruction) -> None:
+        if instruction.parts[0] not in PLAIN:
+            text = self._source.text[instruction.start : instruction.end]
+            raise self._source.error(instruction.start, "an instruction that no translation is known for", text)
+
+    # Text ------------------------------------------------------------------------------------------------------
+
+    def _apply(self, edits: Sequence[_Edit]) -> tuple[str, tuple[int, ...]]:
+        """The text with its edits, and the line that each of its lines comes from."""
+        parts: list[str] = []
+        lines: list[int] = [1]
+        at = 0
+        for edit in edits:
+            kept = self._source.text[at : edit.start]
+            first = self._source.line(at)
+            parts.append(kept)
+            lines += [first + 1 + i for i in range(kept.count("\n"))]
+            parts.append(edit.text)
+            lines += [self._source.line(edit.start)] * edit.text.count("\n")
+            at = edit.end
+        rest = self._source.text[at:]
+        parts.append(rest)
+        lines += [self._source.line(at) + 1 + i for i in range(rest.count("\n"))]
+        return "".join(parts), tuple(lines)
+
+
+def declared(module: Module) -> tuple[str, ...]:
+    """The names of a module's global variables."""
+    return tuple(name for item in module.items if isinstance(item, Variable) for name, _ in item.names)

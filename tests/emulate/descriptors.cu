@@ -1,0 +1,108 @@
+// Prints, for every canonical layout of shared memory, the descriptor that CUTLASS builds and, for every element of the
+// matrix, where CUTLASS's layout puts it and where the model's decoder looks for it; then instruction descriptors the
+// same way. Host code, compiled by nvcc.
+#include <cstdint>
+#include <cstdio>
+
+#include <cute/arch/mma_sm100_desc.hpp>
+#include <cute/atom/mma_traits_sm100.hpp>
+#include <cute/tensor.hpp>
+
+#include "emulate/descriptor.cuh"
+
+using namespace cute;
+namespace model = cupymla::emulate;
+
+alignas(1024) static unsigned char memory[1 << 18];
+
+template <UMMA::Major kMajor, int kRows, int kK, class Element, class Atom>
+void layout(const char* name) {
+  auto tile = UMMA::tile_to_mma_shape(Atom{}, make_shape(make_shape(Int<kRows>{}, Int<kK>{}), _1{}, _4{}));
+  auto tensor = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(memory)), tile);
+  auto one = make_tensor(tensor.data(), get<0>(tensor.layout()));
+  const uint64_t descriptor = UMMA::make_umma_desc<kMajor>(one);
+  model::Matrix matrix;
+  const bool transposed = kMajor == UMMA::Major::MN;
+  const int defect = model::decode_matrix(descriptor & ~0x3fffull, transposed, matrix);
+  int wrong = defect != model::kSound;
+  for (int row = 0; row < kRows && !wrong; ++row) {
+    for (int k = 0; k < kK && !wrong; ++k) {
+      const auto theirs = reinterpret_cast<unsigned char*>(&one(row, k)) - memory;
+      const auto ours = transposed ? model::mn_major_address(matrix, row * sizeof(Element), k)
+                                   : model::k_major_address(matrix, row, k * sizeof(Element));
+      wrong = theirs != static_cast<long>(ours);
+      if (wrong) std::printf("# %s (%d, %d): %ld, %u\n", name, row, k, static_cast<long>(theirs), ours);
+    }
+  }
+  std::printf("layout %s %d %d %#018llx %s\n", name, kRows, kK, static_cast<unsigned long long>(descriptor),
+              wrong ? "WRONG" : "same");
+}
+
+template <class Element, int kK, int kRows>
+void k_major(const char* name) {
+  std::printf("# %s\n", name);
+  layout<UMMA::Major::K, kRows, kK, Element, UMMA::Layout_K_INTER_Atom<Element>>("K none");
+  layout<UMMA::Major::K, kRows, kK, Element, UMMA::Layout_K_SW32_Atom<Element>>("K 32");
+  layout<UMMA::Major::K, kRows, kK, Element, UMMA::Layout_K_SW64_Atom<Element>>("K 64");
+  layout<UMMA::Major::K, kRows, kK, Element, UMMA::Layout_K_SW128_Atom<Element>>("K 128");
+}
+
+template <class Element, int kK, int kRows>
+void mn_major(const char* name) {
+  std::printf("# %s\n", name);
+  layout<UMMA::Major::MN, kRows, kK, Element, UMMA::Layout_MN_INTER_Atom<Element>>("MN none");
+  layout<UMMA::Major::MN, kRows, kK, Element, UMMA::Layout_MN_SW32_Atom<Element>>("MN 32");
+  layout<UMMA::Major::MN, kRows, kK, Element, UMMA::Layout_MN_SW64_Atom<Element>>("MN 64");
+  layout<UMMA::Major::MN, kRows, kK, Element, UMMA::Layout_MN_SW128_Atom<Element>>("MN 128");
+}
+
+template <class A, class B, class C, int kM, int kN, UMMA::Major kA, UMMA::Major kB>
+void instruction(const char* name, uint32_t kind, model::Element a, model::Element b, model::Result d) {
+  const uint32_t word = static_cast<uint32_t>(UMMA::make_instr_desc<A, B, C, kM, kN, kA, kB>());
+  model::Shape shape;
+  const int defect = model::decode_instruction(kind, kM == 256 ? 2 : 1, 0, word, shape);
+  const bool same = defect == model::kSound && shape.m == kM && shape.n == kN && shape.a == a && shape.b == b &&
+                    shape.d == d && shape.a_transposed == (kA == UMMA::Major::MN) &&
+                    shape.b_transposed == (kB == UMMA::Major::MN);
+  std::printf("instruction %s %#010x %s\n", name, word, same ? "same" : "WRONG");
+}
+
+template <class A, class Scale, int kM, int kN>
+void scaled(const char* name, uint32_t kind, uint32_t vector, model::Element a, bool ue8m0) {
+  const auto descriptor = UMMA::make_instr_desc_block_scaled<A, A, float, Scale, kM, kN, UMMA::Major::K, UMMA::Major::K>();
+  const uint32_t word = static_cast<uint32_t>(descriptor);
+  model::Shape shape;
+  const int defect = model::decode_instruction(kind, kM == 256 ? 2 : 1, vector, word, shape);
+  const bool same = defect == model::kSound && shape.m == kM && shape.n == kN && shape.a == a && shape.b == a &&
+                    shape.scale_is_ue8m0 == ue8m0;
+  std::printf("instruction %s %#010x %s\n", name, word, same ? "same" : "WRONG");
+}
+
+int main() {
+  k_major<half_t, 16, 128>("f16");
+  k_major<half_t, 16, 64>("f16");
+  k_major<tfloat32_t, 8, 128>("tf32");
+  k_major<float_e4m3_t, 32, 128>("e4m3");
+  k_major<int8_t, 32, 64>("s8");
+  mn_major<half_t, 16, 128>("f16");
+  mn_major<half_t, 16, 64>("f16");
+  mn_major<float_e4m3_t, 32, 128>("e4m3");
+  layout<UMMA::Major::MN, 128, 8, tfloat32_t, UMMA::Layout_MN_SW128_32B_Atom<tfloat32_t>>("MN 128 by 32");
+  constexpr auto K = UMMA::Major::K, MN = UMMA::Major::MN;
+  instruction<half_t, half_t, float, 128, 256, K, K>("f16", model::kF16, model::kElementF16, model::kElementF16,
+                                                     model::kResultF32);
+  instruction<bfloat16_t, bfloat16_t, float, 64, 8, K, MN>("bf16", model::kF16, model::kElementBf16,
+                                                           model::kElementBf16, model::kResultF32);
+  instruction<half_t, half_t, half_t, 256, 64, MN, K>("f16 into f16", model::kF16, model::kElementF16,
+                                                      model::kElementF16, model::kResultF16);
+  instruction<tfloat32_t, tfloat32_t, float, 128, 32, K, K>("tf32", model::kTf32, model::kElementTf32,
+                                                            model::kElementTf32, model::kResultF32);
+  instruction<float_e4m3_t, float_e5m2_t, float, 128, 64, K, K>("f8", model::kF8f6f4, model::kElementE4m3,
+                                                                model::kElementE5m2, model::kResultF32);
+  instruction<int8_t, uint8_t, int32_t, 128, 32, K, K>("i8", model::kI8, model::kElementS8, model::kElementU8,
+                                                       model::kResultS32);
+  scaled<float_e2m1_t, float_ue4m3_t, 128, 64>("nvf4", model::kMxf4nvf4, 4, model::kElementE2m1Packed, false);
+  scaled<float_e2m1_t, float_ue8m0_t, 256, 128>("mxf4", model::kMxf4, 2, model::kElementE2m1Packed, true);
+  scaled<float_e4m3_t, float_ue8m0_t, 128, 128>("mxf8", model::kMxf8f6f4, 1, model::kElementE4m3, true);
+  return 0;
+}

@@ -1,0 +1,57 @@
+"""The mutation survey of docs/emulation.md, as a table.
+
+python tests/emulate/survey.py gemm                      # the GEMM of gemm.cu
+python tests/emulate/survey.py 02_mma_tma PTX-FOLDER     # a tutorial that `tutorials.py ptx` has compiled
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import gemm
+import tutorials
+
+from cupymla.emulate import Settings, Site, mutation
+
+
+def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float], tuple[Site, ...]]:
+    """What runs a kernel, and its sites."""
+    if name == "gemm":
+        runner = gemm.Runner("host")
+        return runner.run, runner.kernel.sites
+    assert folder is not None
+    tutorial = next(each for each in tutorials.TUTORIALS if each.name == name)
+    other = tutorials.Runner(tutorial, (folder / f"{name}.ptx").read_text(), "host", k=320)
+    # With five tiles along K both the loop that the compiler unrolls by four and its remainder run.
+    # See test_emulated_kernels.py for what the tutorials leave away.
+    return lambda settings: other.run(replace(settings, checks=("proxy",), stalls=False)), other.kernel.sites
+
+
+def main() -> None:
+    """Print a row for every mutant."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    run, sites = subject(options.name, options.folder)
+    runs = [each for each in mutation.RUNS if each.seed <= options.seeds]
+    for settings in runs:
+        assert run(settings) == 0, settings
+    started, verdicts = time.monotonic(), []
+    print("| taken away | eager | lazy | random |\n| --- | --- | --- | --- |")
+    for site in sites:
+        found = mutation.survey(run, [site], runs)
+        verdicts += found
+        if found:
+            cells = " | ".join(verdict.how or "-" for verdict in found)
+            print(f"| {site.mutation}: `{site.text[:60]}` (line {site.line}) | {cells} |", flush=True)
+    print(mutation.shares(verdicts), f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

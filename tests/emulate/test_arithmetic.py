@@ -1,0 +1,229 @@
+"""Arithmetic that sm_100 adds, against ml_dtypes and NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from device import Kernel, Memory, Where
+from isa_oracle import Array
+
+from cupymla import driver
+from cupymla.emulate import Settings
+from cupymla.launch import Geometry
+
+pytestmark = pytest.mark.compile
+
+THREADS = 128
+NUMBERS = np.array(
+    [
+        *(0.0, -0.0, 0.24, 0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 6.0, 7.0, 28.0, 448.0, 464.0, 500.0, 6e4),
+        *(1e9, 2.0**-9, 2.0**-10, 3 * 2.0**-11, 1e-30, np.inf, np.nan),
+    ],
+    np.float32,
+)
+
+
+def evaluate(operation: str, inputs: Array, where: Where) -> Array:
+    """Runs an operation per thread: %r0 to %r3 hold the thread's row of inputs, the result is %r8 and %r9.
+
+    Args:
+        operation: PTX; %f0 to %f3 are the inputs as floats, %d0 and %d1 as pairs, %h0, %b0 narrow temporaries.
+        inputs: (128, 4) words.
+
+    Returns:
+        (128, 2) words.
+    """
+    text = f"""
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 p_in, .param .u64 p_out)
+{{
+    .reg .b32 %r<10>; .reg .f32 %f<4>; .reg .b64 %d<4>, %in, %out; .reg .b16 %h<2>; .reg .b8 %b<4>; .reg .b32 %n;
+    ld.param.b64 %in, [p_in];
+    ld.param.b64 %out, [p_out];
+    mov.u32 %n, %tid.x;
+    mad.wide.u32 %in, %n, 16, %in;
+    mad.wide.u32 %out, %n, 8, %out;
+    ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%in];
+    mov.b32 %f0, %r0; mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3;
+    mov.b64 %d0, {{%r0, %r1}}; mov.b64 %d1, {{%r2, %r3}};
+    mov.b32 %r8, 0; mov.b32 %r9, 0;
+    {operation}
+    st.global.v2.b32 [%out], {{%r8, %r9}};
+    ret;
+}}
+"""
+    if where == "gpu":
+        driver.activate(0)
+    source, target = Memory(inputs.astype(np.uint32), where), Memory(np.zeros((THREADS, 2), np.uint32), where)
+    parameters: list[Any] = [source.parameter, target.parameter]
+    Kernel(text, "arithmetic.ptx", where, THREADS).launch(Geometry((1, 1, 1), THREADS, 0), parameters, Settings())
+    assert isinstance(parameters[0], ctypes.c_uint64)
+    return target.read()
+
+
+def floats(seed: int = 0) -> Array:
+    """(128, 4) floats: the awkward ones above in both signs, then random ones of many sizes."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((THREADS, 4)).astype(np.float32) * 2.0 ** rng.integers(-12, 10, (THREADS, 4))
+    both = np.concatenate([NUMBERS, -NUMBERS])
+    flat = values.astype(np.float32).reshape(-1)
+    flat[: 2 * both.size : 2] = both
+    return flat.reshape(THREADS, 4)
+
+
+def words(values: Array) -> Array:
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+NARROW: dict[str, Any] = {
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+}
+LARGEST = {"e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0, "e4m3": 448.0, "e5m2": 57344.0}
+
+
+def narrowed(values: Array, kind: str) -> Array:
+    """Rounded to nearest even and saturated; NaN becomes the largest number where a type has no NaN."""
+    clipped = np.clip(values, -LARGEST[kind], LARGEST[kind])
+    found = clipped.astype(NARROW[kind]).view(np.uint8).astype(np.uint32)
+    missing = {"e2m1": 0x7, "e2m3": 0x1F, "e3m2": 0x1F, "e4m3": 0x7F, "e5m2": 0x7F}[kind]
+    return np.where(np.isnan(values), missing, found).astype(np.uint32)
+
+
+@pytest.mark.parametrize("kind", ["e2m1", "e2m3", "e3m2"])
+def test_narrowing(kind: str, where: Where) -> None:
+    values = floats()
+    if kind == "e2m1":
+        text = f"cvt.rn.satfinite.{kind}x2.f32 %b0, %f0, %f1; cvt.u32.u8 %r8, %b0;"
+    else:
+        text = f"cvt.rn.satfinite.{kind}x2.f32 %h0, %f0, %f1; cvt.u32.u16 %r8, %h0;"
+    bits = 4 if kind == "e2m1" else 8
+    wanted = narrowed(values[:, 0], kind) << bits | narrowed(values[:, 1], kind)
+    np.testing.assert_array_equal(evaluate(text, words(values), where)[:, 0], wanted)
+
+
+@pytest.mark.parametrize("kind", ["e2m1", "e2m3", "e3m2"])
+def test_widening(kind: str, where: Where) -> None:
+    count = {"e2m1": 16, "e2m3": 64, "e3m2": 64}[kind]
+    codes = np.arange(THREADS, dtype=np.uint32) % count
+    low, bits = (codes * 7 + 3) % count, 4 if kind == "e2m1" else 8
+    inputs = np.zeros((THREADS, 4), np.uint32)
+    inputs[:, 0] = codes << bits | low
+    narrow = "cvt.u8.u32 %b0, %r0;" if kind == "e2m1" else "cvt.u16.u32 %h0, %r0;"
+    source = "%b0" if kind == "e2m1" else "%h0"
+    found = evaluate(f"{narrow} cvt.rn.f16x2.{kind}x2 %r8, {source};", inputs, where)[:, 0]
+    halves = [part.astype(np.uint8).view(NARROW[kind]).astype(np.float16).view(np.uint16) for part in (low, codes)]
+    np.testing.assert_array_equal(found, halves[0] | halves[1].astype(np.uint32) << 16)
+
+
+def test_scale_factors(where: Where) -> None:
+    """ue8m0 holds powers of two: rounding up gives the next one, towards zero the one before."""
+    values = floats(1)
+    text = "cvt.rp.satfinite.ue8m0x2.f32 %h0, %f0, %f1; cvt.u32.u16 %r8, %h0; cvt.rn.bf16x2.ue8m0x2 %r9, %h0;"
+    found = evaluate(text, words(values), where)
+
+    def up(value: float) -> int:
+        size = abs(float(value))
+        if np.isnan(size):
+            return 0xFF
+        if size == 0 or size < 2.0**-127:
+            return 0
+        return 0xFE if np.isinf(size) else min(int(np.ceil(np.log2(size))) + 127, 0xFE)
+
+    codes = np.array([[up(a), up(b)] for a, b in values[:, :2]], np.uint32)
+    np.testing.assert_array_equal(found[:, 0], codes[:, 0] << 8 | codes[:, 1])
+    numbers = np.where(codes == 0xFF, np.nan, 2.0 ** (codes.astype(np.float64) - 127)).astype(ml_dtypes.bfloat16)
+    wide = numbers.view(np.uint16).astype(np.uint32)
+    is_nan = codes == 0xFF
+    expected = np.where(is_nan, 0x7FFF, wide)
+    np.testing.assert_array_equal(found[:, 1], expected[:, 0] << 16 | expected[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["e2m1", "e4m3", "e5m2"])
+def test_stochastic_rounding_brackets_the_number(kind: str, where: Where) -> None:
+    """With all random bits off it rounds down in magnitude, with all on it reaches the next number at most."""
+    values = np.abs(np.nan_to_num(floats(2), nan=1.0, posinf=1.0, neginf=1.0)) % LARGEST[kind]
+    count = 8 if kind == "e2m1" else 4
+    four = "{%f0, %f1, %f2, %f3}"
+    if kind == "e2m1":
+        text = f"cvt.rs.satfinite.{kind}x4.f32 %h0, {four}, 0; cvt.rs.satfinite.{kind}x4.f32 %h1, {four}, -1;"
+        text += "cvt.u32.u16 %r8, %h0; cvt.u32.u16 %r9, %h1;"
+    else:
+        text = f"cvt.rs.satfinite.{kind}x4.f32 %r8, {four}, 0; cvt.rs.satfinite.{kind}x4.f32 %r9, {four}, -1;"
+    found = evaluate(text, words(values.astype(np.float32)), where)
+    bits = 4 if kind == "e2m1" else 8
+    for index in range(4):
+        shift, mask = bits * (3 - index), (1 << bits) - 1
+        codes = [(found[:, i] >> shift & mask).astype(np.uint8) for i in (0, 1)]
+        low, high = (code.view(NARROW[kind]).astype(np.float64) for code in codes)
+        assert (low <= values[:, index]).all() and (codes[1] - codes[0] <= 1).all()
+        assert (high >= low).all() and count
+
+
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        ("add.rn.f32x2 %d2, %d0, %d1;", lambda v: np.stack([v[:, 0] + v[:, 2], v[:, 1] + v[:, 3]], 1)),
+        ("sub.rn.f32x2 %d2, %d0, %d1;", lambda v: np.stack([v[:, 0] - v[:, 2], v[:, 1] - v[:, 3]], 1)),
+        ("mul.rn.f32x2 %d2, %d0, %d1;", lambda v: np.stack([v[:, 0] * v[:, 2], v[:, 1] * v[:, 3]], 1)),
+    ],
+    ids=["add", "sub", "mul"],
+)
+def test_packed_pairs(text: str, function: Any, where: Where) -> None:
+    values = np.nan_to_num(floats(3), nan=2.0, posinf=3.0, neginf=-3.0).astype(np.float32)
+    found = evaluate(f"{text} mov.b64 {{%r8, %r9}}, %d2;", words(values), where)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(found.view(np.float32), function(values).astype(np.float32))
+
+
+def test_fused_pairs_round_once(where: Where) -> None:
+    values = np.nan_to_num(floats(4), nan=2.0, posinf=3.0, neginf=-3.0).astype(np.float32)
+    found = evaluate("fma.rn.f32x2 %d2, %d0, %d1, %d1; mov.b64 {%r8, %r9}, %d2;", words(values), where)
+    wide = values.astype(np.longdouble)
+    wanted = np.stack([wide[:, 0] * wide[:, 2] + wide[:, 2], wide[:, 1] * wide[:, 3] + wide[:, 3]], 1)
+    np.testing.assert_array_equal(found.view(np.float32), wanted.astype(np.float32))
+
+
+def test_extremes_of_three(where: Where) -> None:
+    values = np.nan_to_num(floats(5), nan=2.0).astype(np.float32)
+    text = "max.f32 %f0, %f0, %f1, %f2; mov.b32 %r8, %f0; min.abs.f32 %f1, %f1, %f2, %f3; mov.b32 %r9, %f1;"
+    found = evaluate(text, words(values), where).view(np.float32)
+    np.testing.assert_array_equal(found[:, 0], values[:, :3].max(axis=1))
+    np.testing.assert_array_equal(found[:, 1], np.abs(values[:, 1:]).min(axis=1))
+
+
+def test_mixed_precision(where: Where) -> None:
+    values = np.nan_to_num(floats(6), nan=2.0, posinf=3.0, neginf=-3.0).astype(np.float32) % 1000
+    text = "cvt.rn.f16.f32 %h0, %f0; add.f32.f16 %f1, %h0, %f1; mov.b32 %r8, %f1;"
+    found = evaluate(text, words(values), where)[:, 0].view(np.float32)
+    np.testing.assert_array_equal(found, values[:, 0].astype(np.float16).astype(np.float32) + values[:, 1])
+
+
+def test_reductions_over_a_warp(where: Where) -> None:
+    values = floats(7)
+    text = (
+        "redux.sync.max.f32 %f0, %f0, -1; mov.b32 %r8, %f0; redux.sync.min.abs.NaN.f32 %f1, %f1, -1; mov.b32 %r9, %f1;"
+    )
+    found = evaluate(text, words(values), where).view(np.float32)
+    for warp in range(THREADS // 32):
+        rows = slice(32 * warp, 32 * warp + 32)
+        np.testing.assert_array_equal(found[rows, 0], np.full(32, np.nanmax(values[rows, 0])))
+        np.testing.assert_array_equal(found[rows, 1], np.full(32, np.abs(values[rows, 1]).min()))
+
+
+def test_moves_of_32_bytes(where: Where) -> None:
+    inputs = np.arange(THREADS * 4, dtype=np.uint32).reshape(THREADS, 4)
+    text = "and.b32 %n, %n, -2; ld.param.b64 %in, [p_in]; mad.wide.u32 %in, %n, 16, %in;"
+    text += "ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%in]; mov.b32 %r8, %r0; mov.b32 %r9, %r7;"
+    found = evaluate(text, inputs, where)
+    even = np.arange(THREADS) // 2 * 2
+    np.testing.assert_array_equal(found, np.stack([inputs[even, 0], inputs[even + 1, 3]], 1))

@@ -1,0 +1,78 @@
+"""`python -m cupymla emulate`: what it prints, runs and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupymla.cli import main
+from cupymla.emulate.host import machine
+
+KERNEL = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry scale(.param .u64 p_data, .param .f32 p_factor)
+.maxntid 32, 1, 1
+{
+    .reg .b32 %r<4>; .reg .b64 %d<6>; .reg .f32 %f<2>;
+    ld.param.b64 %d0, [p_data];
+    ld.param.f32 %f0, [p_factor];
+    mov.b32 %r0, %f0;
+    mov.b64 %d1, {%r0, %r0};
+    mov.u32 %r1, %tid.x;
+    mad.wide.u32 %d0, %r1, 8, %d0;
+    ld.global.b64 %d2, [%d0];
+    mul.rn.f32x2 %d3, %d2, %d1;
+    st.global.b64 [%d0], %d3;
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    file = tmp_path / "scale.ptx"
+    file.write_text(KERNEL)
+    np.save(tmp_path / "data.npy", np.arange(64, dtype=np.float32))
+    return file
+
+
+def test_the_translation_is_listed_and_written(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emulate", str(kernel), "--json", "--out", str(kernel.parent / "out")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kernels"] == ["scale"] and [site["line"] for site in told["sites"]] == [16, 18]
+    assert ".target sm_90a" in (kernel.parent / "out" / "scale.sm_90a.ptx").read_text()
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+def test_a_kernel_of_arrays_and_numbers_runs_in_every_mode(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = kernel.parent
+    words = ["--block", "32", "--arg", str(folder / "data.npy"), "--arg", "f32:1.5", "--on", "host"]
+    assert main(["emulate", str(kernel), "--json", "--out", str(folder), *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [run["mode"] for run in told["runs"]] == ["eager", "lazy", "random"]
+    for mode in ("eager", "lazy", "random"):
+        np.testing.assert_array_equal(np.load(folder / f"data.{mode}.npy"), 1.5 * np.arange(64, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--grid", "4"], ["--arg", "f99:1"], ["--arg", "missing.npy"], ["--entry", "other"]],
+    ids=["grid", "type", "file", "entry"],
+)
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+def test_bad_options_are_refused(kernel: Path, words: list[str]) -> None:
+    assert main(["emulate", str(kernel), "--block", "32", "--on", "host", *words]) == 2
+
+
+def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.ptx"
+    file.write_text(KERNEL.replace("mul.rn.f32x2", "tcgen05.dream"))
+    assert main(["emulate", str(file)]) == 1
+    assert "x.ptx:16" in capsys.readouterr().err
+    assert main(["emulate", str(tmp_path / "none.ptx")]) == 2

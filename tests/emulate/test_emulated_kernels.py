@@ -1,0 +1,94 @@
+"""Whole kernels: ours and NVIDIA's tutorials compute right results in every mode, and broken ones are found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gemm
+import pytest
+import tutorials
+from device import Where
+
+from cupymla.emulate import EmulationError, Settings, mutation
+from cupymla.emulate.run import MODES, Check, Mode
+
+pytestmark = pytest.mark.compile
+
+ALL: tuple[Check, ...] = ("tcgen05", "proxy", "init")
+
+# Fences of the GEMM that order nothing: what is before the first synchronisation is an allocation, which is no
+# asynchronous operation, and before the last one every load has been fenced off already.
+ORDER_NOTHING = 3
+
+
+@pytest.fixture(scope="module")
+def runners() -> dict[Where, gemm.Runner]:
+    return {}
+
+
+def runner(runners: dict[Where, gemm.Runner], where: Where) -> gemm.Runner:
+    if where not in runners:
+        runners[where] = gemm.Runner(where)
+    return runners[where]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gemm_is_right_in_every_mode_with_every_check(
+    mode: Mode, where: Where, runners: dict[Where, gemm.Runner]
+) -> None:
+    for seed in range(3):
+        assert runner(runners, where).run(Settings(mode, seed, ALL)) == 0
+
+
+def test_a_wait_that_is_missing_shows_in_mode_lazy_and_not_in_eager(
+    where: Where, runners: dict[Where, gemm.Runner]
+) -> None:
+    """The reason for the modes: executed in place, an MMA is always done when somebody reads its result."""
+    loaded = runner(runners, where)
+    (site,) = [site for site in loaded.kernel.sites if "wait_group.read" in site.text]
+    assert loaded.run(Settings("eager", removed=site.number)) == 0 or where == "gpu"
+    assert loaded.run(Settings("lazy", removed=site.number)) != 0
+
+
+def test_a_missing_commit_is_a_message_not_a_hang(where: Where, runners: dict[Where, gemm.Runner]) -> None:
+    loaded = runner(runners, where)
+    site = next(site for site in loaded.kernel.sites if site.text.startswith("tcgen05.commit"))
+    with pytest.raises(EmulationError, match="nothing moves any more") as caught:
+        loaded.run(Settings("lazy", removed=site.number, patience_seconds=0.5))
+    assert caught.value.line > 0
+
+
+@pytest.mark.slow
+def test_every_removal_that_can_misbehave_is_caught(where: Where, runners: dict[Where, gemm.Runner]) -> None:
+    """At least 95% of waits, fences, commits, expect_tx, arrivals and barriers are missed when they are gone."""
+    loaded = runner(runners, where)
+    verdicts = mutation.survey(loaded.run, loaded.kernel.sites)
+    caught, total = mutation.shares(verdicts)["any"]
+    left = mutation.survivors(verdicts)
+    assert total >= 25 and caught >= 0.95 * (total - ORDER_NOTHING), [site.text for site in left]
+    assert all(site.mutation == "fence" for site in left)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
+@pytest.mark.parametrize("tutorial", tutorials.TUTORIALS, ids=lambda tutorial: tutorial.name)
+def test_nvidias_tutorials_are_right_in_every_mode(tutorial: tutorials.Tutorial, where: Where, tmp_path: Path) -> None:
+    """They leave tcgen05's and mbarrier.init's fences away, and the first one fence.proxy.async: hardware lets them.
+
+    Nor may a warp of theirs fall behind: from the second one on, all threads wait for each phase of a barrier and
+    nothing keeps the phase after next from completing before a slow one has looked.
+    """
+    ptx = tutorials.compile_ptx(tutorial, tmp_path).read_text()
+    loaded = tutorials.Runner(tutorial, ptx, where, k=128 if where == "host" else tutorials.K)
+    checks: tuple[Check, ...] = () if tutorial.name == "01_mma" else ("proxy",)
+    for mode in MODES:
+        assert loaded.run(Settings(mode, 1, checks, stalls=False)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
+def test_the_rules_that_a_tutorial_breaks_are_reported(where: Where, tmp_path: Path) -> None:
+    tutorial = tutorials.TUTORIALS[0]
+    loaded = tutorials.Runner(tutorial, tutorials.compile_ptx(tutorial, tmp_path).read_text(), where, k=64)
+    with pytest.raises(EmulationError, match=r"fence\.proxy\.async"):
+        loaded.run(Settings("eager", checks=ALL[1:2]))

@@ -1,0 +1,304 @@
+"""tcgen05.mma against NumPy: every kind, element type, shape class, layout, operand place and option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from device import Where, blank, run
+from isa_oracle import (
+    KIND_TYPES,
+    Array,
+    K,
+    a_words,
+    instruction,
+    multiply,
+    place,
+    put_a,
+    put_scales,
+    random_matrix,
+    result_place,
+    results,
+    with_start,
+)
+from ptx_kernels import mma
+
+from cupymla.emulate import EmulationError, Settings
+
+pytestmark = pytest.mark.compile
+
+B_START = 32768
+A_COLUMN, A_SCALES, B_SCALES = 256, 400, 440
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product. Swizzle codes are the descriptor's; "t" says that the operand is transposed."""
+
+    kind: str
+    a: str
+    b: str
+    m: int
+    n: int
+    group: int = 1
+    swizzle: int = 2
+    a_in_tmem: bool = False
+    transposed: tuple[bool, bool] = (False, False)
+    d_f16: bool = False
+    negated: tuple[bool, bool] = (False, False)
+    accumulate: bool = False
+    block: int = 0
+    ue8m0: bool = True
+    ids: tuple[int, int] = (0, 0)
+    saturate: bool = False
+    scale: int = 0
+    disabled: int = 0
+    seed: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        flags = ["ts" if self.a_in_tmem else "ss", f"g{self.group}", f"sw{self.swizzle}"]
+        flags += [name for name, on in (("tA", self.transposed[0]), ("tB", self.transposed[1])) if on]
+        flags += [name for name, on in (("f16", self.d_f16), ("acc", self.accumulate), ("sat", self.saturate)) if on]
+        flags += [f"-{self.scale}"] if self.scale else []
+        flags += [f"id{self.ids[0]}{self.ids[1]}"] if any(self.ids) else []
+        flags += [f"b{self.block}", "ue8" if self.ue8m0 else "ue4"] if self.block else []
+        return f"{self.kind}-{self.a}-{self.b}-{self.m}x{self.n}-" + "-".join(flags)
+
+
+def cases() -> list[Case]:
+    """All of them; together they hold every row of the ISA's tables that the model has."""
+    found = [
+        Case(kind, a, b, 128, 32)
+        for kind, types in KIND_TYPES.items()
+        for a in types
+        for b in types
+        if kind[:2] != "mx" and not (kind == "f16" and a != b)
+    ]
+    # Shapes and layouts of D, A in either memory.
+    for kind, a in (("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e5m2"), ("i8", "s8")):
+        for group, m, n in (
+            (1, 64, 8),
+            (1, 64, 256),
+            (1, 128, 16),
+            (1, 128, 256),
+            (2, 128, 64),
+            (2, 256, 32),
+            (2, 256, 256),
+        ):
+            for a_in_tmem in (False, True):
+                found.append(Case(kind, a, a, m, n, group, a_in_tmem=a_in_tmem))
+    # Every swizzle, K-major and transposed.
+    for swizzle in (0, 6, 4, 2):
+        for group, m in ((1, 64), (1, 128), (2, 256)):
+            found.append(Case("f16", "f16", "f16", m, 64, group, swizzle))
+            found.append(Case("f8f6f4", "e4m3", "e4m3", m, 128, group, swizzle))
+            if swizzle != 2 or m != 64:
+                found.append(Case("f16", "f16", "f16", m, 128, group, swizzle, transposed=(True, True)))
+        found.append(Case("f8f6f4", "e2m1", "e3m2", 128, 64, 1, swizzle))
+        found.append(Case("i8", "u8", "s8", 128, 128, 1, swizzle, transposed=(True, True)))
+    found.append(Case("f16", "f16", "f16", 128, 64, 1, transposed=(False, True)))
+    found.append(Case("f16", "f16", "f16", 128, 64, 1, transposed=(True, False)))
+    found.append(Case("tf32", "tf32", "tf32", 128, 64, 1, 1, transposed=(True, True)))
+    found.append(Case("f8f6f4", "e2m3", "e2m1", 128, 64, a_in_tmem=True))
+    found.append(Case("f8f6f4", "e2m1", "e3m2", 128, 64, a_in_tmem=True))
+    # Options.
+    for scale in (0, 1, 15):
+        found.append(Case("f16", "f16", "f16", 128, 32, accumulate=True, scale=scale))
+    found.append(Case("tf32", "tf32", "tf32", 64, 32, accumulate=True, scale=3))
+    found.append(Case("f16", "f16", "f16", 128, 32, d_f16=True, accumulate=True))
+    found.append(Case("f8f6f4", "e4m3", "e4m3", 64, 32, d_f16=True))
+    for negated in ((True, False), (False, True), (True, True)):
+        found.append(Case("f16", "f16", "f16", 128, 16, negated=negated))
+        found.append(Case("mxf8f6f4", "e4m3", "e5m2", 128, 16, negated=negated, block=32))
+    found.append(Case("i8", "s8", "s8", 128, 32, accumulate=True, saturate=True))
+    found.append(Case("i8", "u8", "u8", 128, 32, accumulate=True))
+    found.append(Case("f16", "f16", "f16", 128, 32, disabled=0xFFFF0000FFFFFFFF00000001DEADBEEF))
+    found.append(Case("f16", "f16", "f16", 256, 32, 2, disabled=(1 << 255) | 0xF << 120 | 5))
+    # Block scaling: types, vector sizes, bytes of the factors, both groups.
+    for a in KIND_TYPES["mxf8f6f4"]:
+        found.append(Case("mxf8f6f4", a, "e4m3", 128, 64, block=32))
+        found.append(Case("mxf8f6f4", "e5m2", a, 128, 64, block=32, a_in_tmem=True))
+    for group, m, n in ((1, 128, 256), (2, 128, 64), (2, 256, 64), (2, 256, 256)):
+        for ids in ((0, 0), (1, 3), (3, 2)):
+            found.append(Case("mxf8f6f4", "e4m3", "e4m3", m, n, group, block=32, ids=ids))
+        for ids in ((0, 0), (2, 0), (0, 2)):
+            found.append(Case("mxf4", "e2m1", "e2m1", m, n, group, block=32, ids=ids))
+            found.append(Case("mxf4nvf4", "e2m1", "e2m1", m, n, group, block=32, ids=ids))
+        for ue8m0 in (False, True):
+            found.append(Case("mxf4nvf4", "e2m1", "e2m1", m, n, group, block=16, ue8m0=ue8m0))
+            found.append(Case("mxf4nvf4", "e2m1", "e2m1", m, n, group, block=16, ue8m0=ue8m0, a_in_tmem=True))
+    return list(dict.fromkeys(found))
+
+
+class Problem:
+    """A case with its numbers in place."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        rng = np.random.default_rng(case.seed)
+        k, packed = K[case.kind], case.kind.startswith("mxf4")
+        self.a = random_matrix(rng, case.a, case.m, k)
+        self.b = random_matrix(rng, case.b, case.n, k)
+        self.smem, self.tmem = blank(case.group)
+        group, a_descriptor, b_descriptor = case.group, 0, 0
+        a_rows, b_rows = case.m // group, case.n // group
+        for cta in range(group):
+            a_part, b_part = self.a[cta * a_rows :][:a_rows], self.b[cta * b_rows :][:b_rows]
+            a_descriptor = place(self.smem[cta], 0, a_part, case.a, case.swizzle, case.transposed[0], packed)
+            b_descriptor = place(self.smem[cta], B_START, b_part, case.b, case.swizzle, case.transposed[1], packed)
+        first = with_start(a_descriptor, 0)
+        if case.a_in_tmem:
+            put_a(self.tmem, a_words(self.a, case.a, packed), group, case.m, A_COLUMN)
+            self.smem[:, :B_START] = 0xFF
+            first = A_COLUMN
+        self.scales = self._scales(rng) if case.block else None
+        word = instruction(
+            case.kind, case.m, case.n, case.a, case.b, a_transposed=case.transposed[0], b_transposed=case.transposed[1],
+            d_f16=case.d_f16, negated=case.negated, ue8m0=case.ue8m0, ids=case.ids, saturate=case.saturate,
+        )  # fmt: skip
+        self.before = self._before(rng)
+        factors = A_SCALES | B_SCALES << 32
+        self.arguments = [first, with_start(b_descriptor, B_START), word << 32, int(case.accumulate), factors]
+
+    def _scales(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        case = self.case
+        blocks = K[case.kind] // case.block
+        kind: Any = ml_dtypes.float8_e8m0fnu if case.ue8m0 else ml_dtypes.float8_e4m3fn
+        made = []
+        for rows, offset, first in ((case.m, A_SCALES, case.ids[0]), (case.n, B_SCALES, case.ids[1])):
+            values = (2.0 ** rng.integers(-3, 4, (rows, blocks))).astype(kind)
+            if not case.ue8m0:
+                values = (rng.integers(1, 16, (rows, blocks)) * 0.25).astype(kind)
+            made.append(values)
+            for cta in range(case.group):
+                self._put_scales(values.view(np.uint8), offset, first, cta)
+        return made[0], made[1]
+
+    def _put_scales(self, factors: Array, offset: int, first: int, cta: int) -> None:
+        """A's are split over the pair's CTAs; B's lie in both, halved over the lanes where D's columns are."""
+        case = self.case
+        if offset == A_SCALES:
+            rows = case.m // case.group
+            put_scales(self.tmem, factors[cta * rows :][:rows], offset, first, cta)
+        elif case.group == 2 and case.m == 128:
+            half = case.n // 2
+            for part in (0, 1):
+                keep = self.tmem[cta].copy()
+                put_scales(self.tmem, factors[part * half :][:half], offset, first, cta)
+                lanes = slice(64, 128) if part == 0 else slice(0, 64)
+                self.tmem[cta, lanes] = keep[lanes]
+        else:
+            put_scales(self.tmem, factors, offset, first, cta)
+
+    def _before(self, rng: np.random.Generator) -> Array:
+        """D before the product, the same number in every column that D may use."""
+        case = self.case
+        shape = (case.group, 128, case.n)
+        if case.kind == "i8":
+            words = rng.integers(2**31 - 2**19, 2**31, shape).astype(np.uint32)
+        elif case.d_f16:
+            words = rng.integers(-4, 5, shape).astype(np.float16).view(np.uint16).astype(np.uint32)
+        else:
+            words = rng.integers(-64, 65, shape).astype(np.float32).view(np.uint32)
+        self.tmem[:, :, : case.n] = words
+        return words
+
+    def run(self, where: Where, settings: Settings | None = None) -> Array:
+        case = self.case
+        vector = ""
+        if case.kind == "mxf4nvf4":
+            vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
+        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled)
+        after, _ = run(text, self.smem, self.tmem, self.arguments, case.group, settings=settings, where=where)
+        return after
+
+    def wanted(self) -> Array:
+        """D as words: (CTAs, 128, 512), everything else as it was."""
+        case = self.case
+        product = multiply(case.kind, self.a, self.b, self.scales, case.block)
+        if case.negated[0] != case.negated[1]:
+            product = -product
+        before = results(self.tmem, case.group, case.m, case.n, 0)
+        if case.accumulate:
+            product = product + _numbers(before, case) * 2.0**-case.scale
+        words = _words(product, case)
+        after: Array = self.tmem.copy()
+        for row in range(case.m):
+            for column in range(case.n):
+                cta, lane, at = result_place(case.group, case.m, case.n, row, column)
+                if not case.disabled >> (128 * cta + lane) & 1:
+                    after[cta, lane, at] = words[row, column]
+        return after
+
+
+def _numbers(words: Array, case: Case) -> Array:
+    if case.kind == "i8":
+        return words.view(np.int32).astype(np.float64)
+    if case.d_f16:
+        return (words & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float64)
+    found: Array = words.view(np.float32).astype(np.float64)
+    return found
+
+
+def _words(values: Array, case: Case) -> Array:
+    if case.kind == "i8":
+        whole = values.astype(np.int64)
+        if case.saturate:
+            whole = np.clip(whole, -(2**31), 2**31 - 1)
+        return (whole & 0xFFFFFFFF).astype(np.uint32)
+    if case.d_f16:
+        return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+    return values.astype(np.float32).view(np.uint32)
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_products_agree_bit_for_bit(case: Case, where: Where) -> None:
+    """Every operand is exact and every sum fits, so there is one right answer; other columns stay untouched."""
+    problem = Problem(case)
+    np.testing.assert_array_equal(problem.run(where), problem.wanted())
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random"])
+@pytest.mark.parametrize(
+    "case", [cases()[0], Case("mxf4nvf4", "e2m1", "e2m1", 256, 64, 2, block=16, ue8m0=False)], ids=str
+)
+def test_modes_agree(case: Case, mode: Any, where: Where) -> None:
+    problem = Problem(case)
+    for seed in range(3):
+        np.testing.assert_array_equal(problem.run(where, Settings(mode, seed=seed)), problem.wanted())
+
+
+# What each does to an argument: which one, and the bits that it turns over. First, the failure that follows.
+BAD = {
+    "reserved descriptor bit": (15, (1, 1 << 14)),
+    "fixed descriptor bits": (15, (1, 1 << 46)),
+    "swizzle 3": (16, (1, 1 << 61)),
+    "absolute leading dimension": (17, (0, 1 << 52)),
+    "reserved instruction bit": (18, (2, 1 << 32 + 6)),
+    "element type": (19, (2, 4 << 32 + 7)),
+    "N of 12": (20, (2, 5 << 32 + 17)),
+    "sparse": (23, (2, 1 << 32 + 2)),
+    "columns that are not there": (12, (2, 500)),
+    "lane 5": (35, (2, 5 << 16)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_the_tables_do_not_have_is_refused(name: str, where: Where) -> None:
+    code, (index, bits) = BAD[name]
+    problem = Problem(Case("f16", "f16", "f16", 128, 32))
+    problem.arguments[index] ^= bits
+    with pytest.raises(EmulationError) as caught:
+        problem.run(where)
+    assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma")
+    assert (caught.value.cta, caught.value.thread) == (0, 0) and caught.value.line > 0
+
+
+def test_scale_factors_that_are_not_in_all_quarters_are_found_out(where: Where) -> None:
+    """The ISA asks for a copy in each 32 lanes; the model reads the copy that hardware would."""
+    problem = Problem(Case("mxf8f6f4", "e4m3", "e4m3", 128, 32, block=32))
+    problem.tmem[0, 32:, A_SCALES:] = 0x7F7F7F7F
+    assert (problem.run(where) != problem.wanted()).any()

@@ -1,0 +1,308 @@
+"""The translator: what it changes, what it leaves alone, what it refuses; every sm_100a kernel here assembles."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import gemm
+import ptx_kernels
+import pytest
+import tutorials
+from isa_oracle import MOVE_REGISTERS
+
+from cupymla.build.cubin import Image
+from cupymla.emulate import Program, PtxError, build, failures, translate
+from cupymla.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
+from cupymla.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
+from cupymla.emulate.program import link, model, model_facts
+from cupymla.emulate.run import LaunchState, Report
+
+CUDA = Path(__file__).resolve().parents[2] / "cuda" / "emulate"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "emulation.md"
+HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+REGISTERS = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<200>; .reg .b64 %rd<20>; .reg .f32 %f<9>; .reg .b8 %b<9>;"
+
+
+def kernel(body: str) -> str:
+    shared = ".extern .shared .align 16 .b8 memory[];"
+    return f"{HEAD}{shared}\n.visible .entry k(.param .u64 a)\n{{\n{REGISTERS}\n{body}\nret;\n}}\n"
+
+
+def assembled_for_blackwell(text: str, folder: Path) -> bool:
+    """Whether ptxas takes a text for sm_100a; without a toolkit, true."""
+    if shutil.which("ptxas") is None:
+        return True
+    (folder / "k.ptx").write_text(text)
+    command = ["ptxas", "-arch=sm_100a", "-o", str(folder / "k.cubin"), str(folder / "k.ptx")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def moves() -> list[str]:
+    """tcgen05.ld and .st in every shape and multiplicity, plain and with 16-bit packing."""
+    found = []
+    for shape, each in MOVE_REGISTERS.items():
+        for times in (1, 2, 4, 8, 16, 32, 64, 128):
+            if each * times > 128:
+                continue
+            registers = "{" + ", ".join(f"%r{i}" for i in range(each * times)) + "}"
+            for pack in ("", "16b"):
+                split = ", 16" if shape == "16x32bx2" else ""
+                load = f".pack::{pack}" if pack else ""
+                store = f".unpack::{pack}" if pack else ""
+                found.append(f"tcgen05.ld.sync.aligned.{shape}.x{times}{load}.b32 {registers}, [%r190]{split};")
+                found.append(f"tcgen05.st.sync.aligned.{shape}.x{times}{store}.b32 [%r190]{split}, {registers};")
+    return found
+
+
+def copies() -> list[str]:
+    """tcgen05.cp in every shape, multicast and format."""
+    shapes = ("128x256b", "4x256b", "128x128b", "64x128b.warpx2::02_13", "64x128b.warpx2::01_23", "32x128b.warpx4")
+    formats = ("", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64")
+    return [f"tcgen05.cp.cta_group::1.{shape}{form} [%r1], %rd1;" for shape in shapes for form in formats]
+
+
+ARITHMETIC = [
+    "add.rn.f32x2 %rd1, %rd2, %rd3;",
+    "mul.rz.ftz.f32x2 %rd1, %rd2, %rd3;",
+    "fma.rn.f32x2 %rd1, %rd2, %rd3, %rd1;",
+    "sub.rn.f32x2 %rd1, %rd2, %rd3;",
+    "add.f32.f16 %f1, %h1, %f2;",
+    "fma.rn.f32.bf16 %f1, %h1, %h2, %f2;",
+    "max.f32 %f1, %f2, %f3, %f4;",
+    "min.NaN.abs.f32 %f1, %f2, %f3, %f4;",
+    "cvt.rn.satfinite.e2m1x2.f32 %b1, %f1, %f2;",
+    "cvt.rn.satfinite.relu.e2m3x2.f32 %h1, %f1, %f2;",
+    "cvt.rn.satfinite.e3m2x2.f32 %h1, %f1, %f2;",
+    "cvt.rn.f16x2.e2m1x2 %r1, %b1;",
+    "cvt.rn.f16x2.e2m3x2 %r1, %h1;",
+    "cvt.rp.satfinite.ue8m0x2.f32 %h1, %f1, %f2;",
+    "cvt.rz.ue8m0x2.bf16x2 %h1, %r1;",
+    "cvt.rn.bf16x2.ue8m0x2 %r1, %h1;",
+    "cvt.rs.satfinite.e4m3x4.f32 %r1, {%f1, %f2, %f3, %f4}, %r2;",
+    "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r2;",
+    "redux.sync.max.abs.NaN.f32 %f1, %f2, %r1;",
+    "ld.global.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1+32];",
+    "ld.global.L2::evict_last.v4.b64 {%rd1, %rd2, %rd3, %rd4}, [%rd1];",
+    "st.global.v8.f32 [%rd1], {%f1, %f2, %f3, %f4, %f1, %f2, %f3, %f4};",
+    "st.bulk.shared::cta [%r1], 1024, 0;",
+]
+SYNCHRONISATION = [
+    "tcgen05.alloc.cta_group::1.sync.aligned.b32 [%rd1], 512;",
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [memory+16], %r1;",
+    "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;",
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
+    "tcgen05.wait::ld.sync.aligned;",
+    "tcgen05.wait::st.sync.aligned;",
+    "tcgen05.fence::before_thread_sync;",
+    "tcgen05.fence::after_thread_sync;",
+    "tcgen05.shift.cta_group::1.down [%r1];",
+    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd1];",
+    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %h1;",
+    "mbarrier.init.b64 [%rd1], 3;",
+    "mbarrier.inval.shared::cta.b64 [memory];",
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], %r2, 100;",
+    "mbarrier.test_wait.b64 %p1, [%rd1], %rd2;",
+    "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 %rd2, [%r1], 128;",
+    "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r1], 128;",
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+    "bar.sync 0;",
+    "barrier.cta.sync.aligned %r1, 64;",
+    "barrier.arrive 3, 128;",
+    "bar.red.popc.u32 %r1, 0, %p1;",
+    "barrier.red.and.pred %p1, 1, 64, !%p2;",
+    "barrier.cluster.arrive.release.aligned;",
+    "barrier.cluster.wait.acquire.aligned;",
+    "setmaxnreg.inc.sync.aligned.u32 232;",
+    "fence.proxy.async;",
+    "fence.mbarrier_init.release.cluster;",
+    "fence.acq_rel.cluster;",
+    "griddepcontrol.wait;",
+    "st.shared.v4.b32 [memory], {%r1, %r2, %r3, %r4};",
+    "st.b32 [%rd1], %r1;",
+    "@!%p1 exit;",
+]
+PAIRED = [
+    "tcgen05.alloc.cta_group::2.sync.aligned.b32 [%rd1], 512;",
+    "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r1, 32;",
+    "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
+    "tcgen05.shift.cta_group::2.down [%r1];",
+    "tcgen05.cp.cta_group::2.32x128b.warpx4 [%r1], %rd1;",
+    "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %h1;",
+]
+_TENSOR = "cp.async.bulk.tensor.2d"
+_INTO = "shared::cluster.global"
+_DONE = "mbarrier::complete_tx::bytes"
+BULK = [
+    f"{_TENSOR}.{_INTO}.tile.{_DONE} [%r1], [%rd1, {{%r2, %r3}}], [%r4];",
+    f"{_TENSOR}.cta_group::2.{_INTO}.{_DONE}.multicast::cluster.L2::cache_hint "
+    "[%r1], [%rd1, {%r2, %r3}], [%r4], %h1, %rd2;",
+    f"{_TENSOR}.{_INTO}.tile::gather4.{_DONE} [%r1], [%rd1, {{%r2, %r3, %r5, %r6, %r7}}], [%r4];",
+    f"cp.async.bulk.tensor.4d.{_INTO}.im2col.{_DONE} [%r1], [%rd1, {{%r2, %r3, %r4, %r5}}], [%r6], {{%h1, %h2}};",
+    f"cp.async.bulk.{_INTO}.{_DONE} [%r1], [%rd1], 256, [%r2];",
+    f"{_TENSOR}.global.shared::cta.bulk_group [%rd1, {{%r2, %r3}}], [%r1];",
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r2, %r3}], [%r1];",
+    "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%rd1], [%r1], %r2, %rd2;",
+    "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r3}];",
+    "cp.async.bulk.commit_group;",
+    "cp.async.bulk.wait_group.read 1;",
+]
+
+
+def products() -> list[tuple[str, str]]:
+    """Name and text of a kernel for every kind, group and place of A."""
+    found = []
+    for kind in ("f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4", "mxf4nvf4"):
+        vector = ".scale_vec::4X" if kind == "mxf4nvf4" else ""
+        for group in (1, 2):
+            for a_in_tmem in (False, True):
+                operation = ptx_kernels.mma(kind, group, a_in_tmem, vector)
+                name = f"{kind}-{group}-{'ts' if a_in_tmem else 'ss'}"
+                found.append((name, ptx_kernels.around(operation, group)))
+    return found
+
+
+def test_untouched_text_stays_byte_for_byte() -> None:
+    plain = 'mov.b32 %r1,   7; // kept\n.loc 1 2 3\n.pragma "nounroll";\nadd.s32 %r2 , %r1, 1;'
+    made = translate(kernel(plain)).text
+    assert plain in made and ".target sm_90a" in made and "sm_100a" not in made
+
+
+def test_lines_are_kept_track_of() -> None:
+    """An error of the assembler about the translation is told as one about the original."""
+    text = kernel("tcgen05.wait::ld.sync.aligned;\nmov.b32 %r1, %undeclared;")
+    with pytest.raises(PtxError, match="undeclared") as caught:
+        link(translate(text, "bad.ptx"), model(128))
+    assert text.splitlines()[caught.value.line - 1] == "mov.b32 %r1, %undeclared;"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", "left out"),
+        ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
+        ("clusterlaunchcontrol.try_cancel.async.b128 [%r1], [%r2];", "left out"),
+        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "left out"),
+        ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "no .x64"),
+        ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r4];", "expected 2 registers"),
+        ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "other multicasts"),
+        ("tcgen05.mma.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;", "needs .block_scale"),
+        ("tcgen05.mma.cta_group::1.kind::f4 [%r1], %rd1, %rd2, %r3, %p1;", "no .kind"),
+        ("quantum.leap.b32 %r1, %r2;", "no translation is known"),
+        (
+            "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, {%r2, %r3, %r5, %r6}], [%r1];",
+            "left out",
+        ),
+    ],
+)
+def test_what_is_left_out_is_an_error_that_names_instruction_and_line(text: str, part: str) -> None:
+    with pytest.raises(PtxError, match=part) as caught:
+        translate(kernel(text), "new.ptx")
+    assert caught.value.line == 8 and text.split(maxsplit=1)[0] in caught.value.instruction
+
+
+def test_other_targets_are_refused() -> None:
+    with pytest.raises(PtxError, match="sm_100a"):
+        translate(kernel("").replace("sm_100a", "sm_90a"))
+
+
+def test_sites_name_their_instructions() -> None:
+    made = translate(kernel("@%p1 tcgen05.wait::ld.sync.aligned;"))
+    assert [(site.number, site.line, site.mutation) for site in made.sites] == [(1, 8, "wait"), (2, 9, "")]
+    assert made.sites[0].text == "@%p1 tcgen05.wait::ld.sync.aligned;" and made.sites[0].kernel == "k"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "group",
+    [moves(), copies(), ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "math", "sync", "paired", "bulk"],
+)
+def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
+    """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""
+    text = kernel("\n".join(group))
+    assert assembled_for_blackwell(text, tmp_path)
+    assert isinstance(build(text, "forms.ptx"), Program)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("name", "text"), products(), ids=[name for name, _ in products()])
+def test_every_product_assembles_for_both_targets(name: str, text: str, tmp_path: Path) -> None:
+    assert assembled_for_blackwell(text, tmp_path)
+    assert build(text, name).kernels == ("around",)
+
+
+@pytest.mark.compile
+def test_the_gemm_assembles() -> None:
+    made = gemm.program()
+    assert made.kernels == ("gemm",)
+    assert {site.mutation for site in made.sites} > {"wait", "fence", "commit", "expect_tx"}
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
+@pytest.mark.parametrize("tutorial", tutorials.TUTORIALS, ids=lambda tutorial: tutorial.name)
+def test_nvidias_tutorials_assemble(tutorial: tutorials.Tutorial, tmp_path: Path) -> None:
+    file = tutorials.compile_ptx(tutorial, tmp_path)
+    assert any(
+        "gemm_device" in name
+        for name in build(tutorials.with_cluster(tutorial, file.read_text()), tutorial.name).kernels
+    )
+
+
+def test_a_saved_program_is_read_back(tmp_path: Path) -> None:
+    made = gemm.program()
+    made.save(tmp_path / "gemm.cubin")
+    assert Program.read(tmp_path / "gemm.cubin") == made
+
+
+# The model's numbers are written once in CUDA and once in Python -------------------------------------------------
+
+
+def test_functions_and_parameters_agree_with_the_model() -> None:
+    text = (CUDA / "model.cu").read_text()
+    found = {}
+    for result, name, parameters in re.findall(r"CUPYMLA_MODEL (\w+) cupymla_emulate_(\w+)\(([^)]*)\)", text):
+        bits = tuple(64 if "uint64_t" in p else 32 for p in parameters.split(",") if p.strip())
+        found[name] = (0 if result == "void" else 32, bits)
+    assert found == MODEL
+
+
+def test_failures_agree_with_the_model() -> None:
+    text = (CUDA / "failure.cuh").read_text()
+    codes = {int(number) for number in re.findall(r"^  k\w+ = (\d+),$", text, re.MULTILINE)} - {0}
+    assert codes == set(failures.SENTENCES)
+
+
+@pytest.mark.compile
+def test_structs_agree_with_the_model() -> None:
+    facts = model_facts()
+    import ctypes
+
+    assert facts["launch_bytes"] == ctypes.sizeof(LaunchState) and facts["failure_bytes"] == ctypes.sizeof(Report)
+    assert LaunchState.removed.offset == REMOVED_OFFSET
+    assert LAUNCH in (CUDA / "state.cuh").read_text()
+
+
+def test_the_documentation_shows_the_table() -> None:
+    assert table() in DOCS.read_text()
+
+
+def test_rows_tell_forms_apart() -> None:
+    assert row_for("max.f32", 4) is THREE_INPUTS and row_for("max.f32", 3) is None
+    assert row_for("st.global.b32", 2) is None and row_for("st.param.b32", 2) is None
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("threads", [128, 384, 512, 1024])
+def test_the_model_leaves_room_for_every_thread(threads: int) -> None:
+    """A kernel's registers are at least those of the functions it calls, and a CTA has 65536."""
+    text = ptx_kernels.around(ptx_kernels.mma("f16")).replace(".maxntid 128, 1, 1", f".maxntid {threads}, 1, 1")
+    registers = Image(build(text, "room.ptx").cubin).registers("around")
+    assert 0 < registers * threads <= 65536
