@@ -1,0 +1,104 @@
+"""The state of barriers: mbarriers in shared memory, named barriers of a CTA, the barrier of a cluster.
+
+Source: PTX ISA 9.0, "Parallel Synchronization and Communication Instructions".
+"""
+
+from __future__ import annotations
+
+from .traps import Trap
+
+
+class MBarrier:
+    """An mbarrier object.
+
+    Attributes:
+        count: arrivals that complete a phase.
+        pending: arrivals the present phase still waits for.
+        bytes: bytes of copies that it still waits for; below zero when they came before they were announced.
+        phase: completed phases.
+    """
+
+    __slots__ = ("bytes", "count", "pending", "phase")
+
+    def __init__(self, count: int) -> None:
+        if not 1 <= count < 2**20:
+            raise Trap(f"mbarrier.init with a count of {count}")
+        self.count = count
+        self.pending = count
+        self.bytes = 0
+        self.phase = 0
+
+    def arrive(self, count: int = 1) -> None:
+        """That many arrivals. Raises Trap when the phase does not wait for so many."""
+        self.pending -= count
+        if self.pending < 0:
+            raise Trap(f"mbarrier underflow: more than {self.count} arrivals in one phase")
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete the phase when nothing is missing."""
+        if self.pending == 0 and self.bytes == 0:
+            self.pending = self.count
+            self.phase += 1
+
+
+class NamedBarrier:
+    """One of the 16 barriers of a CTA.
+
+    Attributes:
+        arrived: threads that have arrived in this generation.
+        expected: threads it waits for; 0 before the first arrival.
+        generation: how often it has been passed.
+        vote: what the arrived threads' predicates add up to, for barriers that reduce.
+        result: the vote of the generation before.
+    """
+
+    __slots__ = ("arrived", "expected", "generation", "result", "vote")
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.expected = 0
+        self.generation = 0
+        self.vote = 0
+        self.result = 0
+
+    def arrive(self, threads: int, expected: int, vote: int = 0) -> None:
+        """Threads arrive. Raises Trap when they expect another number than others did, or are too many."""
+        if self.arrived and expected != self.expected:
+            raise Trap(f"named barrier: threads expect {self.expected} and {expected} participants")
+        self.expected = expected
+        self.arrived += threads
+        self.vote += vote
+        if self.arrived > expected:
+            raise Trap(f"named barrier overrun: {self.arrived} threads arrived where {expected} were expected")
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the threads pass when all have arrived."""
+        if self.arrived and self.arrived == self.expected:
+            self.arrived = 0
+            self.result, self.vote = self.vote, 0
+            self.generation += 1
+
+
+class ClusterBarrier:
+    """The barrier of a cluster.
+
+    Attributes:
+        live: threads of the cluster that have not exited.
+        arrived: threads that have arrived in this generation.
+        generation: how often it has been passed.
+    """
+
+    __slots__ = ("arrived", "generation", "live")
+
+    def __init__(self, threads: int) -> None:
+        self.live = threads
+        self.arrived = 0
+        self.generation = 0
+
+    def settle(self) -> None:
+        """Let the threads pass when all that live have arrived."""
+        if self.arrived and self.arrived >= self.live:
+            self.arrived = 0
+            self.generation += 1

@@ -1,0 +1,163 @@
+"""Copies that threads start and that finish later: cp.async with its groups, and bulk copies to global memory.
+
+Source: PTX ISA 9.0, "Data Movement and Conversion Instructions: Asynchronous copy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .memory import SHARED_START
+from .traps import Trap
+from .types import Array, unsigned
+
+if TYPE_CHECKING:
+    from .threads import Group, Lanes
+
+# How often a copy is finished at once, so that a buffer that is filled too early shows as well as one read too early.
+_AT_ONCE = 0.25
+
+
+class Started:
+    """Copies that one instruction started, one for each of some threads.
+
+    Attributes:
+        thread: numbers of the threads in their group.
+        batch: how many groups of copies each thread had committed before.
+    """
+
+    __slots__ = ("_bytes", "_destination", "_size", "_source", "_words", "batch", "thread")
+
+    def __init__(
+        self, thread: Array, batch: Array, destination: Array, source: Array, size: Array, bytes_: int, words: Array
+    ) -> None:
+        self.thread = thread
+        self.batch = batch
+        self._destination = destination
+        self._source = source
+        self._size = size
+        self._bytes = bytes_
+        self._words = words
+
+    def part(self, which: Array) -> Started:
+        """Some of the copies."""
+        return Started(
+            self.thread[which],
+            self.batch[which],
+            self._destination[which],
+            self._source[which],
+            self._size[which],
+            self._bytes,
+            self._words[which],
+        )
+
+    def finish(self, group: Group) -> None:
+        """Copy; what lies beyond the source's size becomes zero."""
+        shared, memory = group.cta.shared, group.machine.memory
+        shared.end_landing(self._words.reshape(-1))
+        word = unsigned(min(self._bytes, 8))
+        data = np.zeros((len(self.thread), self._bytes // word.itemsize), word)
+        whole = self._size == self._bytes
+        data[whole] = memory.load(self._source[whole], word, data.shape[1])
+        raw = data.view(np.uint8)
+        for k in np.flatnonzero(~whole & (self._size > 0)):
+            bytes_ = int(self._size[k])
+            start = self._source[k] + np.arange(bytes_)
+            raw[k, :bytes_] = memory.load(start, unsigned(1), 1)[:, 0]
+        shared.store(self._destination, data)
+
+
+class ThreadCopies:
+    """The copies of a group's threads."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._started: list[Started] = []
+        self._committed = np.zeros(group.size, np.int64)
+        self._bulk: list[tuple[Array, Array, Callable[[], None]]] = []
+        self._bulk_committed = np.zeros(group.size, np.int64)
+
+    def start(self, lanes: Lanes, destination: Array, source: Array, size: Array, bytes_: int) -> None:
+        """cp.async: each thread copies `size` of `bytes_` bytes from a global to a shared address."""
+        if (source & (bytes_ - 1)).any():
+            raise Trap(f"misaligned source of a copy of {bytes_} bytes")
+        if (size > bytes_).any():
+            raise Trap(f"cp.async with a source of more than {bytes_} bytes")
+        offset = destination - SHARED_START
+        words = self._group.cta.shared.start_landing(offset, bytes_).reshape(lanes.count, -1)
+        made = Started(lanes.index, self._committed[lanes.index], offset, source, size, bytes_, words)
+        if self._group.machine.rng.random() < _AT_ONCE:
+            made.finish(self._group)
+        else:
+            self._started.append(made)
+
+    def commit(self, lanes: Lanes) -> None:
+        """Close each thread's present group."""
+        self._committed[lanes.index] += 1
+
+    def _take(self, lanes: Lanes, limit: Array) -> list[Started]:
+        """Remove and return the threads' copies of groups below a limit."""
+        allowed = np.zeros(self._group.size, np.int64)
+        allowed[lanes.index] = limit
+        taken, kept = [], []
+        for started in self._started:
+            which = started.batch < allowed[started.thread]
+            if which.all():
+                taken.append(started)
+            elif not which.any():
+                kept.append(started)
+            else:
+                taken.append(started.part(which))
+                kept.append(started.part(~which))
+        self._started = kept
+        return taken
+
+    def wait(self, lanes: Lanes, pending: int | None) -> None:
+        """Finish all but the last `pending` groups of each thread; with None also what is not committed."""
+        limit = self._committed[lanes.index]
+        for started in self._take(lanes, limit + 1 if pending is None else limit - pending):
+            started.finish(self._group)
+
+    def arrive_when_done(self, lanes: Lanes, addresses: Array) -> None:
+        """Arrive on an mbarrier for each thread once all its copies so far are finished."""
+        taken = self._take(lanes, self._committed[lanes.index] + 1)
+        group = self._group
+        barriers = [group.cta.mbarrier(int(address)) for address in addresses]
+
+        def finish() -> None:
+            for started in taken:
+                started.finish(group)
+            for barrier in barriers:
+                barrier.arrive()
+
+        group.cta.late.append((group, finish))
+
+    # Bulk copies -----------------------------------------------------------------------------------------------
+
+    def start_bulk(self, thread: int, finish: Callable[[], None]) -> None:
+        """A bulk copy of one thread to global memory, finished when the thread waits for it at the latest."""
+        self._bulk.append((np.array([thread]), self._bulk_committed[[thread]], finish))
+
+    def commit_bulk(self, lanes: Lanes) -> None:
+        """Close each thread's present bulk group."""
+        self._bulk_committed[lanes.index] += 1
+
+    def wait_bulk(self, lanes: Lanes, pending: int) -> None:
+        """Finish all but the last `pending` bulk groups of each thread."""
+        limit = np.zeros(self._group.size, np.int64)
+        limit[lanes.index] = self._bulk_committed[lanes.index] - pending
+        due = [entry for entry in self._bulk if (entry[1] < limit[entry[0]]).all()]
+        self._bulk = [entry for entry in self._bulk if not (entry[1] < limit[entry[0]]).all()]
+        for _, _, finish in due:
+            finish()
+
+    def finish_all(self) -> None:
+        """The threads have exited: finish what nobody waited for."""
+        for started in self._started:
+            started.finish(self._group)
+        for _, _, finish in self._bulk:
+            finish()
+        self._started, self._bulk = [], []

@@ -1,0 +1,166 @@
+"""Loads, stores and atomic operations.
+
+Source: PTX ISA 9.0, "ld", "ld.global.nc", "st", "atom", "red". Atomic operations of the threads that execute one
+together happen one after the other, in rising order of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import access
+from ..operands import Getter, Operands, Setter, items
+from ..program import Step
+from ..threads import Lanes
+from ..traps import Unknown
+from ..types import TYPES, Array, DType, unsigned
+from .kit import Builder, Handler, kind_of
+
+_SPACES = ("shared", "global", "const", "local", "param")
+
+
+def space_of(step: Step) -> str:
+    """The state space that an opcode names, else "generic"."""
+    return next((p.split("::")[0] for p in step.parts[1:] if p.split("::")[0] in _SPACES), "generic")
+
+
+def _load(operands: Operands, step: Step) -> Handler:
+    kind = kind_of(step)
+    dtype = TYPES[kind]
+    puts = operands.all_written(step.operands[0], kind)
+    parameter = operands.parameter(step.operands[1]) if "param" in step.parts else None
+    if parameter is not None:
+        return _load_parameter(puts, dtype, *parameter)
+    space, address, count = space_of(step), operands.address(step.operands[1]), len(puts)
+
+    def run(lanes: Lanes) -> None:
+        values = access.load(lanes, space, address(lanes), dtype, count)
+        for k, put in enumerate(puts):
+            put(lanes, values[:, k])
+
+    return run
+
+
+def _load_parameter(puts: list[Setter], dtype: DType, place: int, offset: int) -> Handler:
+    def run(lanes: Lanes) -> None:
+        content = lanes.group.machine.parameters[place].content
+        values = content[offset : offset + len(puts) * dtype.itemsize].view(dtype)
+        for k, put in enumerate(puts):
+            put(lanes, values[k])
+
+    return run
+
+
+def _store(operands: Operands, step: Step) -> Handler:
+    kind = kind_of(step)
+    word = TYPES[kind]
+    space, address = space_of(step), operands.address(step.operands[0])
+    values = [operands.read(item, kind) for item in items(step.operands[1])]
+
+    def run(lanes: Lanes) -> None:
+        data = np.stack([get(lanes) for get in values], 1) if len(values) > 1 else values[0](lanes)[:, None]
+        access.store(lanes, space, address(lanes), data.astype(word, copy=False))
+
+    return run
+
+
+def _add(old: Any, new: Any, dtype: DType) -> Any:
+    if dtype.kind in "iu":
+        return (
+            np.array([(int(old) + int(new)) % 2 ** (8 * dtype.itemsize)], np.uint64)
+            .astype(unsigned(dtype.itemsize))
+            .view(dtype)[0]
+        )
+    return dtype.type(old + new)
+
+
+_ATOMIC: dict[str, Callable[[Any, Any, DType], Any]] = {
+    "add": _add,
+    "min": lambda old, new, dtype: min(old, new),
+    "max": lambda old, new, dtype: max(old, new),
+    "inc": lambda old, new, dtype: dtype.type(0 if old >= new else old + 1),
+    "dec": lambda old, new, dtype: dtype.type(new if old == 0 or old > new else old - 1),
+    "exch": lambda old, new, dtype: new,
+    "and": lambda old, new, dtype: old & new,
+    "or": lambda old, new, dtype: old | new,
+    "xor": lambda old, new, dtype: old ^ new,
+}
+
+
+def _atomic(operands: Operands, step: Step) -> Handler:
+    kind = kind_of(step)
+    returns = step.parts[0] == "atom"
+    vector = any(part in ("v2", "v4", "v8") for part in step.parts)
+    if ("noftz" in step.parts and kind.endswith("x2")) or "b128" in step.parts or (vector and returns):
+        raise Unknown("atomic operations on pairs, and on vectors with a result")
+    rest = step.operands[1:] if returns else step.operands
+    dtype, space, address = TYPES[kind], space_of(step), operands.address(rest[0])
+    if vector:
+        return _vector_reduction(operands, step)
+    put = operands.write(step.operands[0], kind) if returns else None
+    first = operands.read(rest[1], kind)
+    if "cas" in step.parts:
+        swap = operands.read(rest[2], kind)
+        return _one_by_one(space, address, dtype, put, lambda lanes: _compare_and_swap(first(lanes), swap(lanes)))
+    return _one_by_one(space, address, dtype, put, _combining(step, first, dtype))
+
+
+def _combining(step: Step, read: Getter, dtype: DType) -> Callable[[Lanes], Callable[[int, Any], Any]]:
+    combine = next(_ATOMIC[part] for part in step.parts if part in _ATOMIC)
+
+    def updates(lanes: Lanes) -> Callable[[int, Any], Any]:
+        operand = np.array(read(lanes))
+        return lambda k, old: combine(old, operand[k], dtype)
+
+    return updates
+
+
+def _vector_reduction(operands: Operands, step: Step) -> Handler:
+    """`red` on neighbouring elements: each is an operation of its own, the vector has to be aligned as a whole."""
+    kind = kind_of(step)
+    dtype, space, address = TYPES[kind], space_of(step), operands.address(step.operands[0])
+    reads = [operands.read(item, kind) for item in items(step.operands[1])]
+
+    def at(place: int) -> Getter:
+        return lambda lanes: address(lanes) + place * dtype.itemsize
+
+    parts = [
+        _one_by_one(space, at(place), dtype, None, _combining(step, read, dtype)) for place, read in enumerate(reads)
+    ]
+
+    def run(lanes: Lanes) -> None:
+        access.load(lanes, space, address(lanes), dtype, len(reads))
+        for part in parts:
+            part(lanes)
+
+    return run
+
+
+def _compare_and_swap(expected: Array, swap: Array) -> Callable[[int, Any], Any]:
+    return lambda k, old: swap[k] if old == expected[k] else old
+
+
+def _one_by_one(
+    space: str,
+    address: Getter,
+    dtype: DType,
+    put: Setter | None,
+    updates: Callable[[Lanes], Callable[[int, Any], Any]],
+) -> Handler:
+    def run(lanes: Lanes) -> None:
+        places, update = address(lanes), updates(lanes)
+        old = np.empty(lanes.count, dtype)
+        for k in range(lanes.count):
+            one = Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
+            old[k] = access.load(one, space, places[k : k + 1], dtype, 1)[0, 0]
+            access.store(one, space, places[k : k + 1], np.array([[update(k, old[k])]], dtype))
+        if put is not None:
+            put(lanes, old)
+
+    return run
+
+
+HANDLERS: dict[str, Builder] = {"ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic}

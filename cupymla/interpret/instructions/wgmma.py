@@ -1,0 +1,263 @@
+"""Matrix products of a warpgroup.
+
+A product is computed when it is issued. Until a wgmma.wait_group that covers it, its registers may not be used and the
+shared memory it reads may not be written: both are traps. Operands in shared memory have the 128-byte swizzle.
+Products and sums are exact (float64) and rounded once.
+Source: PTX ISA 9.0, "wgmma.mma_async", "Matrix Descriptor Format", "Strides" and "Register Fragments".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ...emulate.syntax import Vector
+from ..memory import SHARED_START
+from ..operands import Getter, Operands, integer, items, number
+from ..outcomes import BLOCK
+from ..program import Step
+from ..threads import Group, Lanes
+from ..traps import Trap, Unknown
+from ..types import F32, HALVES, Array, DType, halves, wide
+from .kit import Builder, Handler
+
+_THREADS = 128
+_THREAD = np.arange(_THREADS)
+_ROW = _THREAD // 32 * 16 + _THREAD % 32 // 4
+_COLUMN = 2 * (_THREAD % 4)
+
+_Register = tuple[DType, int]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Products that one wgmma.commit_group closes: the registers they use and the shared memory they read."""
+
+    registers: set[_Register] = field(default_factory=set)
+    granules: list[Array] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Products:
+    """The unfinished products of a warpgroup, oldest batch first; the last one is still open."""
+
+    batches: list[Batch] = field(default_factory=lambda: [Batch()])
+    fenced: bool = False
+    tiles: dict[tuple[int, int, int, bool], Array] = field(default_factory=dict)
+
+    @property
+    def registers(self) -> frozenset[_Register]:
+        """All registers that unfinished products use."""
+        return frozenset().union(*(batch.registers for batch in self.batches))
+
+
+def products_of(group: Group) -> Products:
+    """A warpgroup's products."""
+    if group.products is None:
+        group.products = Products()
+    found: Products = group.products
+    return found
+
+
+class Descriptor(NamedTuple):
+    """A matrix in shared memory: byte address of its start, byte distances of tiles."""
+
+    start: int
+    leading: int
+    stride: int
+
+
+def decode(word: int) -> Descriptor:
+    """A matrix descriptor. Raises Unknown for another layout than the 128-byte swizzle at a multiple of 1024."""
+    if word >> 62 != 1:
+        raise Unknown("a matrix in shared memory without the 128-byte swizzle")
+    if word >> 49 & 7:
+        raise Unknown("a matrix in shared memory with a base offset")
+    return Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4)
+
+
+def element_addresses(matrix: Descriptor, rows: int, transposed: bool) -> Array:
+    """Byte address of each element of a `[rows, 16]` operand of 16-bit elements.
+
+    K-major, 64 elements of K lie in 128 bytes, 8 rows in a tile, tiles `stride` apart. MN-major (transposed), 64 rows
+    lie in 128 bytes, 8 of K in a tile, tiles along K `stride` apart, along the rows `leading`.
+    """
+    r, c = np.arange(rows)[:, None], np.arange(16)[None, :]
+    if transposed:
+        offset = r // 64 * matrix.leading + c // 8 * matrix.stride + c % 8 * 128 + r % 64 * 2
+    else:
+        offset = r // 8 * matrix.stride + r % 8 * 128 + c * 2
+    address = matrix.start + offset
+    return address ^ ((address >> 7 & 7) << 4)
+
+
+def _operand(group: Group, word: int, rows: int, transposed: bool, element: DType) -> tuple[Array, Array]:
+    """The values of an operand in shared memory, and the 16-byte granules they lie in."""
+    shared, known = group.cta.shared, products_of(group).tiles
+    key = (word, rows, 16, transposed)
+    index = known.get(key)
+    if index is None:
+        index = known[key] = (element_addresses(decode(word), rows, transposed) - SHARED_START) >> 1
+    if int(index.min()) < 0 or 2 * int(index.max()) + 2 > shared.size:
+        raise Trap(f"wgmma reads outside of shared memory: offsets {2 * index.min()} to {2 * index.max() + 1}")
+    granules = np.unique(index >> 3)
+    shared.require_fenced(granules)
+    shared.require_landed(index >> 1)
+    return wide(shared.typed(element)[index]), granules
+
+
+def _fence(operands: Operands, step: Step) -> Handler:
+    def run(lanes: Lanes) -> int | None:
+        if lanes.count != lanes.group.size:
+            return BLOCK
+        products_of(lanes.group).fenced = True
+        return None
+
+    return run
+
+
+def _commit(operands: Operands, step: Step) -> Handler:
+    def run(lanes: Lanes) -> int | None:
+        if lanes.count != lanes.group.size:
+            return BLOCK
+        products_of(lanes.group).batches.append(Batch())
+        return None
+
+    return run
+
+
+def _wait(operands: Operands, step: Step) -> Handler:
+    pending = number(step.operands[0])
+
+    def run(lanes: Lanes) -> int | None:
+        if lanes.count != lanes.group.size:
+            return BLOCK
+        group = lanes.group
+        products = products_of(group)
+        while len(products.batches) - 1 > pending:
+            # Registers that ordinary code may use again need a fence before the next product uses them.
+            products.fenced = False
+            for granules in products.batches.pop(0).granules:
+                group.cta.shared.end_reading(granules)
+        group.unlock(products.registers)
+        group.machine.events += 1
+        return None
+
+    return run
+
+
+class _Shape(NamedTuple):
+    """What an opcode says of a product."""
+
+    columns: int
+    element: DType
+    from_registers: bool
+    transposed: tuple[bool, bool]
+    negated: tuple[bool, bool]
+
+
+def _shape(step: Step) -> _Shape:
+    found = re.fullmatch(r"m64n(\d+)k16", next(part for part in step.parts if part.startswith("m64n")))
+    kinds = [part for part in step.parts if part in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32")]
+    if found is None or kinds[0] != "f32" or kinds[1] not in HALVES or kinds[1] != kinds[2] or "sp" in step.parts:
+        raise Unknown("a shape or a type of wgmma")
+    from_registers = isinstance(step.operands[1], Vector)
+    rest = [number(operand) for operand in step.operands[4:]]
+    transposed = (False, bool(rest[2])) if from_registers else (bool(rest[2]), bool(rest[3]))
+    return _Shape(int(found[1]), HALVES[kinds[1]], from_registers, transposed, (rest[0] < 0, rest[1] < 0))
+
+
+def _scale(operands: Operands, step: Step) -> Callable[[Lanes], bool]:
+    """Whether the accumulators' old values count."""
+    given = integer(str(step.operands[3]))
+    if given is not None:
+        return lambda lanes: given != 0
+    keep = operands.read(step.operands[3], "pred")
+    return lambda lanes: bool(keep(lanes)[0])
+
+
+def _uniform(values: Array) -> int:
+    if (values != values[0]).any():
+        raise Trap("the threads of a warpgroup give different matrix descriptors")
+    return int(values[0])
+
+
+def _fragment(rows: Array, element: DType) -> Array:
+    """Operand A from registers: `[4, 128]` words as `[64, 16]` numbers."""
+    a = np.empty((64, 16), np.float32)
+    for k in range(4):
+        pair = wide(halves(rows[k], element))
+        row, column = _ROW + 8 * (k % 2), _COLUMN + 8 * (k // 2)
+        a[row, column], a[row, column + 1] = pair[:, 0], pair[:, 1]
+    return a
+
+
+def _multiply(operands: Operands, step: Step) -> Handler:
+    shape, keeps = _shape(step), _scale(operands, step)
+    places = [operands.place(item) for item in items(step.operands[0])]
+    of_a = [operands.place(item) for item in items(step.operands[1])] if shape.from_registers else []
+    first = None if shape.from_registers else operands.read(step.operands[1], "u64")
+    second = operands.read(step.operands[2], "u64")
+    if len(places) != shape.columns // 2:
+        raise Unknown("accumulators of wgmma")
+    rows = np.array([row for _, row in places])
+    used = frozenset([*places, *of_a])
+    k = np.arange(len(places))[:, None]
+    from_row, from_column = _ROW + 8 * (k // 2 % 2), _COLUMN + 8 * (k // 4) + k % 2
+    file = places[0][0]
+
+    def run(lanes: Lanes) -> int | None:
+        group = lanes.group
+        if lanes.count != group.size:
+            return BLOCK
+        if group.size != _THREADS:
+            raise Trap(f"wgmma needs groups of {_THREADS} threads, not {group.size}")
+        products = products_of(group)
+        if not products.fenced:
+            raise Trap("wgmma.mma_async without a wgmma.fence before it")
+        batch = products.batches[-1]
+        a = _left(lanes, batch, first, of_a, shape)
+        b, granules = _operand(group, _uniform(second(lanes)), shape.columns, shape.transposed[1], shape.element)
+        _read(group, batch, granules)
+        product = (a.astype(np.float64) @ b.T.astype(np.float64))[from_row, from_column]
+        if shape.negated[0] != shape.negated[1]:
+            product = -product
+        registers = group.file(file).view(F32)
+        if keeps(lanes):
+            product += registers[rows]
+        registers[rows] = product
+        if not used <= batch.registers:
+            batch.registers |= used
+            group.lock(used)
+        return None
+
+    return run
+
+
+def _read(group: Group, batch: Batch, granules: Array) -> None:
+    group.cta.shared.start_reading(granules)
+    batch.granules.append(granules)
+
+
+def _left(lanes: Lanes, batch: Batch, descriptor: Getter | None, registers: list[_Register], shape: _Shape) -> Array:
+    group = lanes.group
+    if descriptor is None:
+        words = np.stack([group.file(kind)[row] for kind, row in registers])
+        return _fragment(words, shape.element)
+    a, granules = _operand(group, _uniform(descriptor(lanes)), 64, shape.transposed[0], shape.element)
+    _read(group, batch, granules)
+    return a
+
+
+_FORMS: dict[str, Builder] = {"fence": _fence, "commit_group": _commit, "wait_group": _wait, "mma_async": _multiply}
+
+
+def _wgmma(operands: Operands, step: Step) -> Handler:
+    return _FORMS[step.parts[1]](operands, step)
+
+
+HANDLERS: dict[str, Builder] = {"wgmma": _wgmma}

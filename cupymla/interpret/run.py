@@ -1,0 +1,78 @@
+"""Running one kernel: its source compiled to PTX, its parameters and its memory given, executed to the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from ..build import KernelSource, content_hash, ptx
+from ..launch import Geometry
+from ..tensormap import TileMap
+from .machine import Layout, Machine
+from .memory import GlobalMemory
+from .program import Program, parse
+
+_programs: dict[tuple[KernelSource, str], Program] = {}
+_lock = threading.Lock()
+
+
+def program_of(source: KernelSource) -> Program:
+    """The kernel of a source, compiled to PTX and read, once per content. Raises CompileError, PtxError and Trap."""
+    key = source, content_hash(source)
+    with _lock:
+        found = _programs.get(key)
+        if found is None:
+            found = _programs[key] = parse(ptx(source), source.entry)
+    return found
+
+
+def interpret(
+    source: KernelSource | Program,
+    geometry: Geometry,
+    parameters: Sequence[bytes],
+    memory: GlobalMemory,
+    *,
+    maps: Mapping[int, TileMap] | None = None,
+    seed: int = 0,
+    group: int = 128,
+    resident: int = 2,
+    ctas: Sequence[int] | None = None,
+    max_steps: int = 50_000_000,
+    strict: bool = True,
+) -> Machine:
+    """Run a kernel to its end.
+
+    Args:
+        source: the kernel: a source to compile, or a program that has been read.
+        geometry: of the launch; `pdl` means nothing here.
+        parameters: the bytes of each parameter; those of a tensor map do not matter.
+        memory: the buffers that the kernel may use.
+        maps: the request of each parameter that is a tensor map, by the parameter's number.
+        seed: of the schedule: another seed lets threads and copies take turns otherwise.
+        group: threads that are simulated together, a multiple of 32, and of 128 where wgmma is used. Smaller groups
+            take turns more finely and run slower.
+        resident: clusters that run at the same time; all of a cooperative launch do.
+        ctas: the CTAs to run, whole clusters; None for all.
+        max_steps: after so many executed instructions the run is taken to be endless.
+        strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes, NaN in all
+            float formats.
+
+    Returns the machine, for its counters. Raises Trap, and CompileError and PtxError for a source.
+    """
+    program = source if isinstance(source, Program) else program_of(source)
+    total = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
+    layout = Layout(
+        geometry.grid,
+        geometry.block,
+        geometry.cluster,
+        geometry.smem_bytes,
+        min(group, geometry.block),
+        max(1, total) if geometry.cooperative else resident,
+        max_steps,
+        strict,
+    )
+    machine = Machine(program, layout, parameters, memory, seed)
+    for number, request in (maps or {}).items():
+        machine.maps[program.parameters[number].address] = request
+    machine.run(ctas)
+    return machine

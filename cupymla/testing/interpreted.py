@@ -1,0 +1,354 @@
+"""Operators on a machine without a GPU: their own plans and bindings, with an interpreter where the driver is.
+
+    with interpreted(arch="sm_90a", multiprocessors=4) as machine:
+        reports = machine.check("sparse_mla_fwd", case)
+
+Inside the block, arrays of `machine.array` look like CuPy arrays of a CUDA device to the door, `cupymla.driver` answers
+for a GPU of that target, kernels are compiled to PTX, and a launch runs them in `cupymla.interpret`. Everything else,
+from argument checks to launch configurations and tensor maps, is the code that runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType, ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from .. import arch as arches
+from .. import build, driver, tensormap
+from ..build import KernelSource
+from ..interpret import GlobalMemory, Program, interpret, program_of
+from ..launch import Geometry, LaunchAttribute, LaunchConfig
+from ..ops.case import Case
+from ..tensormap import TileMap
+from . import compare, operators
+from .compare import Report
+from .operators import Array, Subject
+from .poison import strided_like
+
+_CLUSTER_DIMENSION, _COOPERATIVE = 4, 2
+_MAP_MARK = b"interpreted tensor map "
+_CONTEXT = 0xC0
+
+
+class _Pointer:
+    """`array.data`."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+        self.device_id = 0
+
+
+class DeviceArray:
+    """Host memory that passes for a CuPy array of device 0.
+
+    Attributes:
+        host: the memory.
+    """
+
+    __module__ = "cupy"
+
+    def __init__(self, host: Array) -> None:
+        self.host = host
+        self.data = _Pointer(host.ctypes.data)
+        self.shape = host.shape
+        self.strides = host.strides
+        self.dtype = host.dtype
+
+    def get(self) -> Array:
+        """A copy as NumPy array."""
+        copy: Array = self.host.copy()
+        return copy
+
+
+DeviceArray.__name__ = "ndarray"
+
+
+class _Entered:
+    """A device or a stream as a context manager."""
+
+    ptr = 0
+
+    def __enter__(self) -> _Entered:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class Kernel:
+    """A kernel that is interpreted; stands for `cupymla.build.Kernel`.
+
+    Attributes:
+        program: the kernel.
+        function: a number that launches know it by.
+    """
+
+    def __init__(self, program: Program, function: int) -> None:
+        self.program = program
+        self.function = function
+
+    @property
+    def facts(self) -> MappingProxyType[str, int]:
+        """The launch facts that the source states."""
+        return MappingProxyType(self.program.facts)
+
+
+class Interpreted:
+    """A GPU that is none.
+
+    Attributes:
+        launches: the geometry of every launch so far.
+        steps: instructions that the launches executed.
+        seed: of the next launch's schedule; each launch takes one more.
+        max_steps: after so many executed instructions a launch is taken to be endless.
+        strict: whether ordinary reads of unwritten shared memory are a trap; if not they read NaN.
+    """
+
+    def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
+        self._arch = arches.named(arch)
+        self._multiprocessors = multiprocessors
+        self._group = group
+        self._resident = resident
+        self._memory = GlobalMemory()
+        self._kernels: dict[int, Kernel] = {}
+        self._maps: list[TileMap] = []
+        self._lock = threading.Lock()
+        self._cupy = self._stand_in()
+        self._real_cupy = sys.modules.get("cupy")
+        self.seed = seed
+        self.launches: list[Geometry] = []
+        self.steps = 0
+        self.max_steps = 50_000_000
+        self.strict = True
+
+    # What a test does ------------------------------------------------------------------------------------------
+
+    def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:
+        """A copy of a NumPy array, strides kept and gaps poisoned, as an array of the device.
+
+        Args:
+            host: what to copy.
+            writable: whether kernels may write to it.
+            name: for traps.
+        """
+        copy = strided_like(np, host)
+        self._memory.add(name, copy, writable)
+        return DeviceArray(copy)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "allocated") -> DeviceArray:
+        """A fresh array, which a kernel must write before it may read it."""
+        host = np.full(shape, 0, dtype)
+        host.reshape(-1).view(np.uint8)[...] = 0xFF
+        self._memory.add(name, host, True, initialised=False)
+        return DeviceArray(host)
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call an operator. Its bindings are remembered per thread, so that each call has a thread of its own."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+
+    def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
+        """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
+        given = {n: self.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        return tuple(result.get() for result in operators.as_tuple(self.call(subject.call, **given)))
+
+    def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:
+        """Run an operator's case and compare each output with the references. Raises Trap."""
+        subject = Subject(operator)
+        inputs = subject.cases.inputs(case, seed)
+        results = self.run(subject, inputs)
+        with np.errstate(all="ignore"):
+            exact, same = subject.reference(inputs, "float64"), subject.reference(inputs, "same")
+            rows = zip(subject.outputs, results, same, exact, strict=False)
+            return [compare.compare(name, _as(got, like), like, right) for name, got, like, right in rows]
+
+    # What the driver does --------------------------------------------------------------------------------------
+
+    def kernel(self, source: KernelSource, device: int) -> Kernel:
+        """In the place of `build.kernel`."""
+        with self.real_cupy():
+            program = program_of(source)
+        with self._lock:
+            number = 0x1000 + len(self._kernels)
+            made = self._kernels[number] = Kernel(program, number)
+        return made
+
+    def function(self, name: str, *argtypes: Any) -> Callable[..., int]:
+        """In the place of `driver.function`."""
+        entry_points: dict[str, Callable[..., int]] = {
+            "cuLaunchKernelEx": self._launch,
+            "cuTensorMapEncodeTiled": self._encode,
+        }
+        return entry_points[name]
+
+    def _launch(self, config: Any, function: Any, slots: Any, extra: object) -> int:
+        wanted = LaunchConfig.from_address(_value(config))
+        geometry = _geometry(wanted)
+        kernel = self._kernels[_value(function)]
+        places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(_value(slots))
+        parameters = [
+            ctypes.string_at(place or 0, parameter.size)
+            for place, parameter in zip(places, kernel.program.parameters, strict=True)
+        ]
+        maps = {
+            number: self._maps[int(content[len(_MAP_MARK) :].rstrip(b"\0"))]
+            for number, content in enumerate(parameters)
+            if content.startswith(_MAP_MARK)
+        }
+        machine = interpret(
+            kernel.program,
+            geometry,
+            parameters,
+            self._memory,
+            maps=maps,
+            seed=self.seed,
+            group=self._group,
+            resident=self._resident,
+            max_steps=self.max_steps,
+            strict=self.strict,
+        )
+        self.seed += 1
+        self.steps += machine.count
+        self.launches.append(geometry)
+        return 0
+
+    def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
+        shape, strides, box, _, _, swizzle, promotion, fill = rest
+        label = next(name for name, (code, _) in tensormap._TYPES.items() if code == dtype)
+        request = TileMap(
+            ptr,
+            label,
+            tuple(shape),
+            tuple(strides)[: rank - 1],
+            tuple(box),
+            {code: span for span, code in tensormap._SWIZZLES.items()}[swizzle],
+            {code: span for span, code in tensormap._L2_PROMOTIONS.items()}[promotion],
+            {code: name for name, code in tensormap._FILLS.items()}[fill],
+        )
+        content = _MAP_MARK + str(len(self._maps)).encode()
+        self._maps.append(request)
+        ctypes.memmove(address, content.ljust(tensormap.BYTES, b"\0"), tensormap.BYTES)
+        return 0
+
+    def fill_zero(self, device: int, size_bytes: int, stream: int) -> None:
+        """In the place of `driver.fill_zero`."""
+        self._memory.store(device + np.arange(size_bytes), np.zeros((size_bytes, 1), np.uint8))
+
+    def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
+        """In the place of `driver.copy_to_host`."""
+        ctypes.memmove(host, device, size_bytes)
+
+    @contextlib.contextmanager
+    def own_cupy(self) -> Iterator[None]:
+        """A block in which this device's arrays come out of the module `cupy`."""
+        sys.modules["cupy"] = self._cupy
+        try:
+            yield
+        finally:
+            _install_cupy(self._real_cupy)
+
+    @contextlib.contextmanager
+    def real_cupy(self) -> Iterator[None]:
+        """A block in which `cupy` is the real one, through which the compiler is reached."""
+        _install_cupy(self._real_cupy)
+        try:
+            yield
+        finally:
+            self._real_cupy = sys.modules.get("cupy")
+            sys.modules["cupy"] = self._cupy
+
+    def replacements(self) -> dict[str, Any]:
+        """What stands in for functions of `cupymla.driver`, by name."""
+        return {
+            "arch_of": lambda device: self._arch,
+            "compute_capability": lambda index: self._arch.capability,
+            "multiprocessor_count": lambda index: self._multiprocessors,
+            "device_name": lambda index: f"interpreted {self._arch.name}",
+            "function": self.function,
+            "allow": lambda function, smem_bytes, cluster: None,
+            "current_context": lambda: _CONTEXT,
+            "primary_context": lambda index: _CONTEXT,
+            "is_current": lambda index: True,
+            "activate": lambda index: None,
+            "on_device": lambda index: _Entered(),
+            "order": lambda first, then: None,
+            "capturing": lambda stream: False,
+            "pointer_device": lambda address: 0,
+            "copy_to_host": self.copy_to_host,
+            "fill_zero": self.fill_zero,
+        }
+
+    def _stand_in(self) -> ModuleType:
+        """A module that passes for CuPy as far as arrays, devices and streams go."""
+        module: Any = ModuleType("cupy")
+        module.ndarray = lambda shape, dtype: self.empty(shape, np.dtype(dtype))
+        module.cuda = ModuleType("cupy.cuda")
+        module.cuda.Device = lambda index: _Entered()
+        module.cuda.runtime = ModuleType("cupy.cuda.runtime")
+        module.cuda.runtime.getDevice = lambda: 0
+        module.cuda.get_current_stream = lambda index=-1: _Entered()
+        module.cuda.Stream = type("Stream", (), {"null": _Entered(), "from_external": lambda stream: _Entered()})
+        return module  # type: ignore[no-any-return]
+
+
+def _install_cupy(module: ModuleType | None) -> None:
+    """Make a module the one that `import cupy` gives; with None the next import finds it anew."""
+    sys.modules.pop("cupy", None)
+    if module is not None:
+        sys.modules["cupy"] = module
+
+
+def _value(pointer: Any) -> int:
+    """The address or number in a ctypes pointer."""
+    return int(getattr(pointer, "value", pointer) or 0)
+
+
+def _as(got: Array, like: Array) -> Array:
+    """Bytes of narrow floats as such."""
+    return got.view(like.dtype) if got.dtype == np.uint8 and like.dtype.itemsize == 1 else got
+
+
+def _geometry(config: LaunchConfig) -> Geometry:
+    cluster, cooperative = 1, False
+    if config.attribute_count:
+        attributes = (LaunchAttribute * config.attribute_count).from_address(config.attributes)
+        for attribute in attributes:
+            if attribute.id == _CLUSTER_DIMENSION:
+                cluster = attribute.value[0]
+            elif attribute.id == _COOPERATIVE:
+                cooperative = bool(attribute.value[0])
+    x, y, z = config.grid
+    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, cooperative=cooperative)
+
+
+@contextlib.contextmanager
+def interpreted(
+    arch: str = "sm_90a", multiprocessors: int = 132, seed: int = 0, group: int = 128, resident: int = 2
+) -> Iterator[Interpreted]:
+    """A block in which operators run in the interpreter. One at a time in a process.
+
+    Args:
+        arch: the target that the GPU is taken to be.
+        multiprocessors: how many SMs it is taken to have; plans depend on it.
+        seed: of the schedules.
+        group: threads that are simulated together, see `interpret`.
+        resident: clusters that run at the same time.
+    """
+    made = Interpreted(arch, multiprocessors, seed, group, resident)
+    with contextlib.ExitStack() as stack:
+        for name, replacement in made.replacements().items():
+            stack.enter_context(mock.patch.object(driver, name, replacement, create=True))
+        stack.enter_context(mock.patch.object(build, "kernel", made.kernel))
+        stack.enter_context(made.own_cupy())
+        tensormap._cache.clear()
+        stack.callback(tensormap._cache.clear)
+        yield made

@@ -1,0 +1,224 @@
+"""Each instruction against an independent statement of what it does, on tiny hand-written kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpret_kit import element, run
+
+INTEGERS = np.array(
+    [0, 1, 2, 3, 31, 32, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF], np.uint32
+)
+PAIRS = np.array([(a, b) for a in INTEGERS for b in INTEGERS], np.uint32)[:128]
+A, B = np.ascontiguousarray(PAIRS[:, 0]), np.ascontiguousarray(PAIRS[:, 1])
+
+
+def signed(x: int) -> int:
+    return x - 2**32 if x >= 2**31 else x
+
+
+def toward_zero(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+BINARY: dict[str, Callable[[int, int], int | None]] = {
+    "add.s32": lambda a, b: a + b,
+    "sub.s32": lambda a, b: a - b,
+    "mul.lo.s32": lambda a, b: a * b,
+    "mul.hi.u32": lambda a, b: (a * b) >> 32,
+    "mul.hi.s32": lambda a, b: (signed(a) * signed(b)) >> 32,
+    "div.u32": lambda a, b: a // b if b else None,
+    "rem.u32": lambda a, b: a % b if b else None,
+    "div.s32": lambda a, b: toward_zero(signed(a), signed(b)) if b else None,
+    "rem.s32": lambda a, b: signed(a) - signed(b) * toward_zero(signed(a), signed(b)) if b else None,
+    "min.s32": lambda a, b: min(signed(a), signed(b)),
+    "max.u32": max,
+    "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
+    "shl.b32": lambda a, b: a << b if b < 32 else 0,
+    "shr.u32": lambda a, b: a >> b if b < 32 else 0,
+    "shr.s32": lambda a, b: signed(a) >> min(b, 31),
+}
+
+
+@pytest.mark.parametrize("opcode", BINARY)
+def test_integer_arithmetic(opcode: str) -> None:
+    out = np.zeros(len(A), np.uint32)
+    body = f"""{element(4, 0)} ld.global.u32 %r1, [%d10]; {element(4, 1)} ld.global.u32 %r2, [%d10];
+    {opcode} %r3, %r1, %r2; {element(4, 2)} st.global.u32 [%d10], %r3;"""
+    run(body, A, B, out, threads=len(A), readonly=2)
+    for a, b, got in zip(A.tolist(), B.tolist(), out.tolist(), strict=True):
+        expected = BINARY[opcode](a, b)
+        assert expected is None or got == expected % 2**32, (hex(a), hex(b))
+
+
+UNARY: dict[str, Callable[[int], int]] = {
+    "popc.b32": lambda a: bin(a).count("1"),
+    "clz.b32": lambda a: 32 - a.bit_length(),
+    "brev.b32": lambda a: int(f"{a:032b}"[::-1], 2),
+    "bfind.u32": lambda a: a.bit_length() - 1,
+    "bfind.shiftamt.u32": lambda a: 32 - a.bit_length() if a else -1,
+    "not.b32": lambda a: ~a,
+    "neg.s32": lambda a: -a,
+    "abs.s32": lambda a: abs(signed(a)),
+}
+
+
+@pytest.mark.parametrize("opcode", UNARY)
+def test_bits_of_one_word(opcode: str) -> None:
+    out = np.zeros(len(INTEGERS), np.uint32)
+    body = f"{element(4, 0)} ld.global.u32 %r1, [%d10]; {opcode} %r3, %r1; {element(4, 1)} st.global.u32 [%d10], %r3;"
+    run(body, INTEGERS, out, threads=len(INTEGERS), readonly=1)
+    assert out.tolist() == [UNARY[opcode](a) % 2**32 for a in INTEGERS.tolist()]
+
+
+@pytest.mark.parametrize("start", [0, 5, 31, 40])
+@pytest.mark.parametrize("length", [0, 1, 7, 32, 40])
+def test_bit_fields(start: int, length: int) -> None:
+    out = np.zeros((3, len(INTEGERS)), np.uint32)
+    body = f"""{element(4, 0)} ld.global.u32 %r1, [%d10]; bfe.u32 %r2, %r1, {start}, {length};
+    bfe.s32 %r3, %r1, {start}, {length}; bfi.b32 %r4, %r1, 0xAAAAAAAA, {start}, {length};
+    {element(4, 1)} st.global.u32 [%d10], %r2; st.global.u32 [%d10+{4 * len(INTEGERS)}], %r3;
+    st.global.u32 [%d10+{8 * len(INTEGERS)}], %r4;"""
+    run(body, INTEGERS, out, threads=len(INTEGERS), readonly=1)
+    mask = 2 ** max(0, min(length, 32 - start)) - 1
+    for k, a in enumerate(INTEGERS.tolist()):
+        field = (a >> start) & mask
+        assert out[0, k] == field
+        # The sign is the field's last bit, or bit 31 where the field reaches past it.
+        sign = length > 0 and a >> min(start + length - 1, 31) & 1
+        assert out[1, k] == (field | (~mask if sign else 0)) % 2**32
+        assert out[2, k] == (0xAAAAAAAA & ~(mask << start) | (a & mask) << start) % 2**32
+
+
+def test_permute_and_funnel() -> None:
+    out = np.zeros((3, 32), np.uint32)
+    body = f"""mov.u32 %r1, 0x33221100; mov.u32 %r2, 0xF7665544; prmt.b32 %r3, %r1, %r2, 0xF071;
+    shf.r.wrap.b32 %r4, %r1, %r2, 8; lop3.b32 %r5, %r1, %r2, %r0, 0x96;
+    {element(4)} st.global.u32 [%d10], %r3; st.global.u32 [%d10+128], %r4; st.global.u32 [%d10+256], %r5;"""
+    run(body, out)
+    assert out[0, 0] == 0xFF00F711
+    assert out[1, 0] == 0x44332211
+    assert out[2].tolist() == [0x33221100 ^ 0xF7665544 ^ lane for lane in range(32)]
+
+
+FLOATS = np.array([0.0, -0.0, 1.5, -2.5, 1e-40, 3e38, np.inf, -np.inf, np.nan, 0.1, 2.0**31, -(2.0**31)], np.float32)
+
+
+def test_comparisons_with_nan() -> None:
+    """Ordered comparisons are false beside a NaN, unordered ones true."""
+    names = ["eq", "ne", "lt", "ge", "equ", "neu", "ltu", "geu", "num", "nan"]
+    out = np.zeros((len(names), len(FLOATS)), np.uint32)
+    lines = [f"{element(4, 0)} ld.global.f32 %f1, [%d10]; {element(4, 1)}"]
+    for k, name in enumerate(names):
+        lines.append(f"setp.{name}.f32 %p1, %f1, 0f3F800000; selp.u32 %r1, 1, 0, %p1;")
+        lines.append(f"st.global.u32 [%d10+{4 * k * len(FLOATS)}], %r1;")
+    run("\n".join(lines), FLOATS, out, threads=len(FLOATS), readonly=1)
+    for k, x in enumerate(FLOATS.tolist()):
+        nan = math.isnan(x)
+        expected = [x == 1, x != 1 and not nan, x < 1, x >= 1, x == 1 or nan, x != 1, x < 1 or nan, x >= 1 or nan]
+        assert out[:, k].tolist() == [int(e) for e in [*expected, not nan, nan]]
+
+
+def test_float_to_integer_saturates() -> None:
+    out = np.zeros((3, len(FLOATS)), np.int32)
+    body = f"""{element(4, 0)} ld.global.f32 %f1, [%d10]; cvt.rzi.s32.f32 %r1, %f1; cvt.rni.s32.f32 %r2, %f1;
+    cvt.rmi.s32.f32 %r3, %f1; {element(4, 1)} st.global.u32 [%d10], %r1; st.global.u32 [%d10+{4 * len(FLOATS)}], %r2;
+    st.global.u32 [%d10+{8 * len(FLOATS)}], %r3;"""
+    run(body, FLOATS, out, threads=len(FLOATS), readonly=1)
+    low, high = -(2**31), 2**31 - 1
+    assert out[0].tolist() == [0, 0, 1, -2, 0, high, high, low, 0, 0, high, low]
+    assert out[1].tolist() == [0, 0, 2, -2, 0, high, high, low, 0, 0, high, low]
+    assert out[2].tolist() == [0, 0, 1, -3, 0, high, high, low, 0, 0, high, low]
+
+
+def test_packed_conversions() -> None:
+    values = np.array([[1.0, -3.140625], [500.0, -1e9], [0.001, 7.0]], np.float32)
+    out = np.zeros((4, 3), np.uint32)
+    body = f"""{element(8, 0)} ld.global.v2.f32 {{%f1, %f2}}, [%d10]; cvt.rn.bf16x2.f32 %r1, %f2, %f1;
+    cvt.rn.f16x2.f32 %r2, %f2, %f1; cvt.rn.satfinite.e4m3x2.f32 %h1, %f2, %f1; cvt.rn.f16x2.e4m3x2 %r3, %h1;
+    cvt.u32.u16 %r4, %h1; {element(4, 1)} st.global.u32 [%d10], %r1; st.global.u32 [%d10+12], %r2;
+    st.global.u32 [%d10+24], %r3; st.global.u32 [%d10+36], %r4;"""
+    run(body, values, out, threads=3, readonly=1)
+    with np.errstate(over="ignore"):
+        assert out[0].tobytes() == values.astype(ml_dtypes.bfloat16).tobytes()
+        assert out[1].tobytes() == values.astype(np.float16).tobytes()
+    codes = np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    assert out[3].astype(np.uint16).tobytes() == codes.tobytes()
+    assert out[2].tobytes() == codes.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("mode", "by", "limit", "source"),
+    [
+        ("bfly", 5, 31, lambda lane: lane ^ 5),
+        ("up", 3, 0, lambda lane: lane - 3 if lane >= 3 else lane),
+        ("down", 3, 31, lambda lane: lane + 3 if lane + 3 < 32 else lane),
+        ("idx", 9, 31, lambda lane: 9),
+        ("idx", 1, 0x181F, lambda lane: lane // 8 * 8 + 1),
+    ],
+)
+def test_shuffle(mode: str, by: int, limit: int, source: object) -> None:
+    out = np.zeros(64, np.uint32)
+    body = f"shfl.sync.{mode}.b32 %r1, %r0, {by}, {limit}, 0xffffffff; {element(4)} st.global.u32 [%d10], %r1;"
+    run(body, out, threads=64)
+    assert callable(source)
+    assert out.tolist() == [lane // 32 * 32 + source(lane % 32) for lane in range(64)]
+
+
+def test_divergence_and_votes() -> None:
+    """Lanes that took different ways meet again, and a vote waits for them."""
+    out = np.zeros(32, np.uint32)
+    body = f"""and.b32 %r1, %r0, 1; setp.eq.s32 %p1, %r1, 0; mov.u32 %r2, 100;
+    @%p1 bra EVEN; add.s32 %r2, %r2, %r0; bra JOIN;
+EVEN: mul.lo.s32 %r2, %r2, %r0;
+JOIN: setp.gt.u32 %p2, %r2, 110; vote.sync.ballot.b32 %r3, %p2, 0xffffffff; xor.b32 %r2, %r2, %r3;
+    {element(4)} st.global.u32 [%d10], %r2;"""
+    run(body, out)
+    values = [100 * k if k % 2 == 0 else 100 + k for k in range(32)]
+    ballot = sum(1 << k for k, v in enumerate(values) if v > 110)
+    assert out.tolist() == [v ^ ballot for v in values]
+
+
+def test_atomics_return_each_value_once() -> None:
+    counter, out = np.zeros(1, np.uint32), np.zeros(64, np.uint32)
+    body = f"atom.add.acq_rel.gpu.global.u32 %r1, [%d0], 3; {element(4, 1)} st.global.u32 [%d10], %r1;"
+    run(body, counter, out, threads=64)
+    assert counter[0] == 192
+    assert sorted(out.tolist()) == list(range(0, 192, 3))
+
+
+def test_vector_reductions_add_each_element() -> None:
+    """red.v4, which the backward's dkv rows leave by."""
+    sums = np.arange(4, dtype=np.float32)
+    run("red.relaxed.gpu.global.add.v4.f32 [%d0], {0f3F800000, 0f40000000, 0f40400000, 0f40800000};", sums, threads=32)
+    np.testing.assert_array_equal(sums, np.arange(4) + 32 * np.arange(1, 5))
+
+
+def test_matrix_product_of_a_warp() -> None:
+    """mma.m16n8k16 between ldmatrix and the accumulators' layout, against a plain product."""
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((16, 16)).astype(np.float16), rng.standard_normal((8, 16)).astype(np.float16)
+    out = np.zeros((16, 8), np.float32)
+    body = f"""mov.u32 %r1, tile; {element(16, 0)} ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%d10];
+    shl.b32 %r2, %r0, 4; add.s32 %r2, %r2, %r1; st.shared.v4.u32 [%r2], {{%r4, %r5, %r6, %r7}};
+    setp.lt.u32 %p1, %r0, 16; {element(16, 1)} @%p1 ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%d10];
+    @%p1 st.shared.v4.u32 [%r2+512], {{%r4, %r5, %r6, %r7}}; bar.warp.sync 0xffffffff;
+    and.b32 %r8, %r0, 15; shl.b32 %r8, %r8, 5; shr.u32 %r9, %r0, 4; shl.b32 %r9, %r9, 4;
+    add.s32 %r8, %r8, %r9; add.s32 %r8, %r8, %r1;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r8];
+    and.b32 %r8, %r0, 7; shl.b32 %r8, %r8, 5; and.b32 %r9, %r0, 8; shl.b32 %r9, %r9, 1;
+    add.s32 %r8, %r8, %r9; add.s32 %r8, %r8, %r1;
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r14, %r15}}, [%r8+512];
+    mov.f32 %f0, 0f00000000; mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%f1, %f2, %f3, %f4}},
+      {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, {{%f0, %f0, %f0, %f0}};
+    shr.u32 %r16, %r0, 2; and.b32 %r17, %r0, 3; shl.b32 %r16, %r16, 5; shl.b32 %r17, %r17, 3;
+    add.s32 %r16, %r16, %r17; cvt.u64.u32 %d11, %r16; add.s64 %d11, %d11, %d2;
+    st.global.v2.f32 [%d11], {{%f1, %f2}}; st.global.v2.f32 [%d11+256], {{%f3, %f4}};"""
+    run(body, a, b, out, readonly=2)
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_allclose(out, expected, rtol=2.0**-23, atol=1e-30)
