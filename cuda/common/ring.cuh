@@ -20,4 +20,20 @@ struct Phases {
   __device__ __forceinline__ void advance(uint32_t buffer) { bits ^= 1u << buffer; }
 };
 
+// Buffers used in turn: the next one, and the parity of its next phase, as above.
+template <uint32_t kStages>
+struct Ring {
+  uint32_t stage = 0;
+  uint32_t full = 0;
+
+  __device__ __forceinline__ uint32_t free() const { return full ^ 1u; }
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      full ^= 1u;
+    }
+  }
+};
+
 }  // namespace cupymla

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.errors import shown
+from cupymla.ops import shares
 from cupymla.ops.mla import MlaProblem
 from cupymla.ops.sparse_mla_fwd import cuda, plan
 
@@ -45,7 +46,7 @@ def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
     assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
 
 
-def shares_of(dealt: plan.Shares) -> list[range]:
+def shares_of(dealt: shares.Shares) -> list[range]:
     """What each CTA of a block of heads takes; the twin of `Share` in query.cuh."""
     taken = []
     for index in range(dealt.ctas):
@@ -57,41 +58,96 @@ def shares_of(dealt: plan.Shares) -> list[range]:
 
 @given(tokens=st.integers(0, 20_000), head_blocks=st.integers(1, 8), multiprocessors=st.integers(1, 200))
 def test_every_query_is_dealt_once(tokens: int, head_blocks: int, multiprocessors: int) -> None:
-    dealt = plan.shares(tokens, head_blocks, multiprocessors)
+    dealt = shares.shares(tokens, head_blocks, multiprocessors)
     assert [token for share in shares_of(dealt) for token in share] == list(range(tokens))
 
 
 def test_few_queries_go_one_to_a_cta() -> None:
-    assert plan.shares(132, 1, 132) == plan.Shares(0, 1, 132)
+    assert shares.shares(132, 1, 132) == shares.Shares(0, 1, 132)
 
 
 def test_many_queries_end_in_single_ones() -> None:
-    dealt = plan.shares(4096, 2, 132)
+    dealt = shares.shares(4096, 2, 132)
     assert dealt.group_tokens == 4
     assert dealt.ctas - dealt.groups >= 4 * 66
 
 
+def parts_of(blocks: int, parts: int) -> list[range]:
+    """The KV blocks of each CTA of a cluster; the twin of `Query` in query.cuh."""
+    own = 2 * (-(-((blocks + 1) // 2) // parts))
+    firsts = [min(part * own, blocks) for part in range(parts)]
+    return [range(first, first + min(blocks - first, own)) for first in firsts]
+
+
+@given(blocks=st.integers(0, 2000), parts=st.sampled_from([1, 2, 4, 8, 16]))
+def test_every_block_falls_to_one_part_and_pairs_stay_together(blocks: int, parts: int) -> None:
+    dealt = parts_of(blocks, parts)
+    assert [block for part in dealt for block in part] == list(range(blocks))
+    assert all(part.start % 2 == 0 for part in dealt if part)
+
+
+@pytest.mark.parametrize(
+    ("work", "topk", "parts"),
+    [
+        (2, 2048, 16),
+        (32, 2048, 4),
+        (256, 2048, 1),
+        (132, 2048, 1),
+        (80, 2048, 1),
+        (1, 128, 1),
+        (1, 129, 1),
+        (4, 512, 4),
+    ],
+)
+def test_slots_are_split_while_multiprocessors_are_idle(work: int, topk: int, parts: int) -> None:
+    """A pair of KV blocks each is the least a part can be given; a merge costs as much again."""
+    assert plan.parts(work, topk, 132) == parts
+
+
+@given(work=st.integers(1, 4000), topk=st.integers(1, 100_000), multiprocessors=st.integers(1, 200))
+def test_a_split_never_asks_for_more_ctas_than_run_at_once(work: int, topk: int, multiprocessors: int) -> None:
+    """Beyond one wave the whole queries keep every multiprocessor busy, so splitting only adds merges."""
+    parts = plan.parts(work, topk, multiprocessors)
+    assert parts == 1 or parts * work <= multiprocessors
+
+
+def test_few_queries_take_the_split_kernel_as_clusters() -> None:
+    chosen = plan.plan(replace(PROBLEM, s_q=1, topk=2048), arch.named("sm_90a"), 132)
+    assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == 1
+    assert (chosen.parts, chosen.ctas) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("h_q", "heads", "head_blocks"), [(1, 16, 1), (16, 16, 1), (17, 32, 1), (32, 32, 1), (33, 64, 1), (65, 64, 2)]
+)
+def test_few_heads_are_not_padded_to_many(h_q: int, heads: int, head_blocks: int) -> None:
+    chosen = plan.plan(replace(PROBLEM, h_q=h_q), arch.named("sm_90a"), 132)
+    assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == chosen.heads == heads
+    assert chosen.head_blocks == head_blocks
+
+
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
 def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
-    chosen = plan.plan(replace(PROBLEM, sm_scale=sm_scale), arch.named("sm_90a"))
+    chosen = plan.plan(replace(PROBLEM, sm_scale=sm_scale), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
-        plan.plan(replace(PROBLEM, batch=2**10, s_q=2**20), arch.named("sm_90a"))
+        plan.plan(replace(PROBLEM, batch=2**10, s_q=2**20), arch.named("sm_90a"), 132)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
-        plan.plan(PROBLEM, arch.named(name))
+        plan.plan(PROBLEM, arch.named(name), 132)
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        *[("any_scale", value) for value in ("no", 1, None, 10**5000)],
+        *[(word, value) for word in ("any_scale", "split") for value in ("no", 1, None, 10**5000)],
+        *[("heads", value) for value in (48, "16", 16.0, None, 10**5000)],
         *[("d_qk", value) for value in (128, "576", 576.0, None, 10**5000)],
         *[("dtype", value) for value in ("float32", 16, None, 10**5000)],
     ],

@@ -1,27 +1,19 @@
 """The pipeline of the sm_90a kernel as a model in plain Python: no deadlock, no overrun barrier, no race.
 
-Roles are coroutines that follow producer.cuh, consumer.cuh and epilogue.cuh line by line, with the barriers of
-storage.cuh and their parities. A thread of the model is a warp. Order between accesses to shared memory is tracked with
-vector clocks, so a missing wait shows in almost any schedule, whether or not it does harm in that one:
-
-- cp.async, TMA and wgmma are agents of their own, ordered behind the thread that issues them and ahead of whoever waits
-  for their barrier or group;
-- a write of the generic proxy that wgmma reads must also have a proxy fence between the two;
-- what is read must be the value of the right query and block.
-
-Source of the race rule: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009.
+Roles are coroutines that follow producer.cuh with common/sm90/row_gather.cuh, consumer.cuh, epilogue.cuh and merge.cuh
+line by line, with the barriers of storage.cuh and their parities. A thread of the model is a warp. See
+schedule_machine.py for what it finds.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
+from schedule_machine import PATTERNS, Agent, Barrier, Item, Machine, Steps, Tag, Violation, schedule
 
 KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_fwd" / "sm90"
 WARPS = 2  # per warpgroup; the kernel has four
@@ -30,101 +22,41 @@ LEFT_PARTS = 2
 VALUE_TILES = 8
 HALF_TILES = 4
 
-Clock: TypeAlias = dict[str, int]
-Item: TypeAlias = tuple[object, ...]
-Tag: TypeAlias = tuple[int, ...]
 
-
-class Violation(Exception):
-    """The protocol does not hold."""
-
-
-def join(into: Clock, other: Clock) -> None:
-    for who, time in other.items():
-        into[who] = max(into.get(who, 0), time)
-
-
-@dataclass
-class Agent:
-    """A thread, or an asynchronous engine that works for one. `fenced`: what a proxy fence lies behind."""
-
-    name: str
-    clock: Clock = field(default_factory=dict)
-    fenced: Clock = field(default_factory=dict)
-
-    def tick(self) -> int:
-        self.clock[self.name] = self.clock.get(self.name, 0) + 1
-        return self.clock[self.name]
-
-    def follow(self, other: Agent | Barrier) -> None:
-        join(self.clock, other.clock)
-        join(self.fenced, other.fenced)
-
-    def fence(self) -> None:
-        self.fenced = dict(self.clock)
-
-
-class Barrier:
-    """An mbarrier. `clock` is what the last completed phase released."""
-
-    def __init__(self, name: str, count: int, waiters: Sequence[str], starts_free: bool = False) -> None:
-        self.name, self.count, self.pending = name, count, count
-        self.completed = 0
-        self.before = 0 if starts_free else 1
-        self.passed = dict.fromkeys(waiters, 0)
-        self.clock: Clock = {}
-        self.fenced: Clock = {}
-        self._arrived = Agent(name)
-
-    def arrive(self, agent: Agent) -> None:
-        agent.tick()
-        self._arrived.follow(agent)
-        self.pending -= 1
-        if self.pending == 0:
-            self.pending = self.count
-            self.completed += 1
-            late = [who for who, passed in self.passed.items() if passed < self.completed - self.before]
-            if late:
-                raise Violation(f"{self.name} overruns {late}")
-            self.clock, self.fenced = dict(self._arrived.clock), dict(self._arrived.fenced)
-
-    def done(self, parity: int) -> bool:
-        """mbarrier.try_wait.parity: the phase before the current one has that parity."""
-        return (self.completed - 1) % 2 == parity
-
-    def passed_by(self, agent: Agent, waited: bool) -> None:
-        self.passed[agent.name] += 1
-        if waited:
-            if self.completed != self.passed[agent.name] - 1 + self.before:
-                raise Violation(f"{agent.name} took phase {self.completed} of {self.name} for an earlier one")
-            agent.follow(self)
-
-
-@dataclass
-class Cell:
-    tag: Tag = ()
-    writer: str = ""
-    written: int = 0
-    generic: bool = True
-    reads: Clock = field(default_factory=dict)
-
-
-Steps: TypeAlias = Iterator[tuple[Barrier, int] | None]
-
-
-class Model:
-    """One CTA on queries of so many blocks each; `drop` names the steps that are left out."""
+class Cluster:
+    """CTAs that share the slots of one query: so many blocks each."""
 
     def __init__(self, blocks: Sequence[int], rope: bool, drop: str = "nothing") -> None:
-        self.blocks, self.rope, self.drop = blocks, rope, drop
+        self.ctas = [Model([count], rope, drop, self, rank) for rank, count in enumerate(blocks)]
+        everyone = [f"{rank}/c{who}.{w}" for rank in range(len(blocks)) for who in (0, 1) for w in range(WARPS)]
+        # The hardware's cluster barrier: producers have exited or will, and exited threads are not waited for.
+        self.barrier = Barrier("cluster", len(everyone), everyone)
+
+    def run(self, seed: int) -> None:
+        schedule({name: steps for cta in self.ctas for name, steps in cta.threads().items()}, seed)
+
+
+class Model(Machine):
+    """One CTA on queries of so many blocks each; `drop` names the steps that are left out."""
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        rope: bool,
+        drop: str = "nothing",
+        cluster: Cluster | None = None,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(drop)
+        self.blocks, self.rope = blocks, rope
+        self.cluster = cluster
+        self.prefix = "" if cluster is None else f"{rank}/"
         self.tiles = 9 if rope else 8
-        self.cells: dict[Item, Cell] = {}
-        self.live = True
-        names = {role: [f"{role}{w}" for w in range(WARPS)] for role in ("c0.", "c1.", "p")}
+        names = {role: [f"{self.prefix}{role}{w}" for w in range(WARPS)] for role in ("c0.", "c1.", "p")}
         consumers = (names["c0."], names["c1."])
         words = 0 if drop == "arrival for the validity words" else WARPS
         self.q_full = Barrier("q_full", 2, consumers[0] + consumers[1])
-        self.q_free = Barrier("q_free", 2 * WARPS, ["p0"], starts_free=True)
+        self.q_free = Barrier("q_free", 2 * WARPS, names["p"][:1], starts_free=True)
         self.full = [
             [Barrier(f"full[{b}][{part}]", WARPS + (words if part == 3 else 0), consumers[b]) for part in range(4)]
             for b in (0, 1)
@@ -136,34 +68,10 @@ class Model:
         self.p_ready = [Barrier(f"p_ready[{w}]", WARPS, consumers[1 - w]) for w in (0, 1)]
         self.statistics_ready = [Barrier(f"statistics_ready[{w}]", WARPS, consumers[1 - w]) for w in (0, 1)]
         self.keys_read = Barrier("named 1", WARPS, consumers[0])
-
-    def has(self, step: str) -> bool:
-        return step != self.drop
-
-    def wait(self, agent: Agent, barrier: Barrier, parity: int, step: str) -> Steps:
-        waited = self.has(step)
-        if waited:
-            yield barrier, parity
-        barrier.passed_by(agent, waited)
+        self.counted = Barrier("named 3", WARPS, names["p"])
+        self.tiles_read = Barrier("named 2", 2 * WARPS, consumers[0] + consumers[1])
 
     # Shared memory ---------------------------------------------------------------------------------------------------
-
-    def write(self, agent: Agent, item: Item, tag: Tag, generic: bool = True) -> None:
-        cell = self.cells.setdefault(item, Cell())
-        for who, time in (*cell.reads.items(), (cell.writer, cell.written)):
-            if agent.clock.get(who, 0) < time and who != agent.name:
-                raise Violation(f"{agent.name} writes {item} while {who} may use it")
-        self.cells[item] = Cell(tag, agent.name, agent.tick(), generic)
-
-    def read(self, agent: Agent, item: Item, tag: Tag, proxy: str = "generic") -> None:
-        cell = self.cells.get(item, Cell())
-        if agent.clock.get(cell.writer, 0) < cell.written:
-            raise Violation(f"{agent.name} reads {item} before {cell.writer} has surely written it")
-        if proxy == "async" and cell.generic and agent.fenced.get(cell.writer, 0) < cell.written:
-            raise Violation(f"{agent.name} reads {item}: no proxy fence since {cell.writer} wrote it")
-        if cell.tag != tag:
-            raise Violation(f"{agent.name} reads {item}: {cell.tag}, not {tag}")
-        cell.reads[agent.name] = agent.tick()
 
     def p_items(self, buffer: int) -> list[Item]:
         if self.rope and buffer == 0:
@@ -176,11 +84,20 @@ class Model:
     # Roles -----------------------------------------------------------------------------------------------------------
 
     def producer(self, warp: int) -> Steps:
-        me, copies, tma = Agent(f"p{warp}"), Agent(f"cp.async{warp}"), Agent("tma")
+        own = self.prefix
+        me, copies, tma = Agent(f"{own}p{warp}"), Agent(f"{own}cp.async{warp}"), Agent(f"{own}tma")
         phase, q_round = [0, 0], 0
         for query, blocks in enumerate(self.blocks):
+            counts = 0 if self.drop == "second set of counts" else q_round
+            self.write(me, ("counts", counts, warp), (query,))
+            self.counted.arrive(me)
+            yield from self.wait(me, self.counted, q_round, "named barrier of the counts")
+            for other in range(WARPS):
+                self.read(me, ("counts", counts, other), (query,))
+                yield None
             if warp == 0:
                 yield from self.wait(me, self.q_free, q_round ^ 1, "q_free")
+                self.write(me, ("blocks",), (query,))
                 self.q_full.arrive(me)
                 tma.follow(me)
                 self.write(tma, ("q",), (query,), generic=False)
@@ -208,34 +125,22 @@ class Model:
     def consumer(self, who: int, warp: int) -> Steps:
         return Consumer(self, who, warp).run()
 
+    def threads(self) -> dict[str, Steps]:
+        threads: dict[str, Steps] = {f"{self.prefix}p{w}": self.producer(w) for w in range(WARPS)}
+        threads |= {f"{self.prefix}c{who}.{w}": self.consumer(who, w) for who in (0, 1) for w in range(WARPS)}
+        return threads
+
     def run(self, seed: int) -> None:
-        """Random schedule: every thread has a speed of its own, so that roles run ahead as far as barriers let them."""
-        rng = random.Random(seed)
-        threads: dict[str, Steps] = {f"p{w}": self.producer(w) for w in range(WARPS)}
-        threads |= {f"c{who}.{w}": self.consumer(who, w) for who in (0, 1) for w in range(WARPS)}
-        waits: dict[str, tuple[Barrier, int]] = {}
-        speed = {name: 10 ** rng.uniform(-2, 0) for name in threads}
-        while threads:
-            ready = [name for name in threads if name not in waits or waits[name][0].done(waits[name][1])]
-            if not ready:
-                raise Violation("deadlock: " + ", ".join(f"{name} at {b.name}" for name, (b, _) in waits.items()))
-            name = rng.choices(ready, [speed[name] for name in ready])[0]
-            waits.pop(name, None)
-            try:
-                step = next(threads[name])
-            except StopIteration:
-                del threads[name]
-                continue
-            if step is not None:
-                waits[name] = step
+        schedule(self.threads(), seed)
 
 
 class Consumer:
-    """consumer.cuh and epilogue.cuh, one warp. Scores, P and the output live in registers and are not modelled."""
+    """consumer.cuh, epilogue.cuh and merge.cuh, one warp. Scores, P and the output live in registers: not modelled."""
 
     def __init__(self, model: Model, who: int, warp: int) -> None:
         self.model, self.who, self.other, self.warp = model, who, 1 - who, warp
-        self.me, self.mma = Agent(f"c{who}.{warp}"), Agent(f"wgmma{who}.{warp}")
+        own = model.prefix
+        self.me, self.mma = Agent(f"{own}c{who}.{warp}"), Agent(f"{own}wgmma{who}.{warp}")
         self.k_parity = self.p_parity = self.base_parity = self.q_parity = self.named_parity = 0
         self.query = 0
 
@@ -243,7 +148,9 @@ class Consumer:
         for query, blocks in enumerate(self.model.blocks):
             self.query = query
             yield from self.accumulate(blocks)
-            yield from self.finish_rows()
+            yield from self.join_statistics()
+            if self.model.cluster is not None:
+                yield from self.merge(self.model.cluster)
             self.q_parity ^= 1
 
     def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
@@ -340,6 +247,7 @@ class Consumer:
     def accumulate(self, blocks: int) -> Steps:
         model = self.model
         yield from self.wait(model.q_full, self.q_parity, "q_full")
+        model.read(self.me, ("blocks",), (self.query,))
         single = blocks % 2 != 0
         last_pair = -1 if self.who == 0 and single else blocks // 2 - 1
         if blocks < 1 + self.who and model.has("Q given up by who has no block"):
@@ -354,7 +262,7 @@ class Consumer:
             yield from self.wait_for_other_probabilities()
             yield from self.values(self.other, blocks - 1)
 
-    def finish_rows(self) -> Steps:
+    def join_statistics(self) -> Steps:
         model, ready = self.model, self.model.statistics_ready
         which = {w: 0 if model.drop == f"second set of statistics of {w}" else self.q_parity for w in (0, 1)}
         model.write(self.me, ("statistics", which[self.who], self.who, self.warp), (self.query,))
@@ -368,12 +276,37 @@ class Consumer:
         yield None
         model.read(self.me, ("statistics", which[self.other], self.other, self.warp), (self.query,))
 
+    def merge(self, cluster: Cluster) -> Steps:
+        model = self.model
+        model.tiles_read.arrive(self.me)
+        yield from self.wait(model.tiles_read, 0, "named barrier before the merge")
+        for item in (("q",), *model.key_items(0, 0, model.tiles), *model.key_items(1, 0, model.tiles)):
+            model.require_unused(self.me, item)
+        model.write(self.me, ("left", self.who, self.warp), (0,))
+        yield None
+        yield from self.meet(cluster, 0, "cluster barrier before the merge")
+        for cta in cluster.ctas:
+            for who in (0, 1):
+                for row in range(WARPS):
+                    cta.read(self.me, ("left", who, row), (0,))
+            yield None
+        yield from self.meet(cluster, 1, "cluster barrier after the merge")
+        # Its shared memory ends with the CTA.
+        for who in (0, 1):
+            for row in range(WARPS):
+                model.require_unused(self.me, ("left", who, row))
+
+    def meet(self, cluster: Cluster, parity: int, step: str) -> Steps:
+        cluster.barrier.arrive(self.me)
+        yield from self.wait(cluster.barrier, parity, step)
+
 
 MUTATIONS = (
     *("q_free", "free left", "free right", "q_full", "full 0", "full 1", "full 2", "full 3"),
     *("base", "P of 0", "P of 1", "named barrier", "statistics of 0", "statistics of 1"),
     *("wgmma wait of scores", "wgmma wait of values", "fence behind gathered rows", "fence behind P"),
     *("arrival for the validity words", "Q held until its last scores", "Q given up by who has no block"),
+    *("named barrier of the counts", "second set of counts"),
     *("columns held until their products are done", "second set of statistics of 0", "second set of statistics of 1"),
 )
 
@@ -403,27 +336,37 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
             Model(queries(seed), rope=True, drop=drop).run(seed)
 
 
+@pytest.mark.parametrize("rope", [True, False], ids=["d576", "d512"])
+def test_clusters_merge_without_races_and_deadlocks(rope: bool) -> None:
+    """Whatever blocks fall to each CTA, none included."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        Cluster([rng.choice((0, 1, 2, 4)) for _ in range(rng.choice((2, 4)))], rope).run(seed)
+
+
+@pytest.mark.parametrize(
+    "drop", ["named barrier before the merge", "cluster barrier before the merge", "cluster barrier after the merge"]
+)
+def test_the_model_misses_what_is_taken_away_from_a_merge(drop: str) -> None:
+    with pytest.raises(Violation):
+        for seed in range(40):
+            Cluster([2, 1, 0, 2], rope=True, drop=drop).run(seed)
+
+
 def test_without_the_rope_tile_no_named_barrier_is_needed() -> None:
     for seed in range(20):
         Model(queries(seed), rope=False, drop="named barrier").run(seed)
 
 
-PATTERNS: dict[str, Callable[[str], int]] = {
-    "waits": lambda text: len(re.findall(r"\.wait\(", text)),
-    "arrivals": lambda text: len(re.findall(r"\.arrive\w*\(", text)),
-    "fences": lambda text: len(re.findall(r"fence_async_shared\(", text)),
-    "named": lambda text: len(re.findall(r"named_barrier_sync\(", text)),
-    "collects": lambda text: len(re.findall(r"wgmma_wait<", text)),
-}
-
-
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("producer.cuh", (3, 3, 0, 0, 0)),
-        ("consumer.cuh", (4, 5, 2, 1, 2)),
-        ("epilogue.cuh", (2, 2, 0, 0, 0)),
-        ("sparse_mla_fwd.cu", (0, 0, 0, 0, 0)),
+        ("producer.cuh", (1, 1, 0, 1, 0, 0)),
+        ("../../common/sm90/row_gather.cuh", (1, 2, 0, 0, 0, 0)),
+        ("consumer.cuh", (4, 5, 2, 1, 2, 0)),
+        ("epilogue.cuh", (2, 2, 0, 0, 0, 0)),
+        ("merge.cuh", (0, 0, 0, 1, 0, 4)),
+        ("sparse_mla_fwd.cu", (0, 0, 0, 0, 0, 0)),
     ],
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:

@@ -75,6 +75,34 @@ struct Atoms<__half> {
   using ValuesFromShared = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::K, Major::MN>;
 };
 
+// With slots or value channels as rows and kHeads heads as columns: scores^T = K Q^T, output^T += V^T P^T.
+template <typename Element, int kHeads>
+struct TransposedAtoms;
+
+template <>
+struct TransposedAtoms<__nv_bfloat16, 16> {
+  using Scores = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::K, Major::K>;
+  using Values = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::MN, Major::K>;
+};
+
+template <>
+struct TransposedAtoms<__nv_bfloat16, 32> {
+  using Scores = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::K, Major::K>;
+  using Values = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::MN, Major::K>;
+};
+
+template <>
+struct TransposedAtoms<__half, 16> {
+  using Scores = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::K, Major::K>;
+  using Values = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::MN, Major::K>;
+};
+
+template <>
+struct TransposedAtoms<__half, 32> {
+  using Scores = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::K, Major::K>;
+  using Values = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::K>;
+};
+
 template <typename Atom, int kCount, cuda::std::size_t... kIndex>
 __device__ __forceinline__ void mma_unpacked(float (&d)[kCount], uint64_t a, uint64_t b, ScaleOut scale,
                                              cuda::std::index_sequence<kIndex...>) {

@@ -1,4 +1,5 @@
-// A consumer warpgroup: scores and softmax of every second block, and its half of the output columns of all blocks.
+// A consumer warpgroup where heads are many: scores and softmax of every second block, and its half of the output
+// columns of all blocks.
 #pragma once
 
 #include "../../common/math.cuh"
@@ -6,6 +7,7 @@
 #include "../../common/ring.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "query.cuh"
+#include "softmax.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -17,12 +19,6 @@ struct Consumer {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
   static constexpr int kOutputs = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
-  // Probabilities stay below 2^8, far from fp16's 65504. The fp32 sums may in turn be 2^8 times what they are relative
-  // to the maximum, which costs range, not accuracy: values past 2^120 may overflow where their average would not.
-  static constexpr float kSlack = 8.f;
-  // Past this a base is so coarse that the product of score and unit, kept exact by a fused multiply-add, may lie many
-  // powers of two away from it.
-  static constexpr float kCoarseBase = 1048576.f;
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -34,14 +30,13 @@ struct Consumer {
   float output[kOutputs];
   float scores[kScores];
   uint32_t probabilities[kSteps][4];
-  // Exponentials are taken relative to `base`, which follows the running maximum of all blocks at a distance: it moves
-  // only when a score exceeds it by more than kSlack, so that the output is rarely rescaled. `row_max` is the true
-  // maximum and `row_sum` the sum of exponentials, both over the own blocks. All in units of log2.
+  // Exponentials are taken relative to `base` (softmax.cuh), which all blocks move. `row_max` is the true maximum and
+  // `row_sum` the sum of exponentials, both over the own blocks. All in units of log2.
   float base[2];
   float row_max[2];
   float row_sum[2];
 
-  bool coarse;    // whether the base of any row of the warp is past kCoarseBase
+  bool coarse;    // whether the base of any row of the warp is
   bool occupied;  // whether an own block of this query had a valid slot
   uint32_t k_parity = 0;  // of the own buffer's next phase
   uint32_t p_parity = 0;  // of the other's next P
@@ -143,8 +138,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void note_coarseness(const float (&new_base)[2]) {
-    coarse = __any_sync(0xffffffffu, fabsf(finite_or_zero(new_base[0])) > kCoarseBase ||
-                                         fabsf(finite_or_zero(new_base[1])) > kCoarseBase);
+    coarse = __any_sync(0xffffffffu, is_coarse(new_base[0]) || is_coarse(new_base[1]));
   }
 
   // Brings output and row sums to a new base, if it is one. No product may be in flight.
@@ -154,16 +148,13 @@ struct Consumer {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      factor[r] = exp2_approx(base[r] - finite_or_zero(new_base[r]));
+      factor[r] = base_factor(base[r], new_base[r]);
       row_sum[r] *= factor[r];
       base[r] = new_base[r];
     }
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output[i] *= factor[(i / 2) % 2];
   }
-
-  // With no valid slot so far the base is -inf; any finite stand-in makes every exponential 0.
-  static __device__ __forceinline__ float finite_or_zero(float x) { return x == negative_infinity() ? 0.f : x; }
 
   // Masks the scores of invalid slots and gives the maxima of this block, which also go into `row_max`.
   __device__ __forceinline__ void mask_and_maxima(float (&block_max)[2]) {
@@ -197,11 +188,11 @@ struct Consumer {
   __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
 
   // The base for a block with these maxima, given the base before it; whether it is another than this consumer's for
-  // any row of the warp. A NaN maximum becomes the base.
+  // any row of the warp.
   __device__ __forceinline__ bool choose_base(float (&new_base)[2], const float (&old_base)[2],
                                               const float (&block_max)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) new_base[r] = block_max[r] <= old_base[r] + kSlack ? old_base[r] : block_max[r];
+    for (int r = 0; r < 2; ++r) new_base[r] = next_base(old_base[r], block_max[r]);
     const bool moved = moves(new_base);
     if (!kAnyScale && moved) note_coarseness(new_base);
     return moved;
@@ -342,14 +333,15 @@ struct Consumer {
   }
 
   // Goes through all blocks of a query.
-  __device__ __forceinline__ void accumulate(const Query<Config>& query) {
+  __device__ __forceinline__ void accumulate() {
     clear();
     storage.q_full.wait(q_parity);
-    const bool single = query.blocks % 2 != 0;
+    const int32_t blocks = storage.blocks;
+    const bool single = blocks % 2 != 0;
     // Scores that this consumer multiplies last, or never: then Q is free at once.
-    const int last_pair = kWho == 0 && single ? -1 : query.blocks / 2 - 1;
-    if (query.blocks < 1 + kWho) storage.q_free.arrive();
-    for (int pair = 0; pair < query.blocks / 2; ++pair) {
+    const int last_pair = kWho == 0 && single ? -1 : blocks / 2 - 1;
+    if (blocks < 1 + kWho) storage.q_free.arrive();
+    for (int pair = 0; pair < blocks / 2; ++pair) {
       if constexpr (kWho == 0) {
         first_of_pair(pair == last_pair);
       } else {

@@ -18,12 +18,18 @@ __device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kW
   }
 }
 
-// Writes lse and max_logits, and gives the factor that turns the accumulated output into the result.
+// What the blocks of this CTA, or of a cluster, say of one head of a query. Base and maximum in units of log2, the sum
+// relative to the base.
+struct RowStatistics {
+  float base, maximum, sum;
+  bool occupied;
+};
+
+// Statistics of this thread's two rows over both consumers' blocks. Each consumer has then finished all its products.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer,
-                                            const Query<Config>& query, float (&factor)[2]) {
+__device__ __forceinline__ void join_statistics(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+                                                RowStatistics (&joined)[2]) {
   auto& storage = consumer.storage;
-  const Parameters& params = consumer.params;
   const int quad_lane = consumer.lane % 4;
   auto& row_max = storage.row_max[consumer.q_parity];
   auto& row_sum = storage.row_sum[consumer.q_parity];
@@ -39,38 +45,41 @@ __device__ __forceinline__ void finish_rows(Consumer<Config, Element, kWho, kAny
   auto& occupied = storage.occupied[consumer.q_parity];
   if (consumer.warp == 0 && consumer.lane == 0) occupied[kWho] = consumer.occupied;
   exchange_statistics(consumer);
-  // Not told by the maximum: valid slots may all score -inf.
-  const bool empty = !consumer.occupied && !occupied[1 - kWho];
-
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = consumer.row + 8 * r;
-    const int head = consumer.first_head + row;
-    const float sum = own_sum[r] + row_sum[1 - kWho][row];
-    const float maximum = max_nan(consumer.row_max[r], row_max[1 - kWho][row]);
-    const float base = consumer.base[r];
-    float total = sum;
-    if (params.attn_sink != nullptr && head < params.h_q) {
-      total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - base);
-    }
-    factor[r] = empty ? 0.f : 1.f / total;
-    if (kWho == 0 && quad_lane == 0 && head < params.h_q) {
-      const int64_t batch = query.batch, token = query.query;
-      params.max_logits[batch * params.max_logits_batch + token * params.max_logits_query +
-                        head * params.max_logits_head] = maximum * kLn2;
-      params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] =
-          empty ? positive_infinity() : (base + log2f(sum)) * params.lse_unit;
-    }
+    joined[r] = {consumer.base[r], max_nan(consumer.row_max[r], row_max[1 - kWho][row]),
+                 own_sum[r] + row_sum[1 - kWho][row], consumer.occupied || occupied[1 - kWho]};
   }
+}
+
+// Writes lse and max_logits of one head.
+__device__ __forceinline__ void store_statistics(const Parameters& params, const Query& query, int head,
+                                                 const RowStatistics& row) {
+  const int64_t batch = query.batch, token = query.query;
+  params.max_logits[batch * params.max_logits_batch + token * params.max_logits_query +
+                    head * params.max_logits_head] = row.maximum * kLn2;
+  params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] =
+      row.occupied ? (row.base + log2f(row.sum)) * params.lse_unit : positive_infinity();
+}
+
+// What turns the output accumulated relative to the base into the result. Rows without a valid slot are told by their
+// slots, not by the maximum: valid slots may all score -inf.
+__device__ __forceinline__ float output_factor(const Parameters& params, int head, const RowStatistics& row) {
+  float total = row.sum;
+  if (params.attn_sink != nullptr && head < params.h_q) {
+    total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - row.base);
+  }
+  return row.occupied ? 1.f / total : 0.f;
 }
 
 // Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that
 // each stores sixteen bytes, and the quad 64 bytes side by side.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
 __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
-                                             const Query<Config>& query) {
-  float factor[2];
-  finish_rows(consumer, query, factor);
+                                             const Query& query) {
+  RowStatistics rows[2];
+  join_statistics(consumer, rows);
 
   const Parameters& params = consumer.params;
   auto& output = consumer.output;
@@ -80,6 +89,8 @@ __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAn
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = consumer.first_head + consumer.row + 8 * r;
+    const float factor = output_factor(params, head, rows[r]);
+    if (kWho == 0 && quad_lane == 0 && head < params.h_q) store_statistics(params, query, head, rows[r]);
     uint8_t* line = base + head * params.out_head_bytes;
 #pragma unroll
     for (int quad = 0; quad < Config::kDV / 2 / 32; ++quad) {
@@ -87,7 +98,7 @@ __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAn
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = (quad * 4 + j) * 4 + 2 * r;
-        words[j] = pack_pair<Element>(output[i] * factor[r], output[i + 1] * factor[r]);
+        words[j] = pack_pair<Element>(output[i] * factor, output[i + 1] * factor);
       }
       quad_transpose(words, quad_lane);
       if (head < params.h_q) {

@@ -1,104 +1,137 @@
 // The producer warpgroup: brings in Q, gathers the selected KV rows into shared memory and says which slots are valid.
 #pragma once
 
-#include "../../common/async_copy.cuh"
-#include "../../common/ring.cuh"
+#include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
+#include "few_heads_storage.cuh"
 #include "query.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
-// Each warp serves sixteen consecutive slots of a block: lane l knows the token of slot l % 16, and in each of four
-// passes eight lanes copy 128 bytes of one row.
+// The tokens of a warp's sixteen slots of one KV block after another, one per lane, lane l's slot being l % 16; -1 past
+// the last valid slot. Where all slots are valid they are read straight; else each warp goes through the indices on its
+// own and keeps those that are its.
+template <typename Config>
+struct Cursor {
+  static constexpr int kWarpSlots = Config::kSlots / 4;
+  static constexpr int32_t kDense = -1;
+
+  int32_t* tokens;  // room for one block's, in shared memory
+  const int lane;
+  int32_t first;     // the warp's first slot of the next block, counted in valid slots
+  int32_t slot;      // the indices gone through, or kDense where all slots are valid,
+  int32_t seen = 0;  // and how many of them were valid
+
+  __device__ __forceinline__ Cursor(int32_t* tokens, const Selection<Config>& selection, int warp, int lane)
+      : tokens(tokens),
+        lane(lane),
+        first(selection.first_block * Config::kSlots + warp * kWarpSlots),
+        slot(selection.valid == selection.slots ? kDense : 0) {}
+
+  __device__ __forceinline__ int32_t next(const Selection<Config>& selection) {
+    const int32_t token = slot == kDense ? selection.token(first + lane % kWarpSlots) : search(selection);
+    first += Config::kSlots;
+    // Looked at once more: another kernel may have changed the indices since they were counted.
+    return selection.is_valid(token) ? token : -1;
+  }
+
+  // The token of the warp's slot of a later block, where that can be told without a search; else -1.
+  __device__ __forceinline__ int32_t peek(const Selection<Config>& selection, int32_t blocks_ahead) const {
+    return slot == kDense ? selection.token(first + blocks_ahead * Config::kSlots + lane % kWarpSlots) : -1;
+  }
+
+  // A chunk of 32 indices never reaches from the warp's slots of one block to those of the next.
+  __device__ __forceinline__ int32_t search(const Selection<Config>& selection) {
+    static_assert(Config::kSlots - kWarpSlots >= 32);
+    __syncwarp();
+    while (seen < first + kWarpSlots && slot < selection.slots) {
+      const int32_t token = selection.token(slot + lane);
+      const bool valid = selection.is_valid(token);
+      const uint32_t valid_lanes = __ballot_sync(0xffffffffu, valid);
+      const int32_t place = seen + __popc(valid_lanes & ((1u << lane) - 1u)) - first;
+      if (valid && place >= 0 && place < kWarpSlots) tokens[place] = token;
+      seen += __popc(valid_lanes);
+      slot += 32;
+    }
+    __syncwarp();
+    return first + lane % kWarpSlots < seen ? tokens[lane % kWarpSlots] : -1;
+  }
+};
+
 template <typename Config>
 struct Producer {
-  static constexpr int kWarpSlots = 16;
-  static constexpr int kPasses = 4;
-
-  Storage<Config>& storage;
+  sm90::RowGather<Config, Storage<Config>> gather;
   const Parameters& params;
   const TensorMap& q_map;
-  const int warp = (threadIdx.x / 32) % 4;
-  const int lane = threadIdx.x % 32;
-  const uint64_t l2_policy = l2_policy_evict_last();
-  Phases phases;      // of the key buffers
-  uint32_t q_round = 0;  // parity of the queries gone through
+  Places<Config> places;  // of the next block, where heads are few
+  static constexpr int kQuery = Config::kBuffers;  // Q's place among the phases, after the key buffers
 
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map)
-      : storage(storage), params(params), q_map(q_map) {}
+      : gather(storage), params(params), q_map(q_map) {}
 
   __device__ __forceinline__ void run(const Share<Config>& share) {
     for (uint32_t position = share.token; position < share.end; ++position) {
-      const Query<Config> query(params, position);
-      const int32_t* indices =
-          params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
-      int32_t token = load_token(indices, query, 0);
-      load_query(query, share.first_head);
-      for (int block = 0; block < query.blocks; ++block) {
-        const int32_t next_token = load_token(indices, query, block + 1);
-        gather(token, query, block % 2);
+      Selection<Config> selection(params, position);
+      selection.take(count_valid(selection), share);
+      load_query(selection, share.first_head);
+      Cursor<Config> cursor(gather.storage.tokens[gather.warp], selection, gather.warp, gather.lane);
+      int32_t token = cursor.next(selection);
+      const uint8_t* kv = params.kv + selection.batch * params.kv_batch_bytes;
+      for (int block = 0; block < selection.blocks; ++block) {
+        const int32_t next_token = cursor.next(selection);
+        if (params.prefetch_blocks != 0) prefetch(selection, cursor, kv);
+        if constexpr (Config::kTransposed) {
+          gather.fill_places(token, sm90::kAnyToken, kv, params.kv_token_bytes, places);
+          places.advance();
+        } else {
+          gather.fill(token, sm90::kAnyToken, kv, params.kv_token_bytes, block % 2);
+        }
         token = next_token;
       }
     }
   }
 
-  // The token of this lane's slot of `block`, or -1 where there is no slot.
-  __device__ __forceinline__ int32_t load_token(const int32_t* indices, const Query<Config>& query, int block) const {
-    const int slot = block * Config::kSlots + warp * kWarpSlots + lane % kWarpSlots;
-    return slot < query.slots ? __ldg(indices + slot) : -1;
+  // Brings the rows of a later block into L2.
+  __device__ __forceinline__ void prefetch(const Selection<Config>& selection, const Cursor<Config>& cursor,
+                                           const uint8_t* kv) {
+    const int32_t token = cursor.peek(selection, params.prefetch_blocks - 1);
+    if (gather.lane < gather.kWarpSlots && selection.is_valid(token)) {
+      prefetch_l2(kv + token * params.kv_token_bytes, Config::kDQk * 2);
+    }
   }
 
-  __device__ __forceinline__ void load_query(const Query<Config>& query, int32_t first_head) {
-    if (warp == 0 && lane == 0) {
-      storage.q_free.wait(q_round ^ 1u);
+  __device__ __forceinline__ int32_t count_valid(const Selection<Config>& selection) {
+    constexpr int kAhead = 8;  // indices that a thread loads at once
+    constexpr int kProducers = Config::kWarpgroup;
+    int32_t count = 0;
+    for (int32_t first = gather.warp * 32 + gather.lane; first < selection.slots; first += kAhead * kProducers) {
+      int32_t tokens[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) tokens[i] = selection.token(first + i * kProducers);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) count += selection.is_valid(tokens[i]);
+    }
+    count = __reduce_add_sync(0xffffffffu, count);
+    auto& counts = gather.storage.counts[gather.phases.full(kQuery)];
+    if (gather.lane == 0) counts[gather.warp] = count;
+    named_barrier_sync(kCounted, kProducers);
+    return counts[0] + counts[1] + counts[2] + counts[3];
+  }
+
+  __device__ __forceinline__ void load_query(const Selection<Config>& selection, int32_t first_head) {
+    auto& storage = gather.storage;
+    if (gather.warp == 0 && gather.lane == 0) {
+      storage.q_free.wait(gather.phases.free(kQuery));
+      storage.blocks = selection.blocks;
       storage.q_full.arrive_and_expect(sizeof(storage.q));
       for (int tile = 0; tile < Config::kKeyTiles; ++tile) {
-        tma_load_4d(storage.q[tile], q_map, storage.q_full, tile * Config::kTileColumns, first_head, query.query,
-                    query.batch);
+        tma_load_4d(storage.q[tile], q_map, storage.q_full, tile * Config::kTileColumns, first_head, selection.query,
+                    selection.batch);
       }
     }
     __syncwarp();
-    q_round ^= 1u;
-  }
-
-  __device__ __forceinline__ void gather(int32_t token, const Query<Config>& query, int buffer) {
-    const bool valid = static_cast<uint32_t>(token) < query.token_limit;
-    const uint32_t valid_lanes = __ballot_sync(0xffffffffu, valid);
-
-    const uint8_t* rows = params.kv + query.batch * params.kv_batch_bytes + (lane % 8) * 16;
-    const uint8_t* source[kPasses];
-    uint32_t destination[kPasses];
-    bool take[kPasses];
-    const uint32_t base = smem_address(storage.k[buffer][0]);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int slot = pass * 4 + lane / 8;
-      const int32_t row = __shfl_sync(0xffffffffu, token, slot);
-      take[pass] = (valid_lanes >> slot) & 1u;
-      source[pass] = rows + (take[pass] ? row * params.kv_token_bytes : 0);
-      destination[pass] = base + swizzle_128(warp * kWarpSlots + slot, lane % 8);
-    }
-
-#pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) {
-      if (part == 0) storage.free[buffer][0].wait(phases.free(buffer));
-      if (part == Config::kLeftParts) storage.free[buffer][1].wait(phases.free(buffer));
-#pragma unroll
-      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-          copy_async_16_or_zero(destination[pass] + tile * Config::kTileBytes,
-                                source[pass] + tile * static_cast<int>(kSwizzleRowBytes), take[pass], l2_policy);
-        }
-      }
-      storage.full[buffer][part].arrive_after_copies();
-    }
-    if (lane == 0) {
-      storage.valid[buffer][warp] = static_cast<uint16_t>(valid_lanes);
-      storage.full[buffer][Config::kParts - 1].arrive();
-    }
-    phases.advance(buffer);
+    gather.phases.advance(kQuery);
   }
 };
 

@@ -1,54 +1,68 @@
-// What a CTA works on: one block of heads of one or several neighbouring queries. Several, so that the gather for the
-// next query hides the end of the last; few towards the end of the grid, so that all SMs end together.
+// What a CTA works on: one block of heads of one or several neighbouring queries. Where there are fewer queries than
+// SMs, the CTAs of a cluster share the slots of one query.
 #pragma once
 
+#include "../../common/cluster.cuh"
+#include "../../common/sparse_query.cuh"
 #include "config.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
-template <typename Config>
-struct Share {
-  uint32_t token, end;  // over all batch entries
-  int32_t first_head;
+using Query = QueryPosition;
 
-  __device__ __forceinline__ explicit Share(const Parameters& params) {
-    // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
-    const uint32_t index = blockIdx.x / params.head_blocks;
-    first_head = static_cast<int32_t>(blockIdx.x % params.head_blocks) * Config::kHeads;
-    const bool grouped = index < params.groups;
-    token = grouped ? index * params.group_tokens : params.groups * (params.group_tokens - 1) + index;
-    end = token + (grouped ? params.group_tokens : 1u);
-  }
+template <typename Config>
+__device__ __forceinline__ uint32_t query_parts() {
+  return Config::kSplit ? cluster_size() : 1u;
+}
+
+template <typename Config>
+struct Share : QueryRange {
+  int32_t first_head;
+  uint32_t part, parts;  // which of how many parts of each query's slots
+
+  // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
+  __device__ __forceinline__ explicit Share(const Parameters& params)
+      : QueryRange(blockIdx.x / query_parts<Config>() / params.head_blocks, params.groups, params.group_tokens),
+        first_head(static_cast<int32_t>(blockIdx.x / query_parts<Config>() % params.head_blocks) * Config::kHeads),
+        part(Config::kSplit ? cluster_rank() : 0u),
+        parts(query_parts<Config>()) {}
 };
 
-// One query, and which of its slots can be valid.
+// Which slots of a query are valid, and which of them fall to this CTA. Valid slots are numbered without gaps, so that
+// KV blocks are full and a query costs what its valid slots cost.
 template <typename Config>
-struct Query {
-  int32_t batch, query;
-  int32_t slots;        // slots that can be valid: min(topk, topk_length)
-  int32_t blocks;       // KV blocks that hold them
-  uint32_t token_limit; // token t can be valid when (uint32_t)t < token_limit
+struct Selection : SparseQuery<Config::kSlots> {
+  using Slots = SparseQuery<Config::kSlots>;
 
-  __device__ __forceinline__ Query(const Parameters& params, uint32_t token) {
-    batch = static_cast<int32_t>(token / params.s_q);
-    query = static_cast<int32_t>(token % params.s_q);
+  const int32_t* indices;
+  int32_t valid = 0;                    // valid slots
+  int32_t first_block = 0, blocks = 0;  // KV blocks of this CTA
 
-    slots = params.topk;
-    if (params.topk_length != nullptr) {
-      const int32_t length =
-          params.topk_length[batch * params.topk_length_batch + query * params.topk_length_query];
-      slots = max(0, min(slots, length));
+  __device__ __forceinline__ Selection(const Parameters& params, uint32_t token)
+      : Slots(params, token),
+        indices(params.indices + this->batch * params.indices_batch + this->query * params.indices_query) {}
+
+  // The token of a slot, or -1 where there is no slot.
+  __device__ __forceinline__ int32_t token(int32_t slot) const {
+    return slot < this->slots ? __ldg(indices + slot) : -1;
+  }
+
+  __device__ __forceinline__ bool is_valid(int32_t token) const {
+    return static_cast<uint32_t>(token) < this->token_limit;
+  }
+
+  // Takes this CTA's share of the KV blocks, once the valid slots are counted.
+  __device__ __forceinline__ void take(int32_t valid_slots, const Share<Config>& share) {
+    valid = valid_slots;
+    blocks = (valid + Config::kSlots - 1) / Config::kSlots;
+    if constexpr (Config::kSplit) {
+      // Pairs of blocks stay together: each keeps both consumers busy.
+      const int32_t pairs = (blocks + 1) / 2;
+      const int32_t own_blocks = 2 * ((pairs + share.parts - 1) / share.parts);
+      first_block = min(static_cast<int32_t>(share.part) * own_blocks, blocks);
+      blocks = min(blocks - first_block, own_blocks);
     }
-    blocks = (slots + Config::kSlots - 1) / Config::kSlots;
-
-    int64_t limit = params.s_kv;
-    if (params.causal != 0) {
-      // C's division truncates toward zero, which the operator's definition asks for.
-      const int64_t last = (params.q_start + query + 1 - params.k_stride) / params.k_stride;
-      limit = min(limit, last + 1);
-    }
-    token_limit = static_cast<uint32_t>(max(limit, static_cast<int64_t>(0)));
   }
 };
 

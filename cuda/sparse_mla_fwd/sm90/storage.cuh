@@ -1,8 +1,8 @@
-// Shared memory and barriers of the kernel.
+// Shared memory and barriers where heads are many; few_heads_storage.cuh has those where they are few.
 //
 // barrier            | arrivals                                | who waits     | what it says
 // -------------------+-----------------------------------------+---------------+--------------------------------------
-// q_full             | 1 + bytes (TMA)                         | consumers     | Q is in
+// q_full             | 1 + bytes (TMA)                         | consumers     | Q is in, number of blocks is out
 // q_free             | 256 consumers                           | producer      | all scores of the query are done
 // full[b][part]      | 128 copy arrivals; last part 4 more for | owner of b,   | these columns of the block in buffer b
 //                    | the validity words                      | then by chain | (and, last part, its validity) are in
@@ -13,6 +13,10 @@
 // p_ready[w]         | 128 consumer w                          | the other     | P of w's block is out, and its base
 // statistics_ready[w]| 128 consumer w                          | the other     | row statistics of w are out
 // named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
+// named 2 (split)    | 256 consumers                           | consumers     | Q and all keys are done with
+// named 3            | 128 producers                           | producers     | valid slots of the query are counted
+// cluster (split)    | 256 consumers of each CTA               | all of them   | what the CTAs leave is out; then: it
+//                    |                                         |               | has been read
 //
 // Every thread arrives for itself. One lane for its warp, behind a __syncwarp, was 3% slower (2026-11-21, H200).
 //
@@ -41,7 +45,8 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-constexpr uint32_t kKeysRead = 1;  // named barrier
+constexpr uint32_t kKeysRead = 1, kTilesRead = 2, kCounted = 3;  // named barriers
+constexpr int kSharedMemoryLimit = 227 * 1024;
 
 template <typename Config>
 struct alignas(1024) Storage {
@@ -60,6 +65,12 @@ struct alignas(1024) Storage {
   // One bit per slot of a block; a consumer reads a buffer's four words as one of 64 bits.
   alignas(8) uint16_t valid[Config::kBuffers][Config::kSlots / 16];
 
+  int32_t blocks;  // of this query, for the consumers
+  // Valid slots that each producer warp counted; two sets, as a warp may count for the next query while another still
+  // adds up this one's.
+  int32_t counts[2][4];
+  int32_t tokens[4][Config::kSlots / 4];  // of the warps' next slots, where valid slots have gaps between them
+
   Mbarrier q_full;
   Mbarrier q_free;
   Mbarrier full[Config::kBuffers][Config::kParts];
@@ -67,6 +78,25 @@ struct alignas(1024) Storage {
   Mbarrier base_ready;
   Mbarrier p_ready[Config::kConsumers];
   Mbarrier statistics_ready[Config::kConsumers];
+
+  __device__ __forceinline__ void init_barriers() {
+    constexpr uint32_t kEveryThread = Config::kWarpgroup;
+    q_full.init(1);
+    q_free.init(kEveryThread * Config::kConsumers);
+    base_ready.init(kEveryThread);
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+      p_ready[consumer].init(kEveryThread);
+      statistics_ready[consumer].init(kEveryThread);
+    }
+    for (int buffer = 0; buffer < Config::kBuffers; ++buffer) {
+      for (int part = 0; part < Config::kParts; ++part) {
+        full[buffer][part].init(kEveryThread + (part == Config::kParts - 1 ? 4 : 0));
+      }
+      free[buffer][0].init(kEveryThread);
+      free[buffer][1].init(kEveryThread);
+    }
+    fence_mbarrier_init();
+  }
 
   // Where P of the blocks in `buffer` goes. Buffer 0's RoPE tile is no value column and is dead once S0 is done, so P0
   // takes its place; it is refilled only after consumer 1 has freed the right half, having read P0.
@@ -76,8 +106,7 @@ struct alignas(1024) Storage {
   }
 };
 
-constexpr int kSharedMemoryLimit = 227 * 1024;
-static_assert(sizeof(Storage<Config<576>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<Config<512>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<576, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<512, false>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -13,7 +13,42 @@ from ..mla_cases import MlaCase, sized
 OUTPUTS = ("out", "max_logits", "lse")
 """The output parameters, in the order in which the call returns them."""
 
-CASES: tuple[MlaCase, ...] = (*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS)
+
+def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
+    """The options once more, where every query has several blocks of slots."""
+
+    def case(suffix: str, d: int = 576, **options: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_{suffix}", intent="parts", **options)
+
+    return (
+        case("lengths", lengths="hostile"),
+        case("causal_lengths", causal=True, q_start=kv // 2, k_stride=2, lengths="hostile"),
+        case("empty", selection="empty"),
+        case("few_sink", d=512, selection="few", sink="infinite"),
+        case("duplicates", selection="duplicates"),
+        case("fp16_strided", dtype="float16", layout="strided", sink="finite"),
+        case("batch", d=512, batch=2, lengths="hostile", layout="strided"),
+        case("scale_negative_base2", sm_scale=-0.1, lse_base="2", sink="finite"),
+        case("scale_zero", d=512, sm_scale=0.0, dtype="float16"),
+    )
+
+
+CASES: tuple[MlaCase, ...] = (
+    *(*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS),
+    # Few queries: the slots of each go to several CTAs on a GPU; one query's 32 blocks to as many as there are.
+    *_options(3, 65, 500, 600),
+    *_options(3, 24, 500, 600),
+    sized(128, 576, 2048, 1, 3000, intent="parts"),
+    # Two queries, as in EXTREMES: among many, two slots would tie for the whole softmax and rounding decide.
+    sized(16, 576, 500, 2, 600, "_scale_huge", intent="parts", sm_scale=1e9),
+    sized(16, 512, 2048, 2, 3000, "_few_lengths", intent="parts", selection="few", lengths="hostile"),
+    # More pairs of a query and a block of heads than a GPU has multiprocessors: a CTA has all slots of a query.
+    *_options(70, 65, 300, 400),
+    *_options(140, 24, 300, 400),
+    # So many that a CTA takes one query after another.
+    sized(65, 576, 130, 280, 400, "_lengths", intent="parts", lengths="hostile"),
+    sized(16, 576, 130, 540, 400, "_empty", intent="parts", selection="empty"),
+)
 
 BENCH: tuple[MlaCase, ...] = (
     *(sized(128, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768, 131072)),

@@ -10,6 +10,7 @@ from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
+from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
@@ -39,7 +40,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_int32) for name in ("head_blocks",)),
         *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
-        ("causal", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("prefetch_blocks", "causal")),
         *((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),
     )
 
@@ -54,22 +55,25 @@ class Binding:
     """
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device))
+        chosen = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
-        self._heads_per_cta = facts["heads_per_cta"]
-        head_blocks = -(-problem.h_q // self._heads_per_cta)
-        dealt = plan.shares(chosen.tokens, head_blocks, driver.multiprocessor_count(device.index))
+        if facts["heads_per_cta"] != chosen.heads:
+            raise CompileError(
+                chosen.source.path, f"{chosen.heads} heads a CTA, the kernel has {facts['heads_per_cta']}"
+            )
         self._problem = problem
+        self._heads = chosen.heads
         self._parameters = _parameters(problem, outputs, sink_stride)
-        self._parameters.head_blocks = head_blocks
-        self._parameters.groups = dealt.groups
-        self._parameters.group_tokens = dealt.group_tokens
+        self._parameters.head_blocks = chosen.head_blocks
+        self._parameters.groups = chosen.shares.groups
+        self._parameters.group_tokens = chosen.shares.group_tokens
+        self._parameters.prefetch_blocks = chosen.prefetch_blocks
         self._q_ptr: int | None = None
         self.launcher: Launcher | None = None
         if chosen.tokens:
-            geometry = Geometry((head_blocks * dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
+            geometry = Geometry((chosen.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=chosen.parts)
             self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
 
     def point(self, views: Views, outputs: Sequence[int]) -> None:
@@ -93,7 +97,7 @@ class Binding:
         shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
         # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
         strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
-        return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads_per_cta, 1, 1))
+        return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._heads, 1, 1))
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
@@ -147,10 +151,10 @@ class _Memo(threading.local):
 _memo = _Memo()
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArrays:
+def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
     statistics = (problem.head_shape, "float32")
     wanted = ((problem.out_shape, problem.dtype), statistics, statistics)
-    return OutputArrays(views.q, wanted, (views.out, views.max_logits, views.lse), stream)
+    return OutputArrays(views.q, wanted, (views.out, views.max_logits, views.lse), stream, current)
 
 
 def _given(views: Views) -> list[View]:
@@ -181,10 +185,11 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
     given = _given(views)
     pointer = tensor.launch_stream(given, stream)
-    arrays = _outputs(views, problem, None if stream is None else pointer)
     device = views.q.device
+    current = driver.is_current(device.index)
+    arrays = _outputs(views, problem, None if stream is None else pointer, current)
     key = (problem, device.index, arrays.layouts, _sink_stride(views))
-    if driver.is_current(device.index):
+    if current:
         _launch(key, views, problem, arrays, pointer)
     else:
         with driver.on_device(device.index):

@@ -9,10 +9,25 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES, MlaProblem
+from ..shares import Shares, shares
 
 OPERATOR = "sparse_mla_fwd"
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
+
+CTA_HEADS = (16, 32, 64)
+"""Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
+
+_PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
+_CLUSTERS = (1, 2, 4, 8, 16)
+
+# Rows that may not be in L2 are asked for some blocks ahead of the gather. Which keys fit is judged by half of a
+# Hopper's 50 MB: the other half holds what is far away from the multiprocessor that asks.
+_PREFETCH_BLOCKS = 4
+_L2_KEY_BYTES = 24 << 20
+
+# What merging the parts of a query costs, in units of the time a CTA takes for two KV blocks.
+_MERGE_PAIRS = 1
 
 # sm_scale * log2(e) is a factor of -inf in the kernel that wants it positive, so it must not vanish in fp32.
 _SMALLEST_SCALE = 2.0**-100
@@ -24,61 +39,85 @@ class Plan:
 
     Attributes:
         source: what to compile.
+        heads: query heads of a CTA.
         tokens: queries of all batch entries together.
+        head_blocks: CTAs that share a query's heads.
+        parts: CTAs that share the slots of a query and a block of heads, as a cluster.
+        shares: how queries are dealt to CTAs.
+        prefetch_blocks: how many KV blocks ahead of the gather rows are brought into L2; 0 for not at all.
     """
 
     source: KernelSource
+    heads: int
     tokens: int
+    head_blocks: int
+    parts: int
+    shares: Shares
+    prefetch_blocks: int
+
+    @property
+    def ctas(self) -> int:
+        """The grid."""
+        return self.shares.ctas * self.head_blocks * self.parts
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """How queries are dealt to CTAs, one set of CTAs for each block of heads.
+def cta_heads(h_q: int) -> int:
+    """Query heads of a CTA: the fewest that hold all of a query's, else the most there are."""
+    return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
-    Attributes:
-        groups: CTAs that take `group_tokens` queries each.
-        group_tokens: queries of such a CTA; every other CTA takes one.
-        ctas: all CTAs of a block of heads.
+
+def parts(work: int, topk: int, multiprocessors: int) -> int:
+    """CTAs, a power of two, to share the slots of each of `work` pairs of a query and a block of heads.
+
+    More than one pays only where all of them run at once: past that, whole queries keep every multiprocessor busy.
     """
+    pairs = -(-topk // _PAIR_SLOTS)
 
-    groups: int
-    group_tokens: int
-    ctas: int
+    def cost(size: int) -> int:
+        return -(-pairs // size) + (_MERGE_PAIRS if size > 1 else 0)
+
+    return min((size for size in _CLUSTERS if size == 1 or size * work <= multiprocessors), key=cost)
 
 
-def shares(tokens: int, head_blocks: int, multiprocessors: int) -> Shares:
-    """Deal out queries: groups first, because a CTA's next query is fetched while its last one ends, then single ones.
+def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
+    """Choose the kernel and its grid, for a GPU with that many multiprocessors.
 
-    The hardware hands out CTAs in order, so the single ones even out what the groups leave: one group's worth of them
-    for each multiprocessor.
+    Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.
     """
-    wave = -(-multiprocessors // head_blocks)
-    for group_tokens in (4, 2):
-        groups = (tokens - group_tokens * wave) // group_tokens
-        if groups >= wave:
-            return Shares(groups, group_tokens, groups + tokens - groups * group_tokens)
-    return Shares(0, 1, tokens)
-
-
-def plan(problem: MlaProblem, arch: Arch) -> Plan:
-    """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > MAX_CTAS:
         raise UnsupportedError(
             f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
         )
     any_scale = problem.sm_scale < _SMALLEST_SCALE
-    return Plan(variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, any_scale=any_scale), tokens)
+    heads = cta_heads(problem.h_q)
+    head_blocks = -(-problem.h_q // heads)
+    split = parts(tokens * head_blocks, problem.topk, multiprocessors)
+    dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
+    source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
+    key_bytes = (1 if problem.batch is None else problem.batch) * problem.s_kv * problem.d_qk * 2
+    prefetch_blocks = _PREFETCH_BLOCKS if key_bytes > _L2_KEY_BYTES else 0
+    return Plan(source, heads, tokens, head_blocks, split, dealt, prefetch_blocks)
 
 
-def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", any_scale: bool = False) -> KernelSource:
+def variant(
+    arch: Arch,
+    *,
+    d_qk: int = 576,
+    heads: int = 64,
+    dtype: str = "bfloat16",
+    any_scale: bool = False,
+    split: bool = False,
+) -> KernelSource:
     """One kernel variant.
 
     Args:
         arch: the target.
         d_qk: 576 or 512.
+        heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q, in as many CTAs as it takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
+        split: whether the CTAs of a cluster, up to 16, share the slots of a query.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -86,14 +125,19 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", any_scale: 
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
+    if type(heads) is not int or heads not in CTA_HEADS:
+        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    if type(any_scale) is not bool:
-        raise InputError("any_scale", "True or False", shown(any_scale), OPERATOR)
+    for argument, value in (("any_scale", any_scale), ("split", split)):
+        if type(value) is not bool:
+            raise InputError(argument, "True or False", shown(value), OPERATOR)
     defines = (
         ("CUPYMLA_D_QK", d_qk),
+        ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_FP16", int(dtype == "float16")),
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
+        ("CUPYMLA_SPLIT", int(split)),
     )
     return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
 
@@ -104,8 +148,10 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         return ()
     hopper = arches.named("sm_90a")
     return tuple(
-        variant(hopper, d_qk=d_qk, dtype=dtype, any_scale=any_scale)
+        variant(hopper, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
+        for heads in CTA_HEADS
         for d_qk in D_QK
         for dtype in DTYPES
         for any_scale in (False, True)
+        for split in (False, True)
     )

@@ -1,0 +1,17 @@
+// Counting arrivals in global memory, with the order between CTAs that goes with it (PTX ISA, "atom", "Memory
+// Consistency Model").
+#pragma once
+
+#include "integers.cuh"
+
+namespace cupymla {
+
+// Adds one and returns what was there. What this thread's CTA wrote before the barrier in front of this call is seen by
+// whoever reads a later value, and the other way round.
+__device__ __forceinline__ uint32_t arrive_at(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+}  // namespace cupymla

@@ -1,0 +1,112 @@
+// The gather of a producer warpgroup: selected KV rows into blocks of swizzled column tiles, and which slots are valid.
+#pragma once
+
+#include "../async_copy.cuh"
+#include "../ring.cuh"
+#include "../swizzle.cuh"
+
+namespace cupymla::sm90 {
+
+// The limit for callers whose tokens are valid or -1.
+constexpr uint32_t kAnyToken = 0x7fffffffu;
+
+// Places of a block all of which lies in one buffer.
+template <typename Config>
+struct OneBuffer {
+  const int buffer;
+  const uint32_t parity;  // of the free barriers' awaited phase
+
+  // The buffer of a part; which of its barriers says that the part, and those after it up to the next such, may be
+  // filled, negative for none; and the parity to wait for.
+  __device__ __forceinline__ int stage(int) const { return buffer; }
+  static __device__ __forceinline__ constexpr int free_side(int part) {
+    return part == 0 ? 0 : part == Config::kLeftParts ? 1 : -1;
+  }
+  __device__ __forceinline__ uint32_t free_parity(int) const { return parity; }
+
+  template <typename Storage>
+  __device__ __forceinline__ const uint8_t* tile(const Storage& storage, int, int tile) const {
+    return storage.k[buffer][tile];
+  }
+};
+
+// Each warp serves sixteen consecutive slots of a block of 64: lane l knows the token of slot l % 16, and in each of
+// four passes eight lanes copy 128 bytes of one row. A block arrives in kParts parts of whole tiles; the validity words
+// come with part kValidityPart.
+//
+// Config: kSlots, kTileBytes, kParts, part_begin(part), and kLeftParts, the parts in the half that is freed first.
+// Storage: k[buffer][tile], valid[buffer][warp], and the barriers full[buffer][part] (an arrival of every thread for
+// its copies, four more for the words) and free[buffer][half].
+// A caller whose blocks do not lie in one buffer each says so by places of its own: see `OneBuffer`.
+template <typename Config, typename Storage, int kValidityPart = Config::kParts - 1>
+struct RowGather {
+  static constexpr int kWarpSlots = 16;
+  static constexpr int kPasses = 4;
+  static_assert(Config::kSlots == 4 * kWarpSlots);
+
+  Storage& storage;
+  const int warp = (threadIdx.x / 32) % 4;
+  const int lane = threadIdx.x % 32;
+  const uint64_t l2_policy = l2_policy_evict_last();
+  Phases phases;  // of the key buffers
+
+  __device__ __forceinline__ explicit RowGather(Storage& storage) : storage(storage) {}
+
+  // The token of this lane's slot of `block`, or -1 where there is no slot.
+  __device__ __forceinline__ int32_t load_token(const int32_t* indices, int32_t slots, int block) const {
+    const int slot = block * Config::kSlots + warp * kWarpSlots + lane % kWarpSlots;
+    return slot < slots ? __ldg(indices + slot) : -1;
+  }
+
+  // Fills `buffer` with the rows of a block whose tokens the lanes hold, zeros in slots that are not valid.
+  __device__ __forceinline__ void fill(int32_t token, uint32_t token_limit, const uint8_t* kv, int64_t token_bytes,
+                                       int buffer) {
+    fill_places(token, token_limit, kv, token_bytes, OneBuffer<Config>{buffer, phases.free(buffer)});
+    phases.advance(buffer);
+  }
+
+  template <typename Places>
+  __device__ __forceinline__ void fill_places(int32_t token, uint32_t token_limit, const uint8_t* kv,
+                                              int64_t token_bytes, const Places& places) {
+    const bool valid = static_cast<uint32_t>(token) < token_limit;
+    const uint32_t valid_lanes = __ballot_sync(0xffffffffu, valid);
+
+    const uint8_t* rows = kv + (lane % 8) * 16;
+    const uint8_t* source[kPasses];
+    // Within a tile. Rows eight apart are swizzled alike.
+    uint32_t destination[2];
+    bool take[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int slot = pass * 4 + lane / 8;
+      const int32_t row = __shfl_sync(0xffffffffu, token, slot);
+      take[pass] = (valid_lanes >> slot) & 1u;
+      source[pass] = rows + (take[pass] ? row * token_bytes : 0);
+      if (pass < 2) destination[pass] = swizzle_128(warp * kWarpSlots + slot, lane % 8);
+    }
+
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      const int stage = places.stage(part);
+      const int side = Places::free_side(part);
+      if (side >= 0) storage.free[stage][side].wait(places.free_parity(part));
+      const uint32_t tiles = smem_address(places.tile(storage, part, Config::part_begin(part)));
+#pragma unroll
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+        const uint32_t base = tiles + (tile - Config::part_begin(part)) * Config::kTileBytes;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          copy_async_16_or_zero(base + destination[pass % 2] + pass / 2 * kSwizzleAtomBytes,
+                                source[pass] + tile * static_cast<int>(kSwizzleRowBytes), take[pass], l2_policy);
+        }
+      }
+      storage.full[stage][part].arrive_after_copies();
+      if (part == kValidityPart && lane == 0) {
+        storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
+        storage.full[stage][part].arrive();
+      }
+    }
+  }
+};
+
+}  // namespace cupymla::sm90

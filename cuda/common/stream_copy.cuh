@@ -1,0 +1,50 @@
+// Copies of what is read once, from global to shared memory in the background (PTX ISA, "cp.async"). Each thread
+// gathers its copies into groups, and waits for groups in the order in which it closed them.
+#pragma once
+
+#include "barrier.cuh"
+
+namespace cupymla {
+
+// L2 policy that lets lines go first: for data that nobody reads a second time.
+__device__ __forceinline__ uint64_t l2_policy_evict_first() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// 16 bytes between addresses that are multiples of 16, past L1.
+__device__ __forceinline__ void stream_copy_16(uint32_t destination, const void* source, uint64_t l2_policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
+               "l"(source), "l"(l2_policy)
+               : "memory");
+}
+
+// The same, reading only the first `bytes` (0..16) and writing zeros for the others.
+__device__ __forceinline__ void stream_copy_16_or_zeros(uint32_t destination, const void* source, uint32_t bytes,
+                                                        uint64_t l2_policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source),
+               "r"(bytes), "l"(l2_policy)
+               : "memory");
+}
+
+// 8 bytes between addresses that are multiples of 8; the first `bytes` (0..8) are read.
+__device__ __forceinline__ void stream_copy_8_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
+// 4 bytes between addresses that are multiples of 4; the first `bytes` (0..4) are read.
+__device__ __forceinline__ void stream_copy_4_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
+// Closes the group of all copies this thread has issued since the last group; it may be empty.
+__device__ __forceinline__ void stream_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the `kPending` latest groups of this thread are unfinished.
+template <int kPending>
+__device__ __forceinline__ void stream_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace cupymla

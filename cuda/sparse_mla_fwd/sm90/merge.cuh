@@ -1,0 +1,128 @@
+// Where the CTAs of a cluster share the slots of a query: their outputs and statistics become one, each brought to the
+// largest base. A CTA leaves what it has in its own shared memory and then finishes some of the heads, reading what the
+// others left. Sums run over the CTAs in their order, so the result is the same every time.
+#pragma once
+
+#include "../../common/cluster.cuh"
+#include "epilogue.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// What a CTA leaves for the others, over its query and key tiles, which are done with.
+template <typename Config>
+struct alignas(16) Leavings {
+  // Eight rows of a quad's 32 bytes lie in banks of their own.
+  static constexpr int kRowFloats = Config::kDV + 8;
+  float output[Config::kHeads][kRowFloats];
+  float4 statistics[Config::kHeads];  // base, maximum, sum, occupied
+};
+
+template <typename Config>
+__device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) {
+  static_assert(sizeof(Leavings<Config>) <= sizeof(storage.q) + sizeof(storage.k));
+  return *reinterpret_cast<Leavings<Config>*>(&storage);
+}
+
+template <typename Config, typename Element, int kWho, bool kAnyScale>
+__device__ __forceinline__ void leave_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer) {
+  RowStatistics rows[2];
+  join_statistics(consumer, rows);
+  // No warp of either consumer multiplies by these tiles any more.
+  named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
+  auto& left = leavings(consumer.storage);
+  const int quad_lane = consumer.lane % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = consumer.row + 8 * r;
+    float* line = left.output[row] + kWho * Config::kDV / 2 + quad_lane * 2;
+#pragma unroll
+    for (int i = 0; i < Config::kDV / 2 / 8; ++i) {
+      *reinterpret_cast<float2*>(line + i * 8) =
+          make_float2(consumer.output[i * 4 + 2 * r], consumer.output[i * 4 + 2 * r + 1]);
+    }
+    if (kWho == 0 && quad_lane == 0) {
+      left.statistics[row] = make_float4(rows[r].base, rows[r].maximum, rows[r].sum, rows[r].occupied ? 1.f : 0.f);
+    }
+  }
+}
+
+// One CTA's statistics of a head.
+template <typename Config>
+__device__ __forceinline__ RowStatistics read_statistics(const Leavings<Config>& left, int row, uint32_t rank) {
+  const float4 values = cluster_load_float4(cluster_address(smem_address(&left.statistics[row]), rank));
+  return {values.x, values.y, values.z, values.w != 0.f};
+}
+
+// Of a CTA whose slots all score -inf, or that has none, the output is 0 times what its values are.
+__device__ __forceinline__ float part_weight(float part_base, float base) { return base_factor(part_base, base); }
+
+// What the threads of consumer `who` do once they have left theirs: they finish every so many of the heads.
+template <typename Element, typename Config>
+__device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params, const Query& query,
+                                            const Share<Config>& share, int who) {
+  constexpr int kColumns = 4;  // of a thread
+  constexpr int kRowThreads = Config::kDV / kColumns;
+  static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
+  constexpr int kBatch = 4;  // parts read at once
+
+  cluster_arrive();
+  cluster_wait();
+
+  // The others' lie at the same place in their shared memory.
+  const auto& left = leavings(storage);
+  const int column = threadIdx.x % Config::kWarpgroup * kColumns;
+  for (int row = share.part + who * share.parts; row < Config::kHeads; row += Config::kConsumers * share.parts) {
+    const int head = share.first_head + row;
+    if (head >= params.h_q) break;
+
+    RowStatistics merged = {negative_infinity(), negative_infinity(), 0.f, false};
+    for (uint32_t part = 0; part < share.parts; ++part) {
+      const RowStatistics one = read_statistics(left, row, part);
+      merged.base = max_nan(merged.base, one.base);
+      merged.maximum = max_nan(merged.maximum, one.maximum);
+      merged.occupied |= one.occupied;
+    }
+    const uint32_t address = smem_address(&left.output[row][column]);
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (uint32_t first = 0; first < share.parts; first += kBatch) {
+      float4 values[kBatch];
+      float weight[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t part = min(first + i, share.parts - 1);
+        const RowStatistics one = read_statistics(left, row, part);
+        values[i] = cluster_load_float4(cluster_address(address, part));
+        weight[i] = part_weight(one.base, merged.base);
+        if (first + i < share.parts) merged.sum = fmaf(weight[i], one.sum, merged.sum);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i < share.parts) {
+          sum.x = fmaf(weight[i], values[i].x, sum.x);
+          sum.y = fmaf(weight[i], values[i].y, sum.y);
+          sum.z = fmaf(weight[i], values[i].z, sum.z);
+          sum.w = fmaf(weight[i], values[i].w, sum.w);
+        }
+      }
+    }
+
+    const float factor = output_factor(params, head, merged);
+    if (column == 0) store_statistics(params, query, head, merged);
+    uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+                    head * params.out_head_bytes + column * 2;
+    *reinterpret_cast<uint2*>(line) = make_uint2(pack_pair<Element>(sum.x * factor, sum.y * factor),
+                                                 pack_pair<Element>(sum.z * factor, sum.w * factor));
+  }
+  // Nobody leaves while another may still read what it left.
+  cluster_arrive();
+  cluster_wait();
+}
+
+template <typename Config, typename Element, int kWho, bool kAnyScale>
+__device__ __forceinline__ void merge_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
+                                             const Query& query, const Share<Config>& share) {
+  leave_rows(consumer);
+  merge_parts<Element>(consumer.storage, consumer.params, query, share, kWho);
+}
+
+}  // namespace cupymla::sparse_mla_fwd
