@@ -12,7 +12,8 @@ __all__ = ["attn_dist"]
 
 
 def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(**arguments), stream)
+    views, problem = spec.read(**arguments, stream=stream)
+    return run.prepare(views, problem, stream)
 
 
 @mla.public(_prepare)
@@ -72,6 +73,6 @@ def attn_dist(
     """
     views, problem = spec.read(
         *(q, kv, indices, lse, sm_scale, topk_length, causal, q_start, k_stride, lse_base, normalize),
-        *(dist, check_indices),
+        *(dist, check_indices, stream),
     )
-    return run.prepare(views, problem, stream)()
+    return run.call(views, problem, stream)

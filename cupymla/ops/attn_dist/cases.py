@@ -17,6 +17,14 @@ CASES: tuple[MlaCase, ...] = (
     *mla_cases.SCALES,
     sized(16, 576, 65, 7, 200, "_l1", "options", normalize="l1", selection="empty"),
     sized(128, 512, 130, 4, 200, "_l1", "options", normalize="l1", lse_base="2", batch=2),
+    # Rows of many blocks: one query in slices, several with lengths that end in any of them, rows summed by one CTA.
+    sized(128, 576, 1000, 1, 1200, "_sliced", "shapes"),
+    sized(64, 512, 700, 11, 900, "_sliced", "masks", lengths="hostile", layout="strided"),
+    sized(192, 576, 700, 11, 900, "_l1", "options", normalize="l1", lengths="hostile"),
+    sized(16, 512, 1100, 3, 1200, "_l1_strided", "options", normalize="l1", layout="strided", dtype="float16"),
+    # More queries than an H200 has multiprocessors: CTAs that take several.
+    sized(16, 576, 130, 700, 400, "_grouped", "shapes", lengths="hostile", selection="empty"),
+    sized(128, 512, 65, 560, 400, "_grouped", "shapes", selection="empty", normalize="l1"),
 )
 
 BENCH: tuple[MlaCase, ...] = (

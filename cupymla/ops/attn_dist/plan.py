@@ -1,15 +1,116 @@
-"""Which kernel serves an attention distribution: none yet."""
+"""Which kernel serves a problem, and how its queries and their slots are dealt to CTAs. Pure: no array, no driver."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
 
-from ...errors import UnsupportedError
-from ...tensor import Device
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from ..mla import D_QK, DTYPES
+from ..shares import shares
 from .spec import OPERATOR, Problem
 
+MAX_CTAS = 2**31 - 1
+"""The extent of grid.x, on which queries and slices of their slots lie (CUDA C++ Programming Guide)."""
 
-def plan(problem: Problem, device: Device) -> NoReturn:
-    """Raises UnsupportedError: there is only the NumPy reference, for arrays on the CPU."""
-    wanted = f"{OPERATOR} with {problem.shared.h_q} heads, d_qk {problem.shared.d_qk}"
-    raise UnsupportedError(wanted, str(device), "arrays on the CPU")
+PASS_HEADS = (64, 128)
+"""Heads that a kernel variant takes in one pass over a query's slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel variant for one problem.
+
+    Attributes:
+        source: what to compile.
+        tokens: queries of all batch entries together.
+    """
+
+    source: KernelSource
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How queries and their slots are dealt to CTAs.
+
+    Attributes:
+        groups: shares of `group_tokens` neighbouring queries; every other share is one query.
+        group_tokens: queries of such a share.
+        slices: CTAs that divide the slots of a share's queries between them.
+        slice_blocks: blocks of slots in a slice.
+        ctas: all CTAs.
+    """
+
+    groups: int
+    group_tokens: int
+    slices: int
+    slice_blocks: int
+    ctas: int
+
+
+def plan(problem: Problem, arch: Arch) -> Plan:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
+    shared = problem.shared
+    tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
+    if tokens > MAX_CTAS:
+        raise UnsupportedError(f"{OPERATOR} on {tokens} queries", arch.name, f"up to {MAX_CTAS}")
+    pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
+    return Plan(variant(arch, d_qk=shared.d_qk, dtype=shared.dtype, pass_heads=pass_heads), tokens)
+
+
+def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:
+    """Deal out queries, and where they are fewer than multiprocessors, slices of them.
+
+    A row that is to be normalised stays with one CTA, which then knows its sum.
+    """
+    dealt = shares(tokens, 1, multiprocessors)
+    row_blocks = -(-problem.shared.topk // block_slots)
+    slices = 1
+    if problem.normalize is None and 0 < tokens < multiprocessors:
+        slices = min(row_blocks, multiprocessors // tokens)
+    slice_blocks = -(-row_blocks // slices)
+    slices = -(-row_blocks // slice_blocks)
+    return Deal(dealt.groups, dealt.group_tokens, slices, slice_blocks, dealt.ctas * slices)
+
+
+def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads: int = 128) -> KernelSource:
+    """One kernel variant.
+
+    Args:
+        arch: the target.
+        d_qk: 576 or 512.
+        dtype: "bfloat16" or "float16".
+        pass_heads: heads of one pass over a query's slots, 64 or 128; more are taken in several passes.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name != "sm_90a":
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if type(d_qk) is not int or d_qk not in D_QK:
+        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
+        raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
+    defines = (
+        ("CUPYMLA_D_QK", d_qk),
+        ("CUPYMLA_FP16", int(dtype == "float16")),
+        ("CUPYMLA_HEADS", pass_heads),
+    )
+    return KernelSource("attn_dist/sm90/attn_dist.cu", OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one target or of all."""
+    if arch_name not in (None, "sm_90a"):
+        return ()
+    hopper = arches.named("sm_90a")
+    return tuple(
+        variant(hopper, d_qk=d_qk, dtype=dtype, pass_heads=pass_heads)
+        for d_qk in D_QK
+        for dtype in DTYPES
+        for pass_heads in PASS_HEADS
+    )

@@ -60,6 +60,7 @@ def read(
     normalize: Any = None,
     dist: Any = None,
     check_indices: Any = False,
+    stream: Any = None,
 ) -> tuple[Views, Problem]:
     """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
@@ -85,7 +86,7 @@ def read(
                 ),
             )
         if check_indices is not False and mla.flag("check_indices", check_indices):
-            mla.check_index_values(views.indices, views.topk_length, shared.s_kv)
+            mla.check_index_values(views.indices, views.topk_length, shared.s_kv, stream)
     except InputError as error:
         raise mla.attributed(error, OPERATOR) from None
     return views, problem

@@ -1,0 +1,135 @@
+// The producer warpgroup: walks through the passes, brings in Q, gathers the selected KV rows into shared memory and
+// says which slots are valid.
+#pragma once
+
+#include "../../common/barrier_any.cuh"
+#include "../../common/elect.cuh"
+#include "../../common/sm90/row_gather.cuh"
+#include "../../common/tma.cuh"
+#include "storage.cuh"
+
+namespace cupymla::attn_dist {
+
+template <typename Config>
+struct Producer {
+  sm90::RowGather<Config, Storage<Config>, Config::kValidityPart> rows;
+  const Parameters& params;
+  const TensorMap& q_map;
+  int buffer = 0;  // the next to fill
+
+  __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map)
+      : rows(storage), params(params), q_map(q_map) {}
+
+  __device__ __forceinline__ Walk<Config>& walk() const { return rows.storage.walk; }
+
+  __device__ __forceinline__ void run() {
+    if (leads()) walk() = Walk<Config>(params);
+    named_barrier_sync(kWalkMoved, Config::kWarpgroup);
+    while (!walk().done()) {
+      if (walk().first_head == 0) drop_invalid_end();
+      if (walk().empty()) {
+        clear();
+      } else {
+        begin_pass();
+        gather_blocks();
+      }
+      named_barrier_sync(kWalkRead, Config::kWarpgroup);
+      if (leads()) walk().advance(params);
+      named_barrier_sync(kWalkMoved, Config::kWarpgroup);
+    }
+    end();
+  }
+
+  // Takes blocks without a valid slot from the end of a query's, two at a time: selections are often padded there.
+  __device__ __forceinline__ void drop_invalid_end() {
+    if (walk().empty()) return;
+    int32_t end = walk().end_block;
+    for (; end > walk().slice_begin; end = max(walk().slice_begin, end - 2)) {
+      const int32_t slot = (end - 2) * Config::kSlots + static_cast<int32_t>(threadIdx.x % Config::kWarpgroup);
+      const bool inside = slot >= walk().slice_begin * Config::kSlots && slot < walk().query.slots;
+      const bool valid =
+          inside && static_cast<uint32_t>(__ldg(walk().indices(params) + slot)) < walk().query.token_limit;
+      if (named_barrier_any(kWalkRead, Config::kWarpgroup, valid)) break;
+    }
+    if (leads()) walk().end_block = end;
+    named_barrier_sync(kWalkMoved, Config::kWarpgroup);
+  }
+
+  __device__ __forceinline__ bool leads() const { return rows.warp == 0 && elect_one(); }
+
+  __device__ __forceinline__ void gather_blocks() {
+    int32_t token = load_token(walk().slice_begin);
+    for (int block = walk().slice_begin; block < walk().end_block; ++block) {
+      const int32_t next_token = load_token(block + 1);
+      rows.fill(token, walk().query.token_limit, walk().kv(params), params.kv_token_bytes, buffer);
+      next_buffer();
+      token = next_token;
+    }
+  }
+
+  __device__ __forceinline__ int32_t load_token(int block) const {
+    return rows.load_token(walk().indices(params), walk().query.slots, block);
+  }
+
+  __device__ __forceinline__ void next_buffer() { buffer = buffer + 1 == Config::kBuffers ? 0 : buffer + 1; }
+
+  // Zeros for a query without blocks.
+  __device__ __forceinline__ void clear() const {
+    float* row = walk().dist(params);
+    const int32_t end = min(walk().slice_end * Config::kSlots, params.topk);
+    for (int32_t slot = walk().slice_begin * Config::kSlots + threadIdx.x % Config::kWarpgroup; slot < end;
+         slot += Config::kWarpgroup) {
+      __stcg(row + slot, 0.f);
+    }
+  }
+
+  // The pass's description, and its Q; heads past the last one read as zero.
+  __device__ __forceinline__ void begin_pass() {
+    auto& storage = rows.storage;
+    for (int part = 0; part < Config::kQueryBlocks; ++part) {
+      wait_free();
+      if (leads()) {
+        if (part == 0) {
+          storage.pass[walk().passes % Storage<Config>::kPasses] = {walk().dist(params), walk().lse(params),
+                                                             walk().first_head,   walk().slice_begin,
+                                                             walk().end_block,    walk().slice_end};
+        }
+        const int32_t head = walk().first_head + part * Config::kConsumerHeads;
+        for (int arrival = 0; arrival < Config::kParts; ++arrival) {
+          const int begin = Config::part_begin(arrival), end = Config::part_begin(arrival + 1);
+          auto& full = storage.full[buffer][arrival];
+          full.arrive_and_expect((end - begin) * Config::kTileBytes);
+          for (int tile = begin; tile < end; ++tile) {
+            tma_load_4d(storage.k[buffer][tile], q_map, full, tile * Config::kTileColumns, head,
+                        walk().query.query, walk().query.batch);
+          }
+        }
+      } else {
+        for (int arrival = 0; arrival < Config::kParts; ++arrival) storage.full[buffer][arrival].arrive();
+      }
+      finish_buffer();
+    }
+  }
+
+  // Tells consumers that there are no more passes.
+  __device__ __forceinline__ void end() {
+    auto& storage = rows.storage;
+    wait_free();
+    if (leads()) storage.pass[walk().passes % Storage<Config>::kPasses].first_head = -1;
+    storage.full[buffer][Config::kValidityPart].arrive();
+    finish_buffer();
+  }
+
+  // For both halves of the buffer: consumers free the left one first.
+  __device__ __forceinline__ void wait_free() { rows.storage.free[buffer][1].wait(rows.phases.free(buffer)); }
+
+  // The arrivals that come with validity words elsewhere.
+  __device__ __forceinline__ void finish_buffer() {
+    if (rows.lane == 0) rows.storage.full[buffer][Config::kValidityPart].arrive();
+    __syncwarp();
+    rows.phases.advance(buffer);
+    next_buffer();
+  }
+};
+
+}  // namespace cupymla::attn_dist
