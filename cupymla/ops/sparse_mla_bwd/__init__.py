@@ -12,7 +12,8 @@ __all__ = ["sparse_mla_bwd"]
 
 
 def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(**arguments), stream)
+    views, problem = spec.read(**arguments, stream=stream)
+    return run.prepare(views, problem, stream)
 
 
 @mla.public(_prepare)
@@ -94,6 +95,6 @@ def sparse_mla_bwd(
     """
     views, problem = spec.read(
         *(q, kv, out, dout, lse, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
-        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, check_indices),
+        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, check_indices, stream),
     )
-    return run.prepare(views, problem, stream)()
+    return run.call(views, problem, stream)

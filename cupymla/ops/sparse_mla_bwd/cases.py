@@ -23,6 +23,9 @@ CASES: tuple[MlaCase, ...] = (
     sized(64, 576, 130, 4, 200, "_fp32_singleton", "options", dkv_dtype="float32", layout="singleton"),
     sized(16, 576, 65, 6, 200, "_det", "options", deterministic=True),
     sized(128, 576, 130, 6, 50, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
+    # More heads than a pair of CTAs takes at a time; more slots for a token than are sorted at a time.
+    sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
+    sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -32,6 +35,7 @@ BENCH: tuple[MlaCase, ...] = (
     *(sized(h, 576, 2048, 4096, 8192) for h in (32, 16)),
     *(sized(128, 576, 2048, 4096, kv, "_overlap90", selection="overlap90") for kv in (8192, 32768)),
     *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
+    sized(128, 576, 2048, 4096, 8192, "_dist", wants_dist=True),
 )
 
 

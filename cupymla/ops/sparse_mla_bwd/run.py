@@ -1,4 +1,4 @@
-"""From checked arguments to a prepared call: the NumPy reference on the CPU."""
+"""From checked arguments to a prepared call: the NumPy reference on the CPU, the kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from ... import tensor
 from ..mla import CpuOutput
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
-from . import reference
-from .plan import plan
+from . import cuda, reference
 from .spec import Problem, Views
 
 Result = tuple[Any, ...]
 
 
+def call(views: Views, problem: Problem, stream: object) -> Result:
+    """One call. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)()
+    return cuda.call(views, problem, stream)
+
+
 def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
-    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    plan(problem, views.q.device)
+    return cuda.PreparedBackward(views, problem, stream)
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:

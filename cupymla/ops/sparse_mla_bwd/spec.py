@@ -71,6 +71,7 @@ def read(
     dkv_dtype: Any = None,
     d_sink: Any = None,
     check_indices: Any = False,
+    stream: Any = None,
 ) -> tuple[Views, Problem]:
     """Check the arguments of the public function. Raises InputError."""
     view = tensor.view
@@ -99,7 +100,7 @@ def read(
         if attn_dist is not None or dq is not None or dkv is not None or d_sink is not None:
             _read_outputs(views, problem, attn_dist, dq, dkv, d_sink)
         if check_indices is not False and mla.flag("check_indices", check_indices):
-            mla.check_index_values(views.indices, views.topk_length, shared.s_kv)
+            mla.check_index_values(views.indices, views.topk_length, shared.s_kv, stream)
     except InputError as error:
         raise mla.attributed(error, OPERATOR) from None
     return views, problem

@@ -1,0 +1,127 @@
+// The attention stage: roles to warpgroups, and one query from its first pass to its last.
+#pragma once
+
+#include "../../common/pin.cuh"
+#include "../../common/sm90/registers.cuh"
+#include "producer.cuh"
+#include "statistics.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config>
+__device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
+  constexpr uint32_t kEveryConsumer = Config::kConsumerThreads;
+  storage.heads_full.init(1);
+  storage.heads_free.init(kEveryConsumer);
+  for (int part = 0; part < Config::kParts; ++part) {
+    storage.full[0][part].init(Config::kWarpgroup + (part == Config::kParts - 1 ? 4 : 0));
+  }
+  storage.free[0][0].init(kEveryConsumer);
+  storage.free[0][1].init(kEveryConsumer);
+  storage.tiles_free.init(kEveryConsumer);
+  storage.p_ready.init(Config::kWarpgroup);
+  storage.ds_ready.init(Config::kWarpgroup);
+  storage.staging_ready.init(kEveryConsumer / 32);
+  for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+    storage.received[consumer].init(Config::kWarpgroup / 32);
+    storage.drained[consumer].init(Config::kWarpgroup / 32);
+  }
+  fence_mbarrier_init();
+}
+
+// Two CTAs to a query: every thread of both has come here.
+template <typename Config>
+__device__ __forceinline__ void sync_cluster() {
+  if constexpr (Config::kCluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
+// For addresses that are used once in a pass: worked out before it, they would be kept, and spilled, all the time.
+__device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
+  position.batch = pinned(position.batch);
+  return position;
+}
+
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consumer,
+                                        const SparseQuery<Config::kSlots>& query, int32_t pass) {
+  auto& storage = consumer.storage;
+  const Parameters& params = consumer.params;
+  const int32_t head = first_head<Config>(pass);
+  storage.heads_full.wait(consumer.pass_parity);
+  make_statistics<Config, Element>(storage, params, pinned_position(query), head);
+  consumer.begin_pass(head);
+  const bool wants_distribution = params.attn_dist != nullptr;
+  float* attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  // Which of two CTAs adds first is fixed: the second adds after it has waited for the first's staging.
+  const bool adds_late = Config::kCluster > 1 && cluster_rank() != 0;
+  for (int32_t first_slot = 0; first_slot < query.slots; first_slot += Config::kSlots) {
+    const int32_t slots_left = query.slots - first_slot;
+    consumer.multiply_scores();
+    if constexpr (kWho == 0) {
+      consumer.make_probabilities(wants_distribution);
+      if (wants_distribution && !adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+    } else {
+      consumer.make_score_gradients();
+    }
+    const RowTargets<Config> targets(params, query, first_slot, pass, consumer.row, consumer.slots);
+    storage.ds_ready.wait(consumer.k_parity);
+    Gradients<Config, Element, kWho>(consumer, targets).run();
+    if constexpr (kWho == 0) {
+      if (wants_distribution && adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+    }
+    consumer.k_parity ^= 1u;
+  }
+  const QueryPosition position = pinned_position(query);
+  if constexpr (kWho == 0) store_sink_terms(consumer, position, head);
+  storage.heads_free.arrive();
+  consumer.pass_parity ^= 1u;
+  store_query_gradient(consumer, position, head);
+}
+
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void consume_query(Storage<Config>& storage, const Parameters& params,
+                                              const SparseQuery<Config::kSlots>& query) {
+  Consumer<Config, Element, kWho> consumer(storage, params);
+  for (int32_t pass = 0; pass < params.passes; ++pass) {
+    consume(consumer, query, pass);
+    // Row statistics are written anew; the distribution is added to in the order of the passes.
+    named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+    sync_cluster<Config>();
+  }
+}
+
+template <typename Config, typename Element>
+__device__ __forceinline__ void attention(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+                                          const TensorMap& dout_map) {
+  const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
+  if (token >= params.query_end) return;
+  if (threadIdx.x == 0) {
+    tma_prefetch_descriptor(q_map);
+    tma_prefetch_descriptor(dout_map);
+    init_barriers(storage);
+  }
+  __syncthreads();
+  sync_cluster<Config>();
+
+  const SparseQuery<Config::kSlots> query(params, token);
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
+  if (warpgroup == 2) {
+    sm90::registers_give_back<Config::kProducerRegisters>();
+    Producer<Config> producer(storage, params);
+    for (int32_t pass = 0; pass < params.passes; ++pass) {
+      producer.run(query, pass, q_map, dout_map);
+      sync_cluster<Config>();
+    }
+  } else if (warpgroup == 0) {
+    sm90::registers_take<Config::kConsumerRegisters>();
+    consume_query<Config, Element, 0>(storage, params, query);
+  } else {
+    sm90::registers_take<Config::kConsumerRegisters>();
+    consume_query<Config, Element, 1>(storage, params, query);
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,52 @@
+// Numbers of the sm_90a sparse MLA backward kernel, and the budgets they must keep.
+#pragma once
+
+#include "../../common/integers.cuh"
+#include "../../common/swizzle.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <int kDQkArg, int kClusterArg, bool kPartialsArg>
+struct Config {
+  static constexpr int kCluster = kClusterArg;       // CTAs that share a query: 64 heads each
+  static constexpr bool kPartials = kPartialsArg;    // whether every slot's dKV row is stored on its own
+  static constexpr int kDQk = kDQkArg;               // channels of a key
+  static constexpr int kDV = 512;                    // channels of a value: the first ones of the key
+  static constexpr int kHeads = 64;                  // query heads per CTA: one wgmma M
+  static constexpr int kSlots = 64;                  // slots per KV block
+  static constexpr int kTileColumns = 64;            // 16-bit elements in a 128-byte swizzled row
+  static constexpr int kKeyTiles = kDQk / kTileColumns;
+  static constexpr int kValueTiles = kDV / kTileColumns;
+  static constexpr int kHalfTiles = kValueTiles / 2; // column tiles whose gradients one consumer computes
+  static constexpr bool kHasRope = kKeyTiles > kValueTiles;
+  static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
+
+  // Two tiles of fp32 cross from CTA to CTA at a time, one for each consumer. They pass through key tiles whose keys
+  // are done with: the right ones, so the producer refills those last.
+  static constexpr int kStagingTiles = 4;
+  static constexpr int kLeftTiles = kKeyTiles - kStagingTiles;
+  static constexpr int kStagingBytes = kStagingTiles / 2 * kTileBytes;  // of one consumer
+
+  // A KV block arrives in parts, so that the first products start before its last rows are in.
+  static constexpr int kParts = 4;
+  static constexpr int kLeftParts = 2;
+  static __host__ __device__ constexpr int part_begin(int part) {
+    return part <= kLeftParts ? (part * kLeftTiles + 1) / kLeftParts : kLeftTiles + 2 * (part - kLeftParts);
+  }
+
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;
+  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static_assert(kDQk == 576 || kDQk == 512);
+  static_assert(kCluster == 1 || kCluster == 2);
+  static_assert(kHeads == kSlots, "query, key and probability tiles share one size");
+  static_assert(part_begin(0) == 0 && part_begin(kLeftParts) == kLeftTiles && part_begin(kParts) == kKeyTiles);
+  static_assert(kStagingBytes == kSlots * kTileColumns * 4, "one tile of fp32 for each consumer");
+  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536, "register file");
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,219 @@
+// What a consumer warpgroup holds, and the first half of its work on a block: consumer 0 makes P, consumer 1 dS.
+#pragma once
+
+#include "../../common/math.cuh"
+#include "../../common/matrix.cuh"
+#include "../../common/matrix_load.cuh"
+#include "../../common/reduction.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/sparse_query.cuh"
+#include "atoms.cuh"
+#include "params.cuh"
+#include "storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config, typename Element, int kWho>
+struct Consumer {
+  static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps over 64 slots, or 64 heads
+  static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
+  static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
+  static constexpr bool kHasNarrow = Config::kHasRope && kWho == 1;
+  static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
+  static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const int warp;  // 0..3 in this warpgroup
+  const int lane;
+  const int row;   // this thread's accumulator rows are `row` and `row + 8`
+
+  float dq_wide[kWide];      // the own 256 value columns
+  float dq_narrow[kNarrow];  // consumer 1: the RoPE columns
+  float scores[kScores];     // S, then P; or dP, then dS
+  // Of this thread's two heads, for consumer 0 lse and share, for consumer 1 delta.
+  float lse[2], share[2], delta[2];
+  uint32_t head_mask[2];  // all ones where there is such a head
+  bool occupied;          // whether a block of this pass had a valid slot
+  int32_t slots[2];       // this thread's two slots of the block, as accumulator rows of dKV: token, or -1
+
+  uint32_t k_parity = 0;  // of the block; also which set its tokens are in
+  uint32_t pass_parity = 0;
+  Phases rounds;  // received and drained, of this consumer
+
+  __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
+      : storage(storage),
+        params(params),
+        warp((threadIdx.x / 32) % 4),
+        lane(threadIdx.x % 32),
+        row(warp * 16 + lane / 4) {}
+
+  // Sets out on a pass, whose row statistics are in shared memory.
+  __device__ __forceinline__ void begin_pass(int32_t first_head) {
+    occupied = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      lse[r] = storage.lse[row + 8 * r];
+      share[r] = storage.share[row + 8 * r];
+      delta[r] = storage.delta[row + 8 * r];
+      head_mask[r] = first_head + row + 8 * r < params.h_q ? 0xffffffffu : 0u;
+    }
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) dq_wide[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < kNarrow; ++i) dq_narrow[i] = 0.f;
+  }
+
+  // S = Q K^T or dP = dO V^T, part by part as the block's columns arrive; every part is in afterwards.
+  __device__ __forceinline__ void multiply_scores() {
+    const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));
+    const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[0][0]));
+    sm90::pin_registers(scores);
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      storage.full[0][part].wait(k_parity);
+      fence_async_shared();
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1) && tile < kTiles; ++tile) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          const uint32_t offset = tile * Config::kTileBytes + step * 32;
+          sm90::mma<typename Atoms<Element>::Scores>(scores, sm90::descriptor_advance(a, offset),
+                                                     sm90::descriptor_advance(k, offset), tile == 0 && step == 0);
+        }
+      }
+    }
+    sm90::wgmma_commit();
+    sm90::wgmma_wait<0>();
+    sm90::pin_registers(scores);
+  }
+
+  // Which of this thread's sixteen columns are valid slots, for either of its heads: bit c for column c less the lane's
+  // 2 * (lane % 4). Also looks up the slots that this thread's rows of dKV stand for.
+  __device__ __forceinline__ void read_validity(uint32_t (&low)[2], uint32_t (&high)[2]) {
+    const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.valid[0]);
+    occupied = occupied || words != 0;
+    const uint64_t shifted = words >> (2 * (lane % 4));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      low[r] = static_cast<uint32_t>(shifted) & head_mask[r];
+      high[r] = static_cast<uint32_t>(shifted >> 32) & head_mask[r];
+      const int32_t token = storage.tokens[k_parity][row + 8 * r];
+      slots[r] = ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
+    }
+  }
+
+  static __device__ __forceinline__ bool is_valid(const uint32_t (&low)[2], const uint32_t (&high)[2], int i) {
+    const int column = (i / 4) * 8 + i % 2;
+    const int r = (i / 2) % 2;
+    return (((column < 32 ? low[r] : high[r]) >> (column % 32)) & 1u) != 0;
+  }
+
+  // Where this lane's row of one step of a P or dS tile lies, for stmatrix and ldmatrix.
+  __device__ __forceinline__ uint32_t fragment_address(const uint8_t* tile, int step) const {
+    return smem_address(tile) + swizzle_128(warp * 16 + lane % 16, step * 2 + lane / 16);
+  }
+
+  // Consumer 0: P of the block, rounded, into its tile, and into dS's tile what that loses, so that consumer 1 knows P
+  // to twice the precision. S is in `scores`.
+  __device__ __forceinline__ void make_probabilities(bool wants_distribution) {
+    uint32_t low[2], high[2];
+    read_validity(low, high);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = (i / 2) % 2;
+      const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse[r]));
+      scores[i] = is_valid(low, high, i) ? p : 0.f;
+    }
+    if (wants_distribution) sum_over_heads();
+    storage.tiles_free.wait(k_parity ^ 1u);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t rounded[4], lost[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = step * 8 + j * 2;
+        split(scores[i] * share[j % 2], scores[i + 1] * share[j % 2], rounded[j], lost[j]);
+      }
+      store_matrix_x4(fragment_address(storage.p, step), rounded[0], rounded[1], rounded[2], rounded[3]);
+      store_matrix_x4(fragment_address(storage.ds, step), lost[0], lost[1], lost[2], lost[3]);
+    }
+    fence_async_shared();
+    storage.p_ready.arrive();
+  }
+
+  // Two numbers as the pair that a product reads, and as a second pair what is missing in the first.
+  static __device__ __forceinline__ void split(float x, float y, uint32_t& rounded, uint32_t& lost) {
+    rounded = pack_pair<Element>(x, y);
+    const float2 kept = unpack(rounded);
+    lost = pack_pair<Element>(x - kept.x, y - kept.y);
+  }
+
+  static __device__ __forceinline__ float2 unpack(uint32_t pair) {
+    const Element* elements = reinterpret_cast<const Element*>(&pair);
+    return make_float2(static_cast<float>(elements[0]), static_cast<float>(elements[1]));
+  }
+
+  // Leaves the sums of the block's P (without the sink) over each warp's heads in shared memory.
+  __device__ __forceinline__ void sum_over_heads() {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        float sum = scores[i + column] + scores[i + column + 2];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+        if (lane < 4) storage.distribution[warp][i * 2 + lane * 2 + column] = sum;
+      }
+    }
+  }
+
+  // Adds them to the query's distribution, whose element for the block's first slot is `start`.
+  __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left) {
+    named_barrier_sync(kDistribution, Config::kWarpgroup);
+    const int slot = warp * 32 + lane;
+    if (slot < Config::kSlots && slot < slots_left) {
+      const auto& sums = storage.distribution;
+      reduce_add_float(start + slot, (sums[0][slot] + sums[1][slot]) + (sums[2][slot] + sums[3][slot]));
+    }
+    named_barrier_sync(kDistribution, Config::kWarpgroup);
+  }
+
+  // Consumer 1: dS of the block into its tile. dP is in `scores`.
+  __device__ __forceinline__ void make_score_gradients() {
+    uint32_t low[2], high[2];
+    read_validity(low, high);
+    storage.p_ready.wait(k_parity);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t rounded[4], lost[4];
+      load_matrix_x4(fragment_address(storage.p, step), rounded);
+      load_matrix_x4(fragment_address(storage.ds, step), lost);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 first = unpack(rounded[j]), second = unpack(lost[j]);
+        const float p[2] = {first.x + second.x, first.y + second.y};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int i = step * 8 + j * 2 + c;
+          const float ds = p[c] * (scores[i] - delta[j % 2]) * params.sm_scale;
+          scores[i] = is_valid(low, high, i) ? ds : 0.f;
+        }
+      }
+    }
+    // A warp stores to its own rows only, which it has read.
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float* s = scores + step * 8;
+      store_matrix_x4(fragment_address(storage.ds, step), pack_pair<Element>(s[0], s[1]),
+                      pack_pair<Element>(s[2], s[3]), pack_pair<Element>(s[4], s[5]), pack_pair<Element>(s[6], s[7]));
+    }
+    fence_async_shared();
+    storage.ds_ready.arrive();
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

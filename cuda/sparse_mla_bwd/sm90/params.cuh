@@ -1,0 +1,52 @@
+// Parameter record of every stage. Its Python twin is `Parameters` in cupymla/ops/sparse_mla_bwd/cuda.py; the sizes are
+// compared when a call is bound, the fields by the tests.
+#pragma once
+
+#include "../../common/integers.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+struct Parameters {
+  const uint8_t* kv;           // [batch, s_kv, d_qk] 16-bit elements
+  const uint8_t* out;          // [batch, s_q, h_q, 512] 16-bit elements
+  const float* lse;            // [batch, s_q, h_q]
+  const int32_t* indices;      // [batch, s_q, topk]
+  const int32_t* topk_length;  // [batch, s_q] or null
+  const float* attn_sink;      // [h_q] or null
+  float* attn_dist;            // [batch, s_q, topk] or null
+  uint8_t* dq;                 // [batch, s_q, h_q, d_qk] 16-bit elements
+  uint8_t* dkv;                // [batch, s_kv, d_qk] 16-bit elements; null where `sums` is the result
+  float* d_sink;               // [h_q] or null
+  float* sums;                 // [batch, s_kv, d_qk], what dkv is rounded from
+  float* sink_terms;           // workspace [batch * s_q, h_q]: what each query adds to d_sink; null without a sink
+  float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each slot adds to sums
+  int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `slot_list` ends
+  int32_t* slot_list;          // workspace [query_end - query_begin, topk]: slots by the token that they name
+
+  // Strides: in bytes where the name says so, in elements elsewhere.
+  int64_t kv_batch_bytes, kv_token_bytes;
+  int64_t out_batch_bytes, out_query_bytes, out_head_bytes;
+  int64_t lse_batch, lse_query, lse_head;
+  int64_t indices_batch, indices_query;
+  int64_t topk_length_batch, topk_length_query;
+  int64_t attn_sink_head;
+  int64_t attn_dist_batch, attn_dist_query;
+  int64_t dq_batch_bytes, dq_query_bytes, dq_head_bytes;
+  int64_t dkv_batch_bytes, dkv_token_bytes;
+  int64_t d_sink_head;
+  int64_t sums_batch, sums_token;
+
+  int64_t q_start;   // position of query 0, for the causal limit
+  int64_t k_stride;  // positions per key, for the causal limit
+  int64_t kv_rows;   // batch * s_kv
+
+  int32_t s_q, s_kv, h_q, topk;
+  uint32_t query_begin, query_end;  // queries of all batch entries that this launch takes
+  int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
+  int32_t causal;     // 0 or 1
+  float sm_scale;
+  float scale_log2;   // sm_scale * log2(e)
+  float lse_to_log2;  // 1 for base 2, log2(e) for base e
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,91 @@
+// Stages `clear`, `count`, `scan` and `place`: for each token, which slots of the queries name it. A counting sort:
+// `row_ends` holds first how many slots name a token, then where its part of `slot_list` begins, then where it ends.
+// The order inside a part is left to chance here; `sum_rows` puts it right.
+#pragma once
+
+#include "../../common/sparse_query.cuh"
+#include "params.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr int kListThreads = 256;
+constexpr int kScanThreads = 1024;
+
+// Slots of the launch's queries, valid or not: the room in `slot_list`.
+__device__ __forceinline__ int32_t slot_entries(const Parameters& params) {
+  return static_cast<int32_t>(params.query_end - params.query_begin) * params.topk;
+}
+
+// Calls `take(row, entry)` for each valid slot of one query per CTA: the token's row among all batch entries, and the
+// slot's number among the launch's.
+template <typename Take>
+__device__ __forceinline__ void for_each_slot(const Parameters& params, Take take) {
+  const uint32_t token = params.query_begin + blockIdx.x;
+  if (token >= params.query_end) return;
+  const SparseQuery<64> query(params, token);
+  const int32_t* indices = params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
+  for (int32_t slot = threadIdx.x; slot < query.slots; slot += kListThreads) {
+    const int32_t named = __ldg(indices + slot);
+    if (static_cast<uint32_t>(named) >= query.token_limit) continue;
+    take(static_cast<int64_t>(query.batch) * params.s_kv + named,
+         static_cast<int32_t>(blockIdx.x) * params.topk + slot);
+  }
+}
+
+__device__ __forceinline__ void count_slots(const Parameters& params) {
+  for_each_slot(params, [&](int64_t row, int32_t) { atomicAdd(params.row_ends + row, 1); });
+}
+
+__device__ __forceinline__ void place_slots(const Parameters& params) {
+  for_each_slot(params, [&](int64_t row, int32_t entry) {
+    const int32_t place = atomicAdd(params.row_ends + row, 1);
+    // Another kernel may have changed the indices since they were counted: then sums are wrong, but nothing else.
+    if (place < slot_entries(params)) params.slot_list[place] = entry;
+  });
+}
+
+__device__ __forceinline__ void clear_counts(const Parameters& params) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kListThreads;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kListThreads + threadIdx.x; row < params.kv_rows;
+       row += stride) {
+    params.row_ends[row] = 0;
+  }
+}
+
+// Exclusive sums of row_ends in place, by one CTA.
+__device__ __forceinline__ void scan_rows(const Parameters& params) {
+  __shared__ int32_t warp_sums[kScanThreads / 32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int kOwn = 4;  // rows of a thread at a time
+  int32_t before = 0;      // sum of all rows already done
+  for (int64_t first = 0; first < params.kv_rows; first += kScanThreads * kOwn) {
+    const int64_t row = first + threadIdx.x * kOwn;
+    int32_t counts[kOwn], own = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      counts[i] = row + i < params.kv_rows ? params.row_ends[row + i] : 0;
+      own += counts[i];
+    }
+    int32_t inclusive = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t received = __shfl_up_sync(0xffffffffu, inclusive, step);
+      if (lane >= step) inclusive += received;
+    }
+    if (lane == 31) warp_sums[warp] = inclusive;
+    __syncthreads();
+    int32_t start = before + inclusive - own;
+    for (int other = 0; other < kScanThreads / 32; ++other) {
+      if (other < warp) start += warp_sums[other];
+      before += warp_sums[other];
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (row + i < params.kv_rows) params.row_ends[row + i] = start;
+      start += counts[i];
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,111 @@
+// Before a pass's first block: delta and what lse and the sink make of the softmax. After its last: dQ, and what the
+// query adds to the sink's gradient.
+#pragma once
+
+#include "gradients.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity.
+__device__ __forceinline__ float left_share(float x) { return 1.f / (1.f + exp2f(x)); }
+
+// Sum over 8 channels of out * dout, from 16 bytes of either.
+template <typename Element>
+__device__ __forceinline__ float dot_eight(const uint4& a, const uint4& b) {
+  const Element* x = reinterpret_cast<const Element*>(&a);
+  const Element* y = reinterpret_cast<const Element*>(&b);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+  return sum;
+}
+
+// Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
+template <typename Config, typename Element>
+__device__ __forceinline__ void make_statistics(Storage<Config>& storage, const Parameters& params,
+                                                const QueryPosition& query, int32_t first_head) {
+  constexpr int kChunks = Config::kDV / 8 / 4;
+  const int row = threadIdx.x / 4;
+  const int quad_lane = threadIdx.x % 4;
+  const int32_t head = first_head + row;
+  const int64_t batch = query.batch, token = query.query;
+  float delta = 0.f, lse = positive_infinity(), share = 1.f;
+  if (head < params.h_q) {
+    const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
+                         head * params.out_head_bytes;
+#pragma unroll 8
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = i * 4 + quad_lane;
+      const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
+      const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(row, chunk % 8));
+      delta += dot_eight<Element>(left, right);
+    }
+    lse = params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] *
+          params.lse_to_log2;
+    if (params.attn_sink != nullptr) {
+      share = left_share(params.attn_sink[head * params.attn_sink_head] * kLog2e - lse);
+    }
+  }
+  delta = quad_sum(delta);
+  if (quad_lane == 0) {
+    storage.lse[row] = lse;
+    storage.share[row] = share;
+    storage.delta[row] = delta;
+  }
+  named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+}
+
+// What this query adds to d_sink, by consumer 0's first 64 threads; nothing where no slot was valid.
+template <typename Config, typename Element>
+__device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element, 0>& consumer,
+                                                 const QueryPosition& query, int32_t first_head) {
+  const Parameters& params = consumer.params;
+  const int row = threadIdx.x;
+  const int32_t head = first_head + row;
+  if (params.sink_terms == nullptr || row >= Config::kHeads || head >= params.h_q) return;
+  const auto& storage = consumer.storage;
+  const float sink = params.attn_sink[head * params.attn_sink_head] * kLog2e;
+  const float term = consumer.occupied ? -left_share(storage.lse[row] - sink) * storage.delta[row] : 0.f;
+  const int64_t position = static_cast<int64_t>(query.batch) * params.s_q + query.query;
+  params.sink_terms[position * static_cast<uint32_t>(params.h_q) + head] = term;
+}
+
+// Writes 64 heads x 32 columns. Each thread has two neighbouring columns of every eight in its rows; the four lanes of
+// a row exchange them so that each stores sixteen bytes, and the quad 64 bytes side by side.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWho>& consumer, uint8_t* query_start,
+                                              int32_t first_head, int32_t column, const float* values) {
+  const int quad_lane = consumer.lane % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int32_t head = first_head + consumer.row + 8 * r;
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[j * 4 + 2 * r], values[j * 4 + 2 * r + 1]);
+    quad_transpose(words, quad_lane);
+    if (head < consumer.params.h_q) {
+      uint8_t* line = query_start + head * consumer.params.dq_head_bytes + column * 2 + quad_lane * 16;
+      *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_query_gradient(const Consumer<Config, Element, kWho>& consumer,
+                                                     const QueryPosition& query, int32_t first_head) {
+  const Parameters& params = consumer.params;
+  uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
+  constexpr int kColumns = Config::kDV / 2;
+#pragma unroll
+  for (int part = 0; part < kColumns / 32; ++part) {
+    store_columns(consumer, start, first_head, kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
+  }
+  if constexpr (Consumer<Config, Element, kWho>::kHasNarrow) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      store_columns(consumer, start, first_head, Config::kDV + part * 32, consumer.dq_narrow + part * 16);
+    }
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

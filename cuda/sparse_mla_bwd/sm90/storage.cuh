@@ -1,0 +1,96 @@
+// Shared memory and barriers of the attention stage.
+//
+// barrier        | arrivals                                 | who waits    | what it says
+// ---------------+------------------------------------------+--------------+----------------------------------------
+// heads_full     | 1 + bytes (TMA)                          | consumers    | Q and dO of the pass are in
+// heads_free     | 256 consumers                            | producer     | nothing reads them any more
+// full[0][part]  | 128 copy arrivals; last part 4 more for  | consumers    | these columns of the block (and, last
+//                | the validity words                       |              | part, its tokens and validity) are in
+// free[0][left]  | 256 consumers                            | producer     | dQ has the block: its left tiles may be
+//                |                                          |              | refilled
+// free[0][right] | 256 consumers                            | producer     | the same of its right tiles, where sums
+//                |                                          |              | of the other CTA have passed through
+// tiles_free     | 256 consumers                            | consumer 0   | no product of the last block reads the
+//                |                                          |              | P and dS tiles any more
+// p_ready        | 128 consumer 0                           | consumer 1   | P of the block is out, in two halves
+// ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
+// staging_ready  | 8 warps of the other CTA's consumers     | consumers    | its right key tiles may be written to
+// received[w]    | 4 warps of the other CTA's consumer w    | consumer w   | a tile of its sums is in the staging
+// drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
+// named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
+// named 2        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
+//                |                                          |              | is out (all warps have read the last)
+// cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over;
+//                |                                          |              | nothing reaches for the other CTA again
+//
+// The last three mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.
+//
+// Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
+// and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 1 has dQ and consumer 0 dKV. Where two
+// CTAs have 64 heads of a query each, each finishes one tile of every pair: it computes the other one first and stores
+// it in the other CTA's key tiles, then its own, adds what the other CTA has stored here, and sends the sum to global
+// memory. So a dKV row of 128 heads crosses to L2 once.
+//
+//   time | consumer 0                      | consumer 1                      | producer
+//   -----+---------------------------------+---------------------------------+-----------------------------
+//    |   | S = Q K^T                       | dP = dO V^T                     | (block i in the buffer)
+//    |   | P -> smem                       |    ...                          |
+//    |   |    ...                          | dS = P (dP - delta) -> smem     |
+//    |   | dQ += dS K, left columns        | dQ += dS K, right columns       |
+//    |   | free left; the other CTA may    | the same                        | gather left of block i + 1
+//    |   | write to the right tiles        |                                 |
+//    |   | tiles 0 | 1 of dKV: exchanged,  | tiles 4 | 5                     |    ...
+//    |   | added, reduced                  |                                 |
+//    |   | tiles 2 | 3                     | tiles 6 | 7                     |
+//    v   | RoPE of dKV; free right         | (its dQ had RoPE); free right   | gather right of block i + 1
+//  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "config.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr uint32_t kStatisticsOut = 1, kDistribution = 2;  // named barriers
+
+template <typename Config>
+struct alignas(1024) Storage {
+  uint8_t q[Config::kKeyTiles][Config::kTileBytes];
+  uint8_t dout[Config::kValueTiles][Config::kTileBytes];
+  uint8_t k[1][Config::kKeyTiles][Config::kTileBytes];
+  uint8_t p[Config::kTileBytes];   // heads x slots
+  uint8_t ds[Config::kTileBytes];  // heads x slots; first what P loses when it is rounded
+
+  // Of each head of the pass; lse in units of log2, +inf for heads there are not.
+  float lse[Config::kHeads];
+  float share[Config::kHeads];  // what the sink leaves of the softmax
+  float delta[Config::kHeads];
+  float distribution[4][Config::kSlots];  // of the heads of each warp of consumer 0
+
+  // One bit per slot of the block; consumers read the four words as one of 64 bits.
+  alignas(8) uint16_t valid[1][Config::kSlots / 16];
+  // Two sets, for even and odd blocks: the producer writes the next block's before it waits for room.
+  int32_t tokens[2][Config::kSlots];
+
+  Mbarrier heads_full;
+  Mbarrier heads_free;
+  Mbarrier full[1][Config::kParts];
+  Mbarrier free[1][2];
+  Mbarrier tiles_free;
+  Mbarrier p_ready;
+  Mbarrier ds_ready;
+  Mbarrier staging_ready;
+  Mbarrier received[Config::kConsumers];
+  Mbarrier drained[Config::kConsumers];
+
+  // Where the other CTA leaves sums for a consumer: float4 number i of thread t at 16 * (128 i + t).
+  __device__ __forceinline__ uint8_t* staging(int consumer) {
+    return k[0][Config::kLeftTiles] + consumer * Config::kStagingBytes;
+  }
+};
+
+constexpr int kSharedMemoryLimit = 227 * 1024;
+static_assert(sizeof(Storage<Config<576, 2, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<512, 2, false>>) <= kSharedMemoryLimit);
+
+}  // namespace cupymla::sparse_mla_bwd

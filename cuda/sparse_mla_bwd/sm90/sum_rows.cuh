@@ -1,0 +1,85 @@
+// Stage `sum`: what the slots of this launch's queries add to each token, in the order of the slots, so that the sums
+// have the same bits on every run. One CTA to a token.
+#pragma once
+
+#include "slot_lists.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr int kSumThreads = 160;  // at least one for every four channels
+
+template <int kDQk>
+struct SumRows {
+  static constexpr int kSorted = 1024;               // lists up to this length are sorted
+  static constexpr int kWindow = 32 * 1024;          // longer ones are gone through in windows of slots
+  static_assert(kSumThreads * 4 >= kDQk);
+
+  const Parameters& params;
+  int32_t (&words)[kSorted];  // in shared memory: a sorted list, or a window's slots as bits
+  const int32_t entries = slot_entries(params);
+  const bool takes_part = threadIdx.x < kDQk / 4;
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+
+  __device__ __forceinline__ void add(int32_t entry) {
+    if (!takes_part || static_cast<uint32_t>(entry) >= static_cast<uint32_t>(entries)) return;
+    const float* row = params.partials + static_cast<int64_t>(entry) * kDQk;
+    const float4 value = reinterpret_cast<const float4*>(row)[threadIdx.x];
+    sum = make_float4(sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w);
+  }
+
+  // Every entry's place is the number of smaller ones: no two are equal.
+  __device__ __forceinline__ void sort_and_add(const int32_t* list, int32_t count) {
+    for (int32_t i = threadIdx.x; i < count; i += kSumThreads) {
+      const int32_t entry = list[i];
+      int32_t place = 0;
+      for (int32_t j = 0; j < count; ++j) place += list[j] < entry;
+      words[place] = entry;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int32_t i = 0; i < count; ++i) add(words[i]);
+  }
+
+  __device__ __forceinline__ void add_by_windows(const int32_t* list, int32_t count) {
+    for (int64_t window = 0; window < entries; window += kWindow) {
+      for (int i = threadIdx.x; i < kSorted; i += kSumThreads) words[i] = 0;
+      __syncthreads();
+      for (int32_t i = threadIdx.x; i < count; i += kSumThreads) {
+        const int64_t place = list[i] - window;
+        if (place >= 0 && place < kWindow) atomicOr(words + place / 32, 1 << (place % 32));
+      }
+      __syncthreads();
+      for (int word = 0; word < kSorted; ++word) {
+        for (uint32_t bits = words[word]; bits != 0; bits &= bits - 1) {
+          add(static_cast<int32_t>(window) + word * 32 + __ffs(static_cast<int>(bits)) - 1);
+        }
+      }
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void run(int64_t row) {
+    const int32_t begin = row == 0 ? 0 : params.row_ends[row - 1];
+    const int32_t count = min(params.row_ends[row], entries) - begin;
+    if (count <= 0) return;
+    const int32_t* list = params.slot_list + begin;
+    if (count <= kSorted) {
+      sort_and_add(list, count);
+    } else {
+      add_by_windows(list, count);
+    }
+    if (!takes_part) return;
+    float* start = params.sums + row / params.s_kv * params.sums_batch + row % params.s_kv * params.sums_token;
+    float4* total = reinterpret_cast<float4*>(start) + threadIdx.x;
+    const float4 before = *total;
+    *total = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+  }
+};
+
+template <int kDQk>
+__device__ __forceinline__ void sum_rows(const Parameters& params) {
+  __shared__ int32_t words[SumRows<kDQk>::kSorted];
+  SumRows<kDQk>{params, words}.run(blockIdx.x);
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,305 @@
+"""Binding sparse_mla_bwd to its kernels: parameter record, tensor maps, outputs, workspace, launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ... import build, driver, tensor
+from ...device import Device
+from ...errors import CompileError
+from ...launch import Geometry, Launcher
+from ...launch import Parameter as LaunchParameter
+from ...tensor import Allocation, View
+from ...tensormap import TileMap, encoded
+from ..gpu import OutputArrays, check_record
+from ..mla import MlaProblem, lead_strides
+from . import plan
+from .spec import Problem, Views
+
+Result = tuple[Any, ...]
+
+_MEMO_LIMIT = 256
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/sparse_mla_bwd/sm90/params.cuh; its size is compared with the kernels' own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
+        *((name, ctypes.c_void_p) for name in ("attn_dist", "dq", "dkv", "d_sink")),
+        *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "slot_list")),
+        *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
+        *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
+        *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+        *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query", "attn_sink_head")),
+        *((name, ctypes.c_int64) for name in ("attn_dist_batch", "attn_dist_query")),
+        *((name, ctypes.c_int64) for name in ("dq_batch_bytes", "dq_query_bytes", "dq_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("dkv_batch_bytes", "dkv_token_bytes", "d_sink_head")),
+        *((name, ctypes.c_int64) for name in ("sums_batch", "sums_token")),
+        *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "kv_rows")),
+        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
+        *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
+        *((name, ctypes.c_int32) for name in ("passes", "causal")),
+        *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2")),
+    )
+
+
+def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Parameters:
+    """The record without addresses.
+
+    Args:
+        chosen: the plan.
+        views: the arguments; only their strides matter.
+        outputs: dq, dkv, and d_sink where there is one.
+    """
+    problem, shared = chosen.problem, chosen.problem.shared
+    record = Parameters(
+        q_start=shared.q_start,
+        k_stride=shared.k_stride,
+        kv_rows=chosen.kv_rows,
+        s_q=shared.s_q,
+        s_kv=shared.s_kv,
+        h_q=shared.h_q,
+        topk=shared.topk,
+        passes=chosen.passes,
+        causal=int(shared.causal),
+        sm_scale=shared.sm_scale,
+        scale_log2=shared.sm_scale * math.log2(math.e),
+        lse_to_log2=1.0 if shared.lse_base == "2" else math.log2(math.e),
+    )
+    record.kv_batch_bytes, record.kv_token_bytes = (stride * 2 for stride in shared.kv_strides)
+    record.indices_batch, record.indices_query = shared.indices_strides
+    record.topk_length_batch, record.topk_length_query = shared.topk_length_strides
+    record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = _bytes(views.out, shared)
+    record.lse_batch, record.lse_query, record.lse_head = lead_strides(views.lse, shared)
+    record.attn_sink_head = 0 if views.attn_sink is None else views.attn_sink.strides[0]
+    if views.attn_dist is not None:
+        record.attn_dist_batch, record.attn_dist_query = (0, *views.attn_dist.strides)[-3:-1]
+    record.dq_batch_bytes, record.dq_query_bytes, record.dq_head_bytes = _bytes(outputs[0], shared)
+    dkv_batch, dkv_token = _row_strides(outputs[1], shared)
+    if problem.dkv_dtype == "float32":
+        record.sums_batch, record.sums_token = dkv_batch, dkv_token
+    else:
+        record.dkv_batch_bytes, record.dkv_token_bytes = dkv_batch * 2, dkv_token * 2
+        record.sums_batch, record.sums_token = shared.s_kv * shared.d_qk, shared.d_qk
+    record.d_sink_head = outputs[2].strides[0] if shared.has_sink else 0
+    return record
+
+
+def _bytes(view: View, shared: MlaProblem) -> tuple[int, int, int]:
+    """Strides of a 16-bit array of shape [[batch,] s_q, h_q, ...] in bytes."""
+    batch, query, head = lead_strides(view, shared)
+    return batch * 2, query * 2, head * 2
+
+
+def _row_strides(view: View, shared: MlaProblem) -> tuple[int, int]:
+    """Strides (batch, token) of an array of kv's shape, with or without its axis of extent 1."""
+    if shared.batch is None:
+        return 0, view.strides[0]
+    return view.strides[0], view.strides[1]
+
+
+def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence[int], workspace: int) -> None:
+    """Set every address in a record; `outputs` as for `parameters`, `workspace` that of the workspace."""
+    record.kv = views.kv.ptr
+    record.out = views.out.ptr
+    record.lse = views.lse.ptr
+    record.indices = views.indices.ptr
+    record.topk_length = None if views.topk_length is None else views.topk_length.ptr
+    record.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
+    record.attn_dist = None if views.attn_dist is None else views.attn_dist.ptr
+    record.dq = outputs[0]
+    layout = chosen.workspace
+    if layout.sums is None:
+        record.sums = outputs[1]
+    else:
+        record.sums, record.dkv = workspace + layout.sums, outputs[1]
+    if layout.sink_terms is not None:
+        record.sink_terms, record.d_sink = workspace + layout.sink_terms, outputs[2]
+    if layout.partials is not None and layout.row_ends is not None and layout.slot_list is not None:
+        record.partials = workspace + layout.partials
+        record.row_ends = workspace + layout.row_ends
+        record.slot_list = workspace + layout.slot_list
+
+
+def head_tiles(view: View, shared: MlaProblem, channels: int) -> TileMap:
+    """Q or dO in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
+    batch, query, head = lead_strides(view, shared)
+    shape = (channels, shared.h_q, shared.s_q, shared.batch or 1)
+    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
+    strides_bytes = (head * 2, query * 2, (channels if shared.batch is None else batch) * 2)
+    return TileMap(view.ptr, shared.dtype, shape, strides_bytes, (64, plan.CTA_HEADS, 1, 1))
+
+
+class Binding:
+    """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
+
+    One thread at a time may use it.
+
+    Attributes:
+        plan: how the problem is computed.
+        launcher: the laid-out launch of the attention stage; None when there is no query.
+    """
+
+    def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
+        self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        self._parameters = parameters(self.plan, views, outputs)
+        self._pointers: tuple[int, int] | None = None
+        self._launchers: dict[tuple[plan.Stage, int], Launcher] = {}
+        self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
+        attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
+        self.launcher: Launcher | None = attends[0] if attends else None
+
+    def _launcher(self, step: plan.Launch, device: Device) -> Launcher:
+        """The launcher of a step; steps that differ in their queries alone share one."""
+        known = self._launchers.get((step.stage, step.ctas))
+        if known is not None:
+            return known
+        source = self.plan.source(step.stage)
+        kernel = build.kernel(source, device.index)
+        facts = kernel.facts
+        check_record(source, facts, Parameters)
+        if facts["heads_per_cta"] != plan.CTA_HEADS:
+            raise CompileError(source.path, f"{plan.CTA_HEADS} heads a CTA, the kernel has {facts['heads_per_cta']}")
+        geometry = Geometry((step.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
+        maps = (ctypes.c_byte(), ctypes.c_byte()) if step.stage == "attention" else ()
+        given: tuple[LaunchParameter, ...] = (*maps, self._parameters)
+        made = self._launchers[step.stage, step.ctas] = Launcher(kernel, geometry, given)
+        return made
+
+    def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        point(self._parameters, self.plan, views, outputs, workspace)
+        pointers = (views.q.ptr, views.dout.ptr)
+        if self.launcher is None or self._pointers == pointers:
+            return
+        shared = self.plan.problem.shared
+        maps = (encoded(head_tiles(views.q, shared, shared.d_qk)), encoded(head_tiles(views.dout, shared, shared.d_v)))
+        for (stage, _), launcher in self._launchers.items():
+            if stage == "attention":
+                launcher.replace(0, maps[0])
+                launcher.replace(1, maps[1])
+        self._pointers = pointers
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        record = self._parameters
+        for launcher, step in self._steps:
+            record.query_begin, record.query_end = step.query_begin, step.query_end
+            launcher(stream)
+
+
+class _Memo(threading.local):
+    """Bindings of this thread, by what they are made for. Emptied when full."""
+
+    def __init__(self) -> None:
+        self.bindings: dict[object, Binding] = {}
+
+
+_memo = _Memo()
+
+
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+    wanted = [(views.q.shape, problem.shared.dtype), (problem.dkv_shape, problem.dkv_dtype)]
+    given = [views.dq, views.dkv]
+    if problem.shared.has_sink:
+        wanted.append(((problem.shared.h_q,), "float32"))
+        given.append(views.d_sink)
+    return OutputArrays(views.q, wanted, tuple(given), stream)
+
+
+def _given(views: Views) -> list[View]:
+    """Every array of the caller's, q first."""
+    given = [views.q, views.kv, views.out, views.dout, views.lse, views.indices]
+    optional = (views.topk_length, views.attn_sink, views.attn_dist, views.dq, views.dkv, views.d_sink)
+    return given + [view for view in optional if view is not None]
+
+
+def _strides(view: View | None) -> tuple[int, ...] | None:
+    return None if view is None else view.strides
+
+
+def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
+    """What a binding depends on: the problem, and the layouts that are no part of it."""
+    layouts = (views.out.strides, views.dout.strides, views.lse.strides)
+    return problem, views.q.device.index, arrays.layouts, layouts, _strides(views.attn_sink), _strides(views.attn_dist)
+
+
+def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
+    key = _key(views, problem, arrays)
+    binding = _memo.bindings.get(key)
+    if binding is None:
+        binding = Binding(problem, views.q.device, views, arrays.views)
+        if len(_memo.bindings) >= _MEMO_LIMIT:
+            _memo.bindings.clear()
+        _memo.bindings[key] = binding
+    return binding
+
+
+def _allocated(binding: Binding, views: Views, stream: int | None) -> Allocation | None:
+    """The workspace, from the allocator of the caller's framework; None where none is needed.
+
+    Its memory may be given back as soon as the launches are queued: allocators hand it out again in stream order.
+    """
+    size = binding.plan.workspace.bytes
+    return tensor.allocate(views.q, (size,), "uint8", stream) if size else None
+
+
+def call(views: Views, problem: Problem, stream: object) -> Result:
+    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    given = _given(views)
+    pointer = tensor.launch_stream(given, stream)
+    own_stream = None if stream is None else pointer
+    arrays = _outputs(views, problem, own_stream)
+    with driver.on_device(views.q.device.index):
+        binding = _bound(views, problem, arrays)
+        workspace = _allocated(binding, views, own_stream)
+        binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
+        binding.launch(pointer)
+    tensor.hold(given, pointer)
+    return arrays.finish()  # type: ignore[no-any-return]
+
+
+class PreparedBackward:
+    """A prepared call; see `cupymla.ops.operator.Prepared`. It keeps its workspace.
+
+    Attributes:
+        launcher: its launch of the attention stage; None when there is no query.
+    """
+
+    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
+        self._given = _given(views)
+        self._stream = None if stream is None else tensor.stream_pointer(stream)
+        pointer = tensor.launch_stream(self._given, stream)
+        arrays = _outputs(views, problem, self._stream)
+        arrays.require_mutable()
+        self._device = views.q.device.index
+        with driver.on_device(self._device):
+            self._binding = Binding(problem, views.q.device, views, arrays.views)
+            self._workspace = _allocated(self._binding, views, self._stream)
+            self._binding.point(views, arrays.pointers, 0 if self._workspace is None else self._workspace.ptr)
+        self.launcher = self._binding.launcher
+        self._result: Result = arrays.finish()
+        # What one framework's current stream orders needs no holding; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != views.q.framework for seen in self._given)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+
+    def __call__(self, *, stream: object = None) -> Result:
+        """Launch once more, without waiting for the result. Raises DriverError."""
+        if stream is not None:
+            pointer = tensor.stream_pointer(stream)
+        elif self._stream is not None:
+            pointer = self._stream
+        else:
+            pointer = tensor.current_stream(self._given[0])
+        with driver.on_device(self._device):
+            self._binding.launch(pointer)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+        return self._result

@@ -1,0 +1,180 @@
+"""sparse_mla_bwd on a GPU beyond its cases: options together, prepared calls, graphs, equal bits, frameworks, sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError, driver
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import cases, plan
+from cupymla.ops.sparse_mla_bwd.reference import sparse_mla_bwd as reference
+from cupymla.testing import compare, operators
+
+pytestmark = pytest.mark.gpu
+
+CASE = next(case for case in cases.CASES if case.name == "h128_d576_k130_q3_kv300")
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if driver.compute_capability(0) != (9, 0):
+        pytest.skip("the kernels are for Hopper")
+
+
+@pytest.fixture
+def cp() -> Any:
+    return pytest.importorskip("cupy")
+
+
+def problem(cp: Any, seed: int = 0, case: MlaCase = CASE) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments on the host and on the GPU."""
+    host = cases.inputs(case, seed)
+    return host, operators.arguments_on(cp, host)
+
+
+def require_right(host: dict[str, Any], results: tuple[Any, ...]) -> None:
+    rows = zip(cases.OUTPUTS, results, reference(**host, precision="same"), reference(**host), strict=False)
+    compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128, 192])
+def test_the_distribution_is_right_and_repeats(cp: Any, heads: int) -> None:
+    case = sized(heads, 576, 200, 5, 400, "_x", "options", wants_dist=True, sink="finite", selection="empty")
+    host, arguments = problem(cp, case=case)
+    found = []
+    for _ in range(20):
+        arguments["attn_dist"].fill(np.nan)
+        cupymla.sparse_mla_bwd(**arguments)
+        found.append(arguments["attn_dist"].get())
+    same, exact = ({**host, "attn_dist": np.zeros(found[0].shape, dtype)} for dtype in (np.float32, np.float64))
+    reference(**same, precision="same")
+    reference(**exact)
+    compare.require([compare.compare("attn_dist", found[0], same["attn_dist"], exact["attn_dist"])])
+    assert all(other.tobytes() == found[0].tobytes() for other in found)
+
+
+def test_prepared_call_follows_its_inputs(cp: Any) -> None:
+    host, arguments = problem(cp)
+    prepared = cupymla.sparse_mla_bwd.prepare(**arguments)
+    first = prepared()
+    require_right(host, first)
+    other, changed = problem(cp, seed=1)
+    for name, value in changed.items():
+        if hasattr(value, "shape"):
+            arguments[name][...] = value
+    second = prepared()
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    require_right(other, second)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cupy_graph_replays_every_stage(cp: Any, deterministic: bool) -> None:
+    """Sums, lists and counts are cleared inside the graph, not once before it."""
+    host, arguments = problem(cp)
+    prepared = cupymla.sparse_mla_bwd.prepare(**(arguments | {"deterministic": deterministic}))
+    prepared()
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        captured = prepared(stream=stream)
+        graph = stream.end_capture()
+    for _ in range(3):
+        graph.launch(stream)
+    stream.synchronize()
+    require_right(host, captured)
+
+
+def test_chunks_of_queries_add_up(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two queries' rows at a time, the lists and partial rows are used again and again."""
+    case = sized(128, 576, 130, 7, 60, "_x", "options", deterministic=True, selection="duplicates")
+    host, arguments = problem(cp, case=case)
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 130 * 576 * 4)
+    require_right(host, cupymla.sparse_mla_bwd.prepare(**arguments)())
+
+
+def test_deterministic_bits_hold_beside_other_work(cp: Any) -> None:
+    case = sized(128, 576, 512, 300, 600, "_x", "options", deterministic=True, selection="full")
+    _, arguments = problem(cp, case=case)
+    prepared = cupymla.sparse_mla_bwd.prepare(**arguments)
+    noise = cp.cuda.Stream(non_blocking=True)
+    busy = cp.ones((2048, 2048), np.float32)
+    first: list[bytes] = []
+    for repeat in range(1000):
+        if repeat % 3 == 0:
+            with noise:
+                busy @ busy
+        bits = [result.tobytes() for result in prepared()] if repeat % 50 == 0 else [b""] * len(prepared())
+        if repeat == 0:
+            first = bits
+        assert repeat % 50 or bits == first
+
+
+def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    host, _ = problem(cp)
+    # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
+    arguments = {
+        name: torch.from_numpy(np.ascontiguousarray(value).view(np.int16)).cuda().view(torch.bfloat16)
+        if value.dtype.itemsize == 2
+        else torch.from_numpy(np.ascontiguousarray(value)).cuda()
+        for name, value in host.items()
+        if isinstance(value, np.ndarray)
+    }
+    with torch.cuda.stream(torch.cuda.Stream()):
+        results = cupymla.sparse_mla_bwd(**arguments)
+        assert all(isinstance(result, torch.Tensor) for result in results)
+        torch.cuda.current_stream().synchronize()
+    require_right(host, tuple(cp.from_dlpack(result) for result in results))
+
+
+def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
+    jax = pytest.importorskip("jax")
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("jax sees no GPU")
+    host, _ = problem(cp)
+    arguments = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+    results = cupymla.sparse_mla_bwd(**arguments)
+    assert all(isinstance(result, jax.Array) for result in results)
+    require_right(host, tuple(cp.asarray(np.asarray(result)) for result in results))
+
+
+def test_bad_input_launches_nothing(cp: Any) -> None:
+    _, arguments = problem(cp)
+    dq = cp.full(arguments["q"].shape, 7, np.float32).astype(arguments["q"].dtype)
+    arguments["indices"] = arguments["indices"].astype(np.int64)
+    with pytest.raises(InputError):
+        cupymla.sparse_mla_bwd(**arguments, dq=dq)
+    assert bool((dq.astype(np.float32) == 7).all())
+
+
+def test_no_queries_and_no_keys(cp: Any) -> None:
+    _, arguments = problem(cp)
+    few = {name: arguments[name][:0] for name in ("q", "out", "dout", "lse", "indices")}
+    dq, dkv = cupymla.sparse_mla_bwd(**(arguments | few))
+    assert dq.shape[0] == 0 and not dkv.astype(np.float32).any()
+    dq, dkv = cupymla.sparse_mla_bwd(**(arguments | {"kv": arguments["kv"][:0]}))
+    assert dkv.shape[0] == 0 and not dq.astype(np.float32).any()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_offsets_past_32_bits(cp: Any, deterministic: bool) -> None:
+    """Rows of kv and of its sums at their far end, past 4 GiB, are read and written where they belong."""
+    s_kv = 1 << 22
+    dtype = problem(cp)[1]["q"].dtype
+    kv = cp.zeros((s_kv, 576), dtype)
+    kv[-1] = 1
+    q, dout = cp.ones((3, 64, 576), dtype), cp.ones((3, 64, 512), dtype)
+    indices = cp.full((3, 1), s_kv - 1, np.int32)
+    out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices)
+    _, dkv = cupymla.sparse_mla_bwd(q, kv, out, dout, lse, indices, deterministic=deterministic)
+    assert kv.nbytes > 2**32
+    # One slot: P is 1, dS is 0, so the row gets 3 queries x 64 heads of dout in its value columns and nothing else.
+    assert bool((dkv[-1, :512].astype(np.float32) == 192).all())
+    assert not dkv[-1, 512:].astype(np.float32).any() and not dkv[:-1].view(np.uint16).any()

@@ -1,0 +1,179 @@
+"""What the host tells the backward's kernels: the parameter record, the launches and their queries, the workspace."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
+from cupymla.errors import shown
+from cupymla.ops.mla import MlaProblem
+from cupymla.ops.mla_cases import sized
+from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
+
+SHARED = MlaProblem(
+    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
+    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
+    indices_strides=(0, 8), topk_length_strides=(0, 0),
+)  # fmt: skip
+PROBLEM = spec.Problem(SHARED, deterministic=False, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
+HOPPER = arch.named("sm_90a")
+
+FOLDER = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_bwd" / "sm90"
+C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def record_fields() -> list[tuple[str, object]]:
+    """Name and type of each member of the header's `Parameters`, in order."""
+    text = re.sub(r"//.*", "", (FOLDER / "params.cuh").read_text())
+    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
+    assert body is not None
+    fields: list[tuple[str, object]] = []
+    for statement in body[1].split(";")[:-1]:
+        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
+        assert declared is not None, statement
+        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
+        fields += [(name.strip(), kind) for name in declared[3].split(",")]
+    return fields
+
+
+def planned(problem: spec.Problem = PROBLEM, **shared: object) -> plan.Plan:
+    changed = replace(problem, shared=replace(problem.shared, **shared))  # type: ignore[arg-type]
+    return plan.plan(changed, HOPPER, 132)
+
+
+def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
+    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
+    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
+
+
+def test_stages_are_numbered_as_the_translation_unit_numbers_them() -> None:
+    """A stage compiled under another's number would run, and compute something else."""
+    text = (FOLDER / "sparse_mla_bwd.cu").read_text()
+    enumerated = re.search(r"enum Stage \{(.*?)\};", text)
+    assert enumerated is not None
+    assert [word.strip() for word in enumerated[1].split(",")] == [f"k{stage.title()}" for stage in plan.STAGES]
+    bodies = dict(re.findall(r"if CUPYMLA_STAGE == (\d)\n((?:(?!#).*\n)*?)  (?=\w)", text))
+    assert sorted(int(number) for number in bodies) == list(range(len(plan.STAGES)))
+
+
+@given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
+def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ordered: bool) -> None:
+    chosen = planned(replace(PROBLEM, deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
+    attended = [launch for launch in chosen.launches() if launch.stage == "attention"]
+    assert [q for launch in attended for q in range(launch.query_begin, launch.query_end)] == list(range(tokens))
+    assert all(x.ctas == (x.query_end - x.query_begin) * chosen.cluster for x in attended)
+    assert chosen.cluster * chosen.passes * plan.CTA_HEADS >= heads
+    assert chosen.cluster == (1 if heads <= plan.CTA_HEADS else 2)
+
+
+def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
+    """Partial rows and slot lists are overwritten by the next chunk: they have to be summed before."""
+    chosen = planned(replace(PROBLEM, deterministic=True), s_q=400, topk=2048, s_kv=4096)
+    stages = [launch.stage for launch in chosen.launches()]
+    chunk = ["clear", "count", "scan", "place", "attention", "sum"]
+    assert chosen.chunk == 132  # two waves of 66 pairs of CTAs
+    assert stages == ["zero", *chunk * 4, "round"]
+
+
+@given(topk=st.integers(1, 1 << 20), tokens=st.integers(1, 1 << 20), multiprocessors=st.integers(2, 200))
+def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) -> None:
+    """However many queries there are, their partial rows take no more than the bound, or one query's."""
+    shared = replace(SHARED, topk=topk, s_q=tokens, h_q=8)
+    chosen = plan.plan(replace(PROBLEM, shared=shared, deterministic=True), HOPPER, multiprocessors)
+    partials = chosen.chunk * topk * 576 * 4
+    assert partials <= max(plan.PARTIAL_BYTES, topk * 576 * 4)
+    assert chosen.chunk * topk < 2**31
+    assert chosen.workspace.bytes <= partials * 1.01 + shared.s_kv * 577 * 4 + 5 * 256
+
+
+def test_parts_of_the_workspace_do_not_overlap() -> None:
+    layout = planned(replace(PROBLEM, deterministic=True), has_sink=True).workspace
+    sizes = {"sums": 8 * 576, "sink_terms": 4 * 128, "partials": 4 * 8 * 576, "row_ends": 8, "slot_list": 4 * 8}
+    end = 0
+    for name, words in sizes.items():
+        start = getattr(layout, name)
+        assert start >= end and start % 256 == 0, name
+        end = start + words * 4
+    assert layout.bytes >= end
+
+
+def test_fp32_gradients_are_summed_where_they_are_wanted() -> None:
+    chosen = planned(replace(PROBLEM, dkv_dtype="float32"))
+    assert chosen.workspace.sums is None and chosen.workspace.bytes == 0
+    assert [launch.stage for launch in chosen.launches()] == ["zero", "attention"]
+
+
+def test_without_queries_the_gradients_are_still_written() -> None:
+    stages = [launch.stage for launch in planned(s_q=0, has_sink=True).launches()]
+    assert stages == ["zero", "round", "sink"]
+
+
+def test_record_has_the_strides_of_every_array() -> None:
+    """One array's strides in another's fields would go unseen with contiguous arrays."""
+    case = sized(16, 576, 65, 4, 50, "_x", "options", batch=2, layout="strided", sink="finite", wants_dist=True)
+    arguments = cases.inputs(case, 0)
+    dist = np.full((2, 5, 80), np.nan, np.float32)[:, :4, :65]
+    views, problem = spec.read(**(arguments | {"attn_dist": dist}))
+    outputs = [arguments["q"], arguments["kv"], np.zeros(64, np.float32)[::4]]
+    record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, [tensor.view(a, "output") for a in outputs])
+
+    def expect(prefix: str, array: np.ndarray, names: tuple[str, ...]) -> None:
+        for name, stride in zip(names, array.strides, strict=False):
+            in_bytes = name.endswith("bytes")
+            assert getattr(record, f"{prefix}_{name}") == stride // (1 if in_bytes else array.itemsize), (prefix, name)
+
+    heads = ("batch_bytes", "query_bytes", "head_bytes")
+    expect("kv", arguments["kv"], ("batch_bytes", "token_bytes"))
+    expect("out", arguments["out"], heads)
+    expect("dq", arguments["q"], heads)
+    expect("dkv", arguments["kv"], ("batch_bytes", "token_bytes"))
+    expect("lse", arguments["lse"], ("batch", "query", "head"))
+    expect("indices", arguments["indices"], ("batch", "query"))
+    expect("attn_dist", dist, ("batch", "query"))
+    expect("attn_sink", arguments["attn_sink"], ("head",))
+    expect("d_sink", outputs[2], ("head",))
+    assert (record.sums_batch, record.sums_token) == (50 * 576, 576)
+
+
+def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
+    """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
+    scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
+    assert len(scans) == 1
+    attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
+    assert len(attention) == 16
+
+
+def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
+    with pytest.raises(UnsupportedError, match="heads"):
+        planned(batch=2**10, s_q=2**20)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
+def test_other_architectures_are_named(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name):
+        plan.plan(PROBLEM, arch.named(name), 132)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *[("stage", value) for value in ("forward", 0, None, 10**5000)],
+        *[("d_qk", value) for value in (128, "576", 576.0, None)],
+        *[("dtype", value) for value in ("float32", 16, None)],
+        *[("cluster", value) for value in (0, 3, True, "2", None)],
+        *[("partials", value) for value in ("no", 1, None)],
+    ],
+    ids=shown,
+)
+def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        raw_module("sparse_mla_bwd", arch="sm_90a", **{word: value})
+    assert (caught.value.operator, caught.value.argument) == ("sparse_mla_bwd", word)

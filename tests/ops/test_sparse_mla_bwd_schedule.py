@@ -1,0 +1,354 @@
+"""The pipeline of the sm_90a backward as a model in plain Python: no deadlock, no overrun barrier, no race.
+
+Roles are coroutines that follow producer.cuh with common/sm90/row_gather.cuh, consumer.cuh, gradients.cuh,
+statistics.cuh and attention.cuh step by step, with the barriers of storage.cuh and their parities. Agents, barriers and
+the race rule are those of the forward's model.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from schedule_machine import PATTERNS, Agent, Barrier, Item, Machine, Steps, Violation, schedule
+
+KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_bwd" / "sm90"
+WARPS = 2  # per warpgroup; the kernel has four
+VALUE_TILES, HALF_TILES, STAGING_TILES = 8, 4, 4
+PARTS = {9: (0, 3, 5, 7, 9), 8: (0, 2, 4, 6, 8)}
+LEFT_PARTS = 2
+
+
+class Cta(Machine):
+    """One CTA on one query: `blocks` blocks of slots in each of `passes` passes."""
+
+    def __init__(self, query: Query, rank: int) -> None:
+        super().__init__(query.drop)
+        self.query, self.rank = query, rank
+        self.tiles = 9 if query.rope else 8
+        self.left = self.tiles - STAGING_TILES
+        producers, first, second = ([f"{rank}/{role}{w}" for w in range(WARPS)] for role in ("p", "c0.", "c1."))
+        both = first + second
+        self.heads_full = Barrier("heads_full", 2, both)
+        self.heads_free = Barrier("heads_free", 2 * WARPS, producers[:1], starts_free=True)
+        self.parts = [Barrier(f"full[{part}]", WARPS * (2 if part == 3 else 1), both) for part in range(4)]
+        self.sides = [Barrier(f"free[{side}]", 2 * WARPS, producers, starts_free=True) for side in (0, 1)]
+        self.tiles_free = Barrier("tiles_free", 2 * WARPS, first, starts_free=True)
+        self.probabilities_ready = Barrier("p_ready", WARPS, second)
+        self.ds_ready = Barrier("ds_ready", WARPS, both)
+        self.staging_ready = Barrier("staging_ready", 2 * WARPS, both)
+        self.received = [Barrier(f"received[{w}]", WARPS, names) for w, names in enumerate((first, second))]
+        self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
+        self.statistics_out = Barrier("named 1", 2 * WARPS, both)
+        self.distribution = Barrier("named 2", WARPS, first)
+
+    @property
+    def other(self) -> Cta:
+        return self.query.ctas[1 - self.rank]
+
+    def staging(self, who: int) -> range:
+        return range(self.left + 2 * who, self.left + 2 * who + 2)
+
+    def producer(self, warp: int) -> Steps:
+        me, copies, tma = (Agent(f"{self.rank}/{name}{warp}") for name in ("p", "cp.async", "tma"))
+        phase = pass_phase = token_set = cluster = 0
+        for number in range(self.query.passes):
+            if warp == 0:
+                yield from self.wait(me, self.heads_free, pass_phase ^ 1, "heads_free")
+                self.heads_full.arrive(me)
+                tma.follow(me)
+                self.write(tma, ("heads",), (number,), generic=False)
+                yield None
+                self.heads_full.arrive(tma)
+            pass_phase ^= 1
+            for block in range(self.query.blocks):
+                tag = (number, block)
+                self.write(me, ("tokens", 0 if self.drop == "second set of tokens" else token_set, warp), tag)
+                token_set ^= 1
+                bounds = PARTS[self.tiles]
+                for part in range(4):
+                    if part == 0:
+                        yield from self.wait(me, self.sides[0], phase ^ 1, "free left")
+                    if part == LEFT_PARTS:
+                        yield from self.wait(me, self.sides[1], phase ^ 1, "free right")
+                    copies.follow(me)
+                    for tile in range(bounds[part], bounds[part + 1]):
+                        self.write(copies, ("k", 0, tile, warp), tag)
+                        for who, row in ((w, r) for w in (0, 1) for r in range(WARPS) if tile in self.staging(w)):
+                            self.require_unused(copies, ("staging", who, row))
+                    yield None
+                    self.parts[part].arrive(copies)
+                self.write(me, ("valid", warp), tag)
+                self.parts[3].arrive(me)
+                phase ^= 1
+                yield None
+            yield from self.query.meet(me, cluster)
+            cluster ^= 1
+
+    def consumer(self, who: int, warp: int) -> Steps:
+        return Consumer(self, who, warp).run_query()
+
+    def threads(self) -> dict[str, Steps]:
+        threads: dict[str, Steps] = {f"{self.rank}/p{w}": self.producer(w) for w in range(WARPS)}
+        return threads | {f"{self.rank}/c{who}.{w}": self.consumer(who, w) for who in (0, 1) for w in range(WARPS)}
+
+
+class Query:
+    """The CTAs of one query; `drop` names the step that is left out. `global_memory` has the distribution."""
+
+    def __init__(
+        self, ctas: int, blocks: int, passes: int, rope: bool, distribution: bool = True, drop: str = "nothing"
+    ) -> None:
+        self.blocks, self.passes, self.rope, self.wants_distribution, self.drop = (
+            blocks,
+            passes,
+            rope,
+            distribution,
+            drop,
+        )
+        self.ctas = [Cta(self, rank) for rank in range(ctas)]
+        everyone = [name for cta in self.ctas for name in cta.threads()]
+        self.barrier = Barrier("cluster", len(everyone), everyone)
+        self.global_memory = Cta(self, 2)
+
+    def meet(self, agent: Agent, parity: int) -> Steps:
+        if len(self.ctas) > 1:
+            self.barrier.arrive(agent)
+            yield from self.ctas[0].wait(agent, self.barrier, parity, "cluster barrier")
+
+    def run(self, seed: int) -> None:
+        schedule({name: steps for cta in self.ctas for name, steps in cta.threads().items()}, seed)
+
+
+class Consumer:
+    """One warp of a consumer. Scores, sums and dQ live in registers: not modelled."""
+
+    def __init__(self, cta: Cta, who: int, warp: int) -> None:
+        self.cta, self.who, self.warp = cta, who, warp
+        names = (f"c{who}.{warp}", f"wgmma{who}.{warp}", f"wgmma of dQ{who}.{warp}")
+        self.me, self.mma, self.query_mma = (Agent(f"{cta.rank}/{name}") for name in names)
+        self.k_parity = self.pass_parity = self.statistics_parity = self.distribution_parity = self.cluster_parity = 0
+        self.received = self.drained = 0
+        self.tag: tuple[int, int] = (0, 0)
+
+    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
+        yield from self.cta.wait(self.me, barrier, parity, step)
+
+    def rows(self, name: str) -> list[Item]:
+        return [(name, row) for row in range(WARPS)]
+
+    def keys(self, first: int, end: int) -> list[Item]:
+        return [("k", 0, tile, row) for tile in range(first, end) for row in range(WARPS)]
+
+    def issue(self, mma: Agent, items: Sequence[Item], tag: tuple[int, ...]) -> None:
+        mma.follow(self.me)
+        for item in items:
+            self.cta.read(mma, item, tag, "async")
+
+    def collect(self, mma: Agent, step: str) -> None:
+        if self.cta.has(step):
+            self.me.follow(mma)
+
+    def run_query(self) -> Steps:
+        query = self.cta.query
+        for number in range(query.passes):
+            yield from self.wait(self.cta.heads_full, self.pass_parity, "heads_full")
+            self.cta.read(self.me, ("heads",), (number,))
+            self.cta.write(self.me, ("statistics", self.who, self.warp), (number,))
+            yield from self.meet_statistics("named barrier of the statistics")
+            self.read_statistics(number)
+            for block in range(query.blocks):
+                self.tag = (number, block)
+                yield from self.block()
+                self.k_parity ^= 1
+            self.read_statistics(number)
+            self.cta.heads_free.arrive(self.me)
+            self.pass_parity ^= 1
+            yield None
+            yield from self.meet_statistics("named barrier at the end of a pass")
+            yield from query.meet(self.me, self.cluster_parity)
+            self.cluster_parity ^= 1
+
+    def meet_statistics(self, step: str) -> Steps:
+        self.cta.statistics_out.arrive(self.me)
+        yield from self.wait(self.cta.statistics_out, self.statistics_parity, step)
+        self.statistics_parity ^= 1
+
+    def read_statistics(self, number: int) -> None:
+        for who in (0, 1):
+            for row in range(WARPS):
+                self.cta.read(self.me, ("statistics", who, row), (number,))
+
+    def block(self) -> Steps:
+        cta = self.cta
+        wants = cta.query.wants_distribution and self.who == 0
+        yield from self.scores()
+        if self.who == 0:
+            if wants:
+                cta.write(self.me, ("distribution", self.warp), self.tag)
+            yield from self.make_probabilities()
+            if wants and cta.rank == 0:
+                yield from self.add_distribution()
+        else:
+            yield from self.make_score_gradients()
+        yield from self.wait(cta.ds_ready, self.k_parity, f"ds_ready of {self.who}")
+        yield from self.gradients()
+        if wants and cta.rank == 1:
+            yield from self.add_distribution()
+
+    def scores(self) -> Steps:
+        cta = self.cta
+        bounds = PARTS[cta.tiles]
+        for part in range(4):
+            yield from self.wait(cta.parts[part], self.k_parity, f"full {part}")
+            if cta.has("fence behind gathered rows"):
+                self.me.fence()
+            end = bounds[part + 1] if self.who == 0 else min(bounds[part + 1], VALUE_TILES)
+            self.issue(self.mma, [("heads",)], self.tag[:1])
+            self.issue(self.mma, self.keys(bounds[part], end), self.tag)
+        yield None
+        self.collect(self.mma, "wgmma wait of scores")
+        for row in range(WARPS):
+            cta.read(self.me, ("valid", row), self.tag)
+            token_set = 0 if cta.drop == "second set of tokens" else self.k_parity
+            cta.read(self.me, ("tokens", token_set, row), self.tag)
+
+    def make_probabilities(self) -> Steps:
+        cta = self.cta
+        yield from self.wait(cta.tiles_free, self.k_parity ^ 1, "tiles_free")
+        cta.write(self.me, ("p", self.warp), self.tag)
+        cta.write(self.me, ("ds", self.warp), (*self.tag, 0))
+        if cta.has("fence behind P"):
+            self.me.fence()
+        cta.probabilities_ready.arrive(self.me)
+        yield None
+
+    def add_distribution(self) -> Steps:
+        cta = self.cta
+        yield from self.meet_distribution("named barrier before adding")
+        for row in range(WARPS):
+            cta.read(self.me, ("distribution", row), self.tag)
+        if self.warp == 0:
+            cta.query.global_memory.write(self.me, ("attn_dist", self.tag[1]), self.tag)
+        yield None
+        yield from self.meet_distribution("named barrier behind adding")
+
+    def meet_distribution(self, step: str) -> Steps:
+        self.cta.distribution.arrive(self.me)
+        yield from self.wait(self.cta.distribution, self.distribution_parity, step)
+        self.distribution_parity ^= 1
+
+    def make_score_gradients(self) -> Steps:
+        cta = self.cta
+        yield from self.wait(cta.probabilities_ready, self.k_parity, "p_ready")
+        cta.read(self.me, ("p", self.warp), self.tag)
+        cta.read(self.me, ("ds", self.warp), (*self.tag, 0))
+        cta.write(self.me, ("ds", self.warp), (*self.tag, 1))
+        if cta.has("fence behind dS"):
+            self.me.fence()
+        cta.ds_ready.arrive(self.me)
+        yield None
+
+    def gradients(self) -> Steps:
+        cta = self.cta
+        first = self.who * HALF_TILES
+        self.issue(self.query_mma, self.rows("ds"), (*self.tag, 1))
+        self.issue(self.query_mma, self.keys(first, first + HALF_TILES), self.tag)
+        if self.who == 1:
+            self.issue(self.query_mma, self.keys(VALUE_TILES, cta.tiles), self.tag)
+        rounds = 3 if cta.query.rope and self.who == 0 else 2
+        for number in range(rounds):
+            self.issue_sums()
+            if number == 0:
+                yield None
+                self.collect(self.query_mma, "wgmma wait of dQ")
+                cta.sides[0].arrive(self.me)
+                (cta.sides[1] if len(cta.query.ctas) == 1 else cta.other.staging_ready).arrive(self.me)
+            yield from self.finish_sums()
+            if len(cta.query.ctas) > 1:
+                yield from self.exchange(number == 0, number == rounds - 1, rope=number == 2)
+        cta.tiles_free.arrive(self.me)
+
+    def issue_sums(self) -> None:
+        self.issue(self.mma, self.rows("ds"), (*self.tag, 1))
+        self.issue(self.mma, self.rows("p"), self.tag)
+        self.issue(self.mma, [("heads",)], self.tag[:1])
+
+    def finish_sums(self) -> Steps:
+        yield None
+        self.collect(self.mma, "wgmma wait of dKV")
+
+    def exchange(self, first: bool, last: bool, rope: bool) -> Steps:
+        cta, other = self.cta, self.cta.other
+        if first:
+            yield from self.wait(cta.staging_ready, self.k_parity, "staging_ready")
+        else:
+            yield from self.wait(cta.drained[self.who], self.drained, "drained")
+            self.drained ^= 1
+        for tile in other.staging(self.who):
+            for row in range(WARPS):
+                other.require_unused(self.me, ("k", 0, tile, row))
+        other.write(self.me, ("staging", self.who, self.warp), self.tag)
+        other.received[self.who].arrive(self.me)
+        if not rope:
+            self.issue_sums()
+            yield from self.finish_sums()
+        yield from self.wait(cta.received[self.who], self.received, "received")
+        self.received ^= 1
+        cta.read(self.me, ("staging", self.who, self.warp), self.tag)
+        (cta.sides[1] if last else other.drained[self.who]).arrive(self.me)
+        yield None
+
+
+MUTATIONS = (
+    *("heads_free", "heads_full", "free left", "free right", "full 0", "full 1", "full 2", "full 3"),
+    *("tiles_free", "p_ready", "ds_ready of 0", "ds_ready of 1", "staging_ready", "received", "drained"),
+    *("wgmma wait of scores", "wgmma wait of dQ", "wgmma wait of dKV"),
+    # Consumer 1 fences after it has waited for P, so its fence would do for both; the kernel fences where it writes.
+    *("fence behind gathered rows", "fence behind dS", "second set of tokens"),
+    *("named barrier of the statistics", "named barrier at the end of a pass", "cluster barrier"),
+    *("named barrier before adding", "named barrier behind adding"),
+)
+SINGLE = frozenset({"heads_free", "tiles_free", "named barrier at the end of a pass"})
+"""Steps that a pair of CTAs could do without: its key tiles are free later, and each pass ends in a cluster barrier."""
+
+
+@pytest.mark.parametrize("rope", [True, False], ids=["d576", "d512"])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_every_schedule_is_free_of_races_and_deadlocks(ctas: int, rope: bool) -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        Query(ctas, rng.randint(0, 5), rng.randint(1, 3), rope, rng.random() < 0.5).run(seed)
+
+
+@pytest.mark.parametrize("drop", MUTATIONS)
+def test_the_model_misses_what_is_taken_away(drop: str) -> None:
+    """Every wait and fence is needed, and the model sees it."""
+    with pytest.raises(Violation):
+        for seed in range(60):
+            Query(1 if drop in SINGLE else 2, random.Random(seed).randint(1, 4), 3, rope=True, drop=drop).run(seed)
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("producer.cuh", (1, 1, 0, 0, 0, 0)),
+        ("consumer.cuh", (3, 2, 3, 2, 1, 0)),
+        ("gradients.cuh", (0, 4, 0, 0, 2, 0)),
+        ("statistics.cuh", (0, 0, 0, 1, 0, 0)),
+        ("attention.cuh", (2, 1, 0, 1, 0, 2)),
+    ],
+)
+def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
+    """A kernel that waits or arrives in more or fewer places wants its model looked at again."""
+    text = re.sub(r"//[^\n]*", "", (KERNEL / file).read_text())
+    assert tuple(count(text) for count in PATTERNS.values()) == counts
+
+
+def test_the_exchange_waits_where_the_model_does() -> None:
+    text = (KERNEL / "gradients.cuh").read_text()
+    assert len(re.findall(r"cluster_wait_at\(", text)) == 3
+    assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 3
