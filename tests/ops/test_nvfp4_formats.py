@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupymla import tensor
-from cupymla.errors import CupymlaError, InputError, UnsupportedError
+from cupymla.errors import CupymlaError, InputError
 from cupymla.ops.nvfp4_gemv import (
     dequantize_nvfp4,
     formats,
@@ -409,33 +408,6 @@ def test_bad_input_names_the_argument_and_the_companion(what: str) -> None:
         function(*positional, **options)
     assert caught.value.argument == argument
     assert caught.value.operator == function.__name__
-
-
-@pytest.mark.parametrize(
-    ("function", "positional"),
-    [
-        (quantize_nvfp4, (_X,)),
-        (dequantize_nvfp4, (_PACKED, _SCALES)),
-        (swizzle_scales, (_SCALES,)),
-        (unswizzle_scales, (np.zeros((128, 4), np.uint8), 4, 2)),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_companions_on_a_gpu_say_that_they_have_no_kernel(
-    monkeypatch: pytest.MonkeyPatch, function: Any, positional: tuple[Any, ...]
-) -> None:
-    real = tensor.view
-
-    def on_gpu(array: Any, argument: str) -> tensor.View:
-        seen = real(array, argument)
-        device = tensor.Device("cuda", 1)
-        return tensor.View(seen.ptr, seen.shape, seen.strides, seen.dtype, device, False, "cupy", seen.owner)
-
-    monkeypatch.setattr(tensor, "view", on_gpu)
-    with pytest.raises(UnsupportedError) as caught:
-        function(*positional)
-    assert function.__name__ in str(caught.value)
-    assert caught.value.device == "cuda:1"
 
 
 def odd_values() -> tuple[Any, ...]:

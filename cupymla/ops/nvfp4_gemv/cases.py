@@ -94,7 +94,9 @@ _OPERANDS: tuple[dict[str, Any], ...] = tuple(
 
 
 def _shapes() -> Iterator[GemvCase]:
-    for m, n, k, batches in ((128, 1, 256, 1), (1, 1, 2, 1), (3, 2, 18, 2), (129, 16, 514, 3), (257, 5, 1040, 1)):
+    for m, n, k, batches in (
+        (128, 1, 256, 1), (1, 1, 2, 1), (3, 2, 18, 2), (129, 16, 514, 3), (257, 5, 1040, 1), (70, 1, 1088, 2),
+    ):  # fmt: skip
         for operands in _OPERANDS:
             yield make("shapes", m=m, n=n, k=k, batches=batches, **operands)
     for n in (3, 4, 7, 8, 9, 15):
@@ -102,7 +104,10 @@ def _shapes() -> Iterator[GemvCase]:
     yield make("shapes", m=5, n=2, k=0)
     yield make("shapes", m=0, n=2, k=64)
     yield make("shapes", m=4, n=2, k=64, batches=0)
-    yield make("shapes", "long", m=4, n=1, k=65_568)
+    for operands in _OPERANDS:
+        yield make("shapes", "long", m=4, n=1, k=65_568, **operands)
+        yield make("shapes", "phases", m=20, n=16, k=9_248, **operands)
+    yield make("shapes", "passes", m=40_000, n=1, k=64)
     yield make("shapes", "unbatched", m=33, n=2, k=96, batch="none")
 
 
@@ -110,13 +115,15 @@ def _dtypes() -> Iterator[GemvCase]:
     for operands in _OPERANDS:
         for out_dtype in ("bfloat16", "float32"):
             yield make("dtypes", out_dtype, m=130, n=3, k=160, batches=2, out_dtype=out_dtype, **operands)
-        yield make("dtypes", "full", m=200, n=2, k=512, out_dtype="float32", data="full", **operands)
+        for n in (1, 2):
+            yield make("dtypes", "full", m=200, n=n, k=512, out_dtype="float32", data="full", **operands)
 
 
 def _poison() -> Iterator[GemvCase]:
     for operands in _OPERANDS:
         for layout in ("linear", "128x4"):
-            yield make("poison", f"nan_{layout}", m=140, n=3, k=176, data="nan", scale_layout=layout, **operands)
+            for n in (1, 3):
+                yield make("poison", f"nan_{layout}", m=140, n=n, k=176, data="nan", scale_layout=layout, **operands)
         yield make("poison", "overflow", m=70, n=2, k=512, data="overflow", **operands)
     yield make("poison", "zero", m=70, n=2, k=512, data="zero", out_dtype="float32")
 
@@ -138,7 +145,7 @@ def _options() -> Iterator[GemvCase]:
                 tag = f"alpha_{alpha}_bias_{bias}_{out_dtype}"
                 sizes = {"m": 66, "n": 3, "k": 96, "batches": 2}
                 yield make("options", tag, **sizes, alpha=alpha, bias=bias, out_dtype=out_dtype)
-    for m, k, n in ((1, 16, 1), (127, 80, 2), (128, 64, 3), (300, 176, 16)):
+    for m, k, n in ((1, 16, 1), (127, 80, 2), (128, 64, 3), (300, 176, 16), (140, 1104, 1), (45, 1104, 9)):
         for operands in _OPERANDS:
             yield make("options", "128x4", m=m, k=k, n=n, batches=2, scale_layout="128x4", **operands)
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from ... import tensor
 from ...errors import InputError, shown
-from ...tensor import Device, View
-from ..overlap import overlap
+from ...tensor import Device, View, overlap
 from .formats import FORMATS, BlockFormat, named, padded
 
 Dim = tuple[str, int | None]

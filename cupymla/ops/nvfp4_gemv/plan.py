@@ -1,28 +1,174 @@
-"""The kernels of `nvfp4_gemv` and its companions: there is none so far, so every plan on a GPU is refused."""
+"""Which kernels serve a problem, and how rows are dealt to CTAs. Pure: no array, no driver."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
 
-from ...errors import UnsupportedError
-from ...tensor import Device
-from .spec import OPERATOR, Problem
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from .formats import FORMATS, MXFP4, BlockFormat
+from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
+
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
+"""What the kernels are compiled for. They use nothing that only an "a" target has."""
+
+MAX_ITEMS = 2**31 - 1
+"""Items of work of one launch, which the kernel counts in 32 bits."""
+
+_FOLDER = "nvfp4_gemv/sm80"
+_COMPANIONS = ("quantize", "dequantize")
+_FORMATLESS = ("amax", "swizzle")
+_B_DTYPES = ("e2m1", *ACTIVATION_DTYPES)
+_TILE_ROWS = 16
+_MOST_COLUMNS = (1, 8, 16)
+
+# In rows: what a part costs beside its rows (its vectors, its sums), and what a tile row costs to multiply where a row
+# that is read costs 1.
+_PART_ROWS = 8.0
+_MULTIPLIED_ROW = 0.6
 
 
-def require_cpu(operator: str, device: Device) -> None:
-    """Refuse arrays that only a kernel could read. Raises UnsupportedError."""
-    if device.kind != "cpu":
-        raise UnsupportedError(
-            f"{operator} (it has no CUDA kernel in this version)",
-            str(device),
-            "arrays on the CPU, by the NumPy reference",
-        )
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How a problem is dealt out.
+
+    Attributes:
+        parts: ranges of rows that a batch is divided into; each is an item of work.
+        items: of all batches.
+        ctas: how many CTAs take the items in turn.
+        phase_chunks: chunks of k whose part of b is in shared memory at a time.
+    """
+
+    parts: int
+    items: int
+    ctas: int
+    phase_chunks: int
 
 
-def plan(problem: Problem) -> NoReturn:
-    """Choose a kernel for this problem. Raises UnsupportedError."""
-    raise UnsupportedError(
-        f"{OPERATOR} of {problem.format.name} by {problem.b_dtype} (it has no CUDA kernel in this version)",
-        str(problem.device),
-        "arrays on the CPU, by the NumPy reference",
+def target(arch: Arch) -> str:
+    """The compile target for a GPU's architecture. Raises UnsupportedError."""
+    plain = arch.name.removesuffix("a") if arch.name == "sm_90a" else arch.name
+    if plain not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
+    return plain
+
+
+def plan(problem: Problem, arch: Arch) -> KernelSource:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+    return variant(arch, format=problem.format.name, b_dtype=problem.b_dtype, n=problem.n)
+
+
+def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1) -> KernelSource:
+    """One kernel variant.
+
+    Args:
+        arch: the target.
+        format: "nvfp4" or "mxfp4".
+        b_dtype: "e2m1", "bfloat16" or "float16".
+        n: columns, 1 to 16; one variant serves 1, one up to 8, one up to 16.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    names = tuple(known.name for known in FORMATS)
+    if type(format) is not str or format not in names:
+        raise InputError("format", " or ".join(map(repr, names)), shown(format), OPERATOR)
+    if type(b_dtype) is not str or b_dtype not in _B_DTYPES:
+        raise InputError("b_dtype", " or ".join(map(repr, _B_DTYPES)), shown(b_dtype), OPERATOR)
+    if type(n) is not int or not 1 <= n <= MAX_N:
+        raise InputError("n", f"an int from 1 to {MAX_N}", shown(n), OPERATOR)
+    defines = (
+        ("CUPYMLA_MXFP4", names.index(format)),
+        ("CUPYMLA_VECTORS", _B_DTYPES.index(b_dtype)),
+        ("CUPYMLA_MOST_COLUMNS", next(most for most in _MOST_COLUMNS if n <= most)),
     )
+    return KernelSource(f"{_FOLDER}/{OPERATOR}.cu", OPERATOR, defines, target(arch))
+
+
+def companion(name: str, arch: Arch, fmt: BlockFormat | None = None) -> KernelSource:
+    """The kernel of a companion: "amax" or "swizzle", or "quantize" or "dequantize" of a format.
+
+    Raises UnsupportedError when the target has no kernel.
+    """
+    defines = () if fmt is None else (("CUPYMLA_MXFP4", FORMATS.index(fmt)),)
+    return KernelSource(f"{_FOLDER}/{name}.cu", f"nvfp4_{name}", defines, target(arch))
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant and every companion's kernel, of one target or of all."""
+    return tuple(source for name in TARGETS if arch_name in (None, name) for source in _sources_of(arches.named(name)))
+
+
+def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
+    products = (
+        variant(arch, format=fmt.name, b_dtype=b_dtype, n=n)
+        for fmt in FORMATS
+        for b_dtype in _B_DTYPES
+        for n in _MOST_COLUMNS
+    )
+    blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
+    return (*products, *blocks, *(companion(name, arch) for name in _FORMATLESS))
+
+
+def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, pass_rows: int) -> Work:
+    """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
+
+    Args:
+        problem: the problem.
+        multiprocessors: of the device; each runs one CTA.
+        vector_bytes: shared memory for b, a fact of the kernel.
+        chunk: elements of k that a warp takes at a time, a fact of the kernel.
+        pass_rows: rows that a CTA holds the sums of, a fact of the kernel.
+
+    Raises UnsupportedError for more parts than can be counted.
+    """
+    parts = _parts(problem.m, problem.batches, multiprocessors, pass_rows)
+    items = parts * problem.batches
+    if items > MAX_ITEMS:
+        raise UnsupportedError(f"{OPERATOR} on {problem.batches} batches", str(problem.device), f"up to {MAX_ITEMS}")
+    phase = _phase_chunks(problem, vector_bytes, chunk)
+    return Work(parts, items, min(items, multiprocessors), phase)
+
+
+def _parts(rows: int, batches: int, multiprocessors: int, pass_rows: int) -> int:
+    """Parts of a batch for which the CTA with the most work has the least."""
+    if rows == 0 or batches == 0:
+        return 0
+    best, least = 1, float("inf")
+    for waves in range(1, 17):
+        parts = min(max(waves * multiprocessors // batches, 1), rows)
+        turns = -(-parts * batches // multiprocessors)
+        cost = turns * (_cost(-(-rows // parts), pass_rows) + _PART_ROWS)
+        if cost < least:
+            best, least = parts, cost
+    return best
+
+
+def _cost(rows: int, pass_rows: int) -> float:
+    """Time for a part of that many rows, in rows read."""
+    passes, rest = divmod(rows, pass_rows)
+    tiles = 0
+    if rest:
+        tiles = 1
+        while tiles * _TILE_ROWS < rest:
+            tiles *= 2
+    return max(float(rows), _MULTIPLIED_ROW * (passes * pass_rows + tiles * _TILE_ROWS))
+
+
+def _phase_chunks(problem: Problem, vector_bytes: int, chunk: int) -> int:
+    """Chunks of b that fit into shared memory, evenly dealt to phases; 64 bytes per column are padding."""
+    scales = 4 * (chunk // problem.format.block) if _factors_beside(problem) else 0
+    fitting = (vector_bytes // problem.n - 64) // (2 * chunk + scales)
+    chunks = max(-(-problem.k // chunk), 1)
+    phases = -(-chunks // fitting)
+    even = -(-chunks // phases)
+    # Up to four warps take turns at the chunks of a tile: a multiple of four keeps them even.
+    return min(-(-even // 4) * 4, fitting)
+
+
+def _factors_beside(problem: Problem) -> bool:
+    """Whether a factor per block of b is kept beside its elements."""
+    if problem.n == 1:
+        return problem.b_dtype != "float16"
+    return problem.format == MXFP4 and not problem.weight_only

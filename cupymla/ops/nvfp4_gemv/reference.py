@@ -52,17 +52,18 @@ def nvfp4_gemv(*args: Any, precision: Precision = "float64", **kwargs: Any) -> n
 def error_bound(*args: Any, **kwargs: Any) -> npt.NDArray[np.float64]:
     """How far float32 arithmetic may end from the float64 product, before the rounding to the output dtype.
 
-    With T = |alpha| * sum_k |terms| + |bias|, the bound is (k/32 + 48) * 2^-24 * T + 36 * k * 2^-149 * max(1, |alpha|):
+    With T = |alpha| * sum_k |terms| + |bias|, the bound is (k/32 + 48) * 2^-24 * T + k * 2^-115 * max(1, |alpha|):
     a term goes through at most 32 additions inside its block, k/32 across blocks (a kernel keeps 32 partial sums or
-    more), and a few roundings of scale, alpha, bias and reduction; the last part covers float32's underflow. It holds
-    where sum_k |terms| and the scale products stay within float32's range.
+    more), and a few roundings of scale, alpha, bias and reduction. The last part covers underflow: kernels sum at 2^-14
+    of the value, and bring blocks of bfloat16 to a common magnitude, where elements below 2^-119 beside such near 2^127
+    lose bits. It holds where sum_k |terms| and the scale products stay within float32's range.
 
     Arguments and the shape of the result are `nvfp4_gemv`'s.
     """
     views, problem = spec.read(*args, **kwargs)
     magnitude = gemv(views, problem, "float64", magnitude=True)
     alpha = np.maximum(np.abs(_alpha(views, problem, np.float64)), 1)[:, np.newaxis]
-    bound = (problem.k / 32 + 48) * 2.0**-24 * magnitude + 36 * problem.k * 2.0**-149 * alpha
+    bound = (problem.k / 32 + 48) * 2.0**-24 * magnitude + problem.k * 2.0**-115 * alpha
     return _caller_order(bound, views.batch_first)
 
 

@@ -1,4 +1,4 @@
-"""The public calls: from the door to the NumPy reference, or to a plan on a GPU."""
+"""The public calls: from the door to the NumPy reference on the CPU, or to the kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy.typing as npt
 from ... import tensor
 from ...tensor import View
 from ..operator import CpuCall, Prepared
-from . import formats, reference, spec
+from . import companions, cuda, formats, reference, spec
 from .door import Operand
-from .plan import plan, require_cpu
 
 _ONE_BYTE_DTYPES: dict[str, npt.DTypeLike] = {
     "uint8": np.uint8,
@@ -81,14 +80,19 @@ def prepare(
         c=c,
     )
     if problem.device.kind != "cpu":
-        plan(problem)
+        return cuda.PreparedGemv(views, problem, stream)
+    return _on_cpu(views, problem)
+
+
+def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
+    given = None if views.c is None else views.c.view.owner
     fixed = _output(views, problem)
 
     def compute() -> Any:
         # What JAX was given once must not change, so each of its results has memory of its own.
         target = _output(views, problem) if views.a.view.framework == "jax" else fixed
         reference.gemv(views, problem, "same", out=target)
-        return c if c is not None else _handed_back(target, views.batch_first, views.a.view)
+        return given if views.c is not None else _handed_back(target, views.batch_first, views.a.view)
 
     return CpuCall(compute)
 
@@ -133,7 +137,8 @@ def nvfp4_gemv(
         batch_axis: -1 when l is the last axis of every batched array as written here, 0 when it is the first
             (`a [l, m, k/2]`, `c [l, m, n]`, `alpha [l, m]`, ...), which frameworks without strides need.
         c: the output, `[m, n(, l)]`, any strides, sharing memory with no input; allocated C-contiguous when None.
-        stream: where to run; unused on the CPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of the arrays' framework by default. It means nothing on the CPU.
 
     Returns:
         c.
@@ -147,9 +152,9 @@ def nvfp4_gemv(
     Raises:
         InputError: an argument of the wrong rank, shape, dtype, stride or device, or an output that is read-only or
             overlaps; before anything is computed.
-        UnsupportedError: the arrays are on a GPU.
+        UnsupportedError: there is no kernel for the arrays' device.
     """
-    prepared = prepare(
+    views, problem = spec.read(
         a,
         b,
         sfa,
@@ -161,9 +166,10 @@ def nvfp4_gemv(
         scale_layout=scale_layout,
         batch_axis=batch_axis,
         c=c,
-        stream=stream,
     )
-    return prepared(stream=stream)
+    if problem.device.kind != "cpu":
+        return cuda.call(views, problem, stream)
+    return _on_cpu(views, problem)()
 
 
 def quantize_nvfp4(
@@ -196,7 +202,8 @@ def quantize_nvfp4(
         batch_axis: -1 or 0: where l is, in inputs and outputs.
         packed: output for the codes, `[m, k/2(, l)]`.
         scales: output for the scales, shaped as `nvfp4_gemv` takes them.
-        stream: where to run; unused on the CPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of the arrays' framework by default. It means nothing on the CPU.
 
     Returns:
         `(packed, scales)`, both uint8 when allocated here, or with `global_scale="amax"`
@@ -205,7 +212,7 @@ def quantize_nvfp4(
 
     Raises:
         InputError: an argument that cannot be used.
-        UnsupportedError: the arrays are on a GPU.
+        UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_quantize(
         x,
@@ -216,8 +223,9 @@ def quantize_nvfp4(
         packed=packed,
         scales=scales,
     )
+    if views.x.view.device.kind != "cpu":
+        return companions.quantize(views, stream)
     like, first = views.x.view, views.batch_first
-    require_cpu("quantize_nvfp4", like.device)
     values = views.x.array()
     m, k, batches = values.shape
     want_amax = views.global_scale.kind == "amax"
@@ -262,7 +270,8 @@ def dequantize_nvfp4(
         batch_axis: -1 or 0: where l is.
         out_dtype: "float32", "float16" or "bfloat16"; out's dtype, or else float32.
         out: the output, `[m, k(, l)]`, contiguous along k; allocated when None, with contiguous rows.
-        stream: where to run; unused on the CPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of the arrays' framework by default. It means nothing on the CPU.
 
     Returns:
         `[m, k(, l)]`. NaN scales give NaN; without a global scale and in float32, every value is exact, but 6 * 2^127
@@ -270,7 +279,7 @@ def dequantize_nvfp4(
 
     Raises:
         InputError: an argument that cannot be used.
-        UnsupportedError: the arrays are on a GPU.
+        UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_dequantize(
         packed,
@@ -282,8 +291,9 @@ def dequantize_nvfp4(
         out_dtype=out_dtype,
         out=out,
     )
+    if views.packed.view.device.kind != "cpu":
+        return companions.dequantize(views, stream)
     like, first = views.packed.view, views.batch_first
-    require_cpu("dequantize_nvfp4", like.device)
     m, half, batches = views.packed.shape
     if views.out is not None:
         target = views.out.array()
@@ -303,17 +313,19 @@ def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream
         scales: `[rows, columns]` or `[rows, columns, l]`, uint8, float8_e4m3fn or float8_e8m0fnu, columns contiguous.
         batch_axis: -1 or 0: where l is.
         out: the output, `[P, Q(, l)]` or `[P * Q(, l)]` in the dtype of `scales`, contiguous but for l.
-        stream: where to run; unused on the CPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of the arrays' framework by default. It means nothing on the CPU.
 
     Returns:
         `[P, Q(, l)]`, P and Q being rows and columns rounded up to multiples of 128 and 4; padding is zero bytes.
 
     Raises:
         InputError: an argument that cannot be used.
-        UnsupportedError: the arrays are on a GPU.
+        UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_swizzle(scales, batch_axis=batch_axis, out=out)
-    require_cpu("swizzle_scales", views.scales.view.device)
+    if views.scales.view.device.kind != "cpu":
+        return companions.swizzle(views, stream, backwards=False)
     target = _target(views.out, views.out_shape, views.batch_first)
     _map_batches(formats.swizzle, views.scales.bytes(), target)
     return out if out is not None else _handed_back_as(target, views)
@@ -330,17 +342,19 @@ def unswizzle_scales(
         columns: its columns, ceil(k / 16) for NVFP4.
         batch_axis: -1 or 0: where l is.
         out: the output, `[rows, columns(, l)]` in the dtype of `swizzled`, contiguous along columns.
-        stream: where to run; unused on the CPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of the arrays' framework by default. It means nothing on the CPU.
 
     Returns:
         `[rows, columns(, l)]`.
 
     Raises:
         InputError: an argument that cannot be used.
-        UnsupportedError: the arrays are on a GPU.
+        UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_unswizzle(swizzled, rows, columns, batch_axis=batch_axis, out=out)
-    require_cpu("unswizzle_scales", views.scales.view.device)
+    if views.scales.view.device.kind != "cpu":
+        return companions.swizzle(views, stream, backwards=True)
     target = _target(views.out, views.out_shape, views.batch_first)
 
     def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

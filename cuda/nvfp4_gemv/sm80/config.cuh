@@ -1,0 +1,54 @@
+// Numbers of the streaming kernel, and the budgets they must keep.
+#pragma once
+
+#include "../../common/integers.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+enum class Vectors { e2m1, bfloat16, float16 };  // what b holds
+
+// Where the scales of a are multiplied in.
+enum class Scaling {
+  codes,    // into the codes, as 16-bit floats, before the MMA: not for MXFP4, whose scales outgrow them
+  blocks,   // into the sums of blocks of 32, each with MMAs of its own
+  columns,  // into the sums of blocks, which the MMA's eight columns keep apart: for one vector only
+};
+
+// kMxfp4Arg: MXFP4 instead of NVFP4. kVectorsArg: what b holds. kMostColumnsArg: 1, 8 or 16, the largest n.
+template <bool kMxfp4Arg, Vectors kVectorsArg, int kMostColumnsArg>
+struct Config {
+  static constexpr bool kMxfp4 = kMxfp4Arg;
+  static constexpr Vectors kVectors = kVectorsArg;
+  static constexpr int kMostColumns = kMostColumnsArg;
+  static constexpr int kColumnBlocks = (kMostColumns + 7) / 8;  // blocks of 8 columns: one MMA N each
+  static constexpr Scaling kScaling = kMostColumns == 1 ? Scaling::columns : kMxfp4 ? Scaling::blocks : Scaling::codes;
+  // Whether factors of the blocks of b are kept beside its elements, to be multiplied with the scales of a.
+  static constexpr bool kVectorScales = kScaling == Scaling::columns  ? kVectors != Vectors::float16
+                                        : kScaling == Scaling::blocks ? kVectors == Vectors::e2m1
+                                                                      : false;
+  static constexpr int kBlock = kMxfp4 ? 32 : 16;  // elements of k per scale
+
+  static constexpr int kTileRows = 16;      // rows of a per warp: one MMA M
+  static constexpr int kChunk = 256;        // elements of k per stage
+  static constexpr int kRowBytes = kChunk / 2;
+  static constexpr int kRowScales = kChunk / kBlock;
+  static constexpr int kPieces = kRowBytes / 16;  // 16-byte pieces of a row in a stage
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kStages = 3;
+  static constexpr int kWarps = 8;
+  static constexpr int kSharedBytes = 99 * 1024;  // what compute capability 8.6 and 8.9 have
+#else
+  static constexpr int kStages = 4;
+  static constexpr int kWarps = 16;
+  static constexpr int kSharedBytes = 227 * 1024;
+#endif
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kPassRows = kWarps * kTileRows;  // rows that all warps hold sums of at a time
+
+  static_assert(kPieces == 8, "the swizzle spreads eight pieces over all banks");
+  static_assert(kMostColumns == 1 || kMostColumns == 8 || kMostColumns == 16);
+  static_assert(kScaling != Scaling::columns || kPieces == 8, "a column of the MMA for each piece");
+};
+
+}  // namespace cupymla::nvfp4_gemv

@@ -1,0 +1,56 @@
+// From 4-bit and 8-bit codes to the 16-bit floats that tensor cores multiply.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../../common/integers.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+// Bytes of two words by a selector of four nibbles (PTX ISA, "prmt").
+__device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
+// Decoded weights are kept at 2^-14 of their value: where E2M1's bits land in a half, they already stand for that.
+constexpr float kDecodeUnit = 16384.0f;
+
+// Eight E2M1 codes as pairs (0, 4), (1, 5), (2, 6), (3, 7). With its sign on bit 15 and its magnitude on bits 9-11 a
+// code is a half, subnormal codes included, of 2^-14 times its value, and of 2^-126 on bits 6-8 of a bfloat16: the
+// biases are 15 and 127 where E2M1's is 1.
+__device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __half) {
+  // The upper bytes of four halves at a time, because their lower bytes are zero.
+  const uint32_t even = ((word << 4) & 0x80808080u) | ((word << 1) & 0x0E0E0E0Eu);
+  const uint32_t odd = (word & 0x80808080u) | ((word >> 3) & 0x0E0E0E0Eu);
+  pairs[0] = permute(even, 0, 0x2404);
+  pairs[1] = permute(odd, 0, 0x2404);
+  pairs[2] = even & 0xFF00FF00u;
+  pairs[3] = odd & 0xFF00FF00u;
+}
+
+__device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __nv_bfloat16) {
+  pairs[0] = ((word << 12) & 0x80008000u) | ((word << 6) & 0x01C001C0u);
+  pairs[1] = ((word << 8) & 0x80008000u) | ((word << 2) & 0x01C001C0u);
+  pairs[2] = ((word << 4) & 0x80008000u) | ((word >> 2) & 0x01C001C0u);
+  pairs[3] = (word & 0x80008000u) | ((word >> 6) & 0x01C001C0u);
+}
+
+__device__ __forceinline__ uint32_t bits(__half2 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
+__device__ __forceinline__ uint32_t bits(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
+
+__device__ __forceinline__ uint32_t times(uint32_t pair, __half2 factor) {
+  return bits(__hmul2(*reinterpret_cast<__half2*>(&pair), factor));
+}
+
+__device__ __forceinline__ uint32_t times(uint32_t pair, __nv_bfloat162 factor) {
+  return bits(__hmul2(*reinterpret_cast<__nv_bfloat162*>(&pair), factor));
+}
+
+// An E8M0 code as a float: 2^(code - 127), subnormal for 0, NaN for 255.
+__device__ __forceinline__ float e8m0(uint32_t code) {
+  const uint32_t exponent = max(code << 23, 0x00400000u);
+  return __uint_as_float(code == 0xFFu ? 0x7FFFFFFFu : exponent);
+}
+
+}  // namespace cupymla::nvfp4_gemv

@@ -1,0 +1,296 @@
+// Multiplies stages of a with the vectors in shared memory.
+#pragma once
+
+#include "../../common/math.cuh"
+#include "../../common/warp_mma.cuh"
+#include "vectors.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+// What the tensor cores multiply: bfloat16 where b is one, for it has exponents that a half lacks.
+template <Vectors kVectors>
+struct OperandOf {
+  using Type = __half;
+  using Pair = __half2;
+};
+template <>
+struct OperandOf<Vectors::bfloat16> {
+  using Type = __nv_bfloat16;
+  using Pair = __nv_bfloat162;
+};
+
+// One warp's part of a tile. Lane 4 g + t sums rows g and g + 8: columns 2t and 2t + 1 of each column block, or, with
+// Scaling::columns, its share of the only column, in places 0 and 2.
+template <class C>
+class Product {
+ public:
+  using Operand = typename OperandOf<C::kVectors>::Type;
+  using Pair = typename OperandOf<C::kVectors>::Pair;
+  using Stage = typename Storage<C>::Stage;
+
+  float sums[C::kColumnBlocks][4];
+
+  __device__ __forceinline__ Product(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
+      : storage_(storage), layout_(params.phase_chunks), warp_(warp), lane_(lane), row_(lane / 4),
+        quad_lane_(lane % 4) {
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+      // Columns past n repeat the last one; nobody reads their sums.
+      const uint32_t column = min(block * 8u + lane / 4, params.n - 1);
+      fragments_[block] = storage.vectors() + column * layout_.column_bytes + quad_lane_ * 16;
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t scaled = min(block * 8u + quad_lane_ * 2 + i, params.n - 1);
+        vector_scales_[block][i] = reinterpret_cast<const float*>(storage.vectors() + params.n * layout_.column_bytes) +
+                                   scaled * layout_.blocks;
+      }
+    }
+    if constexpr (C::kScaling == Scaling::columns) {
+      const bool mine = row_ % 4 == quad_lane_;
+      fragments_[0] = storage.vectors() + quad_lane_ * 16 + row_ / 4 * 256;
+      mine_[0] = mine && row_ < 4;
+      mine_[1] = mine && row_ >= 4;
+    }
+    clear();
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[block][i] = 0.0f;
+    }
+  }
+
+  // Adds the products of a stage; `chunk` counts from the beginning of the phase.
+  __device__ __forceinline__ void add(int32_t stage, int32_t chunk) {
+    const Stage& codes = storage_.ring[warp_][stage];
+    if constexpr (C::kScaling == Scaling::codes) {
+      add_scaled_codes(codes, chunk);
+    } else if constexpr (C::kScaling == Scaling::blocks) {
+      add_blocks(codes, chunk);
+    } else {
+      add_columns(codes, chunk);
+    }
+  }
+
+  // Brings together what lanes hold of one sum. To be called once, when all stages are in.
+  __device__ __forceinline__ void finish() {
+    if constexpr (C::kScaling == Scaling::columns) {
+      sums[0][0] = quad_sum(sums[0][0]);
+      sums[0][2] = quad_sum(sums[0][2]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint4 fragment(int block, int32_t chunk, int unit) const {
+    return *reinterpret_cast<const uint4*>(fragments_[block] + chunk * (C::kChunk * 2) + unit * 16);
+  }
+
+  // Codes carry their scales into the MMA: a product of an E2M1 and an E4M3 number has six significant bits.
+  __device__ __forceinline__ void add_scaled_codes(const Stage& stage, int32_t chunk) {
+    float chain[C::kColumnBlocks][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t piece = half * 4 + quad_lane_;
+      uint4 codes[2];
+      Pair scales[2][2];
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        codes[upper] = piece_of(stage, upper, piece);
+        read_scales(scales[upper], *reinterpret_cast<const uint16_t*>(stage.scales[row_ + 8 * upper] + 2 * piece));
+      }
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        uint32_t rows[2][4];
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          decode(word_of(codes[upper], word), rows[upper], Operand());
+#pragma unroll
+          for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], scales[upper][word / 2]);
+        }
+        multiply(chain, rows, chunk, half * 16 + word * 4);
+      }
+    }
+    // Tensor cores round towards zero at every step, so their sums are kept short.
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[block][i] += chain[block][i];
+    }
+  }
+
+  // Two E4M3 scales, each twice; for bfloat16 codes, which are at 2^-126 of their value, at 2^112 of theirs.
+  static __device__ __forceinline__ void read_scales(__half2 (&scales)[2], uint32_t codes) {
+    const __half2 pair = halves_of_e4m3(codes);
+    scales[0] = __low2half2(pair);
+    scales[1] = __high2half2(pair);
+  }
+
+  static __device__ __forceinline__ void read_scales(__nv_bfloat162 (&scales)[2], uint32_t codes) {
+    const float2 pair = __half22float2(halves_of_e4m3(codes));
+    scales[0] = __float2bfloat162_rn(pair.x * kTwoTo112);
+    scales[1] = __float2bfloat162_rn(pair.y * kTwoTo112);
+  }
+
+  // Scales reach past what 16-bit operands can carry, so each block of 32 is summed on its own and then scaled.
+  __device__ __forceinline__ void add_blocks(const Stage& stage, int32_t chunk) {
+    float(&scales)[C::kTileRows][C::kRowScales] = storage_.scales[warp_];
+    const uint32_t packed = reinterpret_cast<const uint32_t*>(stage.scales)[lane_];
+    reinterpret_cast<float4*>(scales)[lane_] =
+        make_float4(e8m0(packed & 0xFFu), e8m0(packed >> 8 & 0xFFu), e8m0(packed >> 16 & 0xFFu), e8m0(packed >> 24));
+    __syncwarp();
+    // As many blocks at a time as registers allow.
+    constexpr int kGroup = 4 / C::kColumnBlocks;
+#pragma unroll 1
+    for (int first = 0; first < C::kRowScales; first += kGroup) {
+      float rows[2][kGroup], columns[C::kColumnBlocks][2][kGroup];
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) read_floats(rows[upper], &scales[row_ + 8 * upper][first]);
+      if constexpr (C::kVectors == Vectors::e2m1) {
+#pragma unroll
+        for (int block = 0; block < C::kColumnBlocks; ++block) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            read_floats(columns[block][i], vector_scales_[block][i] + chunk * C::kRowScales + first);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        float chain[C::kColumnBlocks][4] = {};
+        add_block(chain, stage, chunk, first + j);
+#pragma unroll
+        for (int block = 0; block < C::kColumnBlocks; ++block) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float scale = rows[i / 2][j];
+            if constexpr (C::kVectors == Vectors::e2m1) scale *= columns[block][i % 2][j];
+            sums[block][i] = fmaf(chain[block][i], scale, sums[block][i]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_block(float (&chain)[C::kColumnBlocks][4], const Stage& stage, int32_t chunk,
+                                            int index) {
+    uint32_t rows[2][4];
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const uint8_t* piece = stage.codes[row_ + 8 * upper] + ((index ^ stage_swizzle(row_)) << 4);
+      decode(*reinterpret_cast<const uint32_t*>(piece + 4 * quad_lane_), rows[upper], Operand());
+      if constexpr (C::kVectors == Vectors::bfloat16) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], __float2bfloat162_rn(kTwoTo112));
+      }
+    }
+    multiply(chain, rows, chunk, index * 4);
+  }
+
+  // With one vector only, column p of the MMA takes piece p of it and zeros for the other pieces, so that its sums are
+  // those of the piece: a block of MXFP4, or two of NVFP4, in two chains of MMAs.
+  __device__ __forceinline__ void add_columns(const Stage& stage, int32_t chunk) {
+    constexpr int kChains = C::kMxfp4 ? 1 : 2;
+    constexpr int kScales = 2 * kChains;  // of two pieces
+    float chains[kChains][1][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t piece = half * 4 + quad_lane_;
+      uint4 codes[2];
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) codes[upper] = piece_of(stage, upper, piece);
+      const uint8_t* vector = mine_[half] ? fragments_[0] + chunk * (C::kChunk * 2) : storage_.zeros + 64;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        uint32_t rows[2][4];
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) decode(word_of(codes[upper], word), rows[upper], Operand());
+        const uint4 unit = *reinterpret_cast<const uint4*>(vector + word * 64);
+        multiply_unit(chains[kChains == 1 ? 0 : word / 2][0], rows, unit);
+      }
+    }
+    float vector_scales[kScales];
+    if constexpr (C::kVectorScales) {
+      read_floats(vector_scales, vector_scales_[0][0] + chunk * C::kRowScales + quad_lane_ * kScales);
+    }
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      float scales[kScales];
+      read_row_scales(scales, stage.scales[row_ + 8 * upper] + quad_lane_ * kScales);
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        float product = chains[i % kChains][0][2 * upper + i / kChains];
+        // Two scales may be far apart where their product is not; a power of two belongs to the products.
+        if constexpr (C::kVectors == Vectors::e2m1) scales[i] *= vector_scales[i];
+        if constexpr (C::kVectors == Vectors::bfloat16) product *= vector_scales[i];
+        sums[0][2 * upper] = fmaf(product, scales[i], sums[0][2 * upper]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint4 piece_of(const Stage& stage, int upper, uint32_t piece) const {
+    const uint32_t place = (piece ^ stage_swizzle(row_)) << 4;
+    return *reinterpret_cast<const uint4*>(stage.codes[row_ + 8 * upper] + place);
+  }
+
+  static __device__ __forceinline__ void read_row_scales(float (&scales)[4], const uint8_t* codes) {
+    const uint32_t packed = *reinterpret_cast<const uint32_t*>(codes);
+    const float2 low = __half22float2(halves_of_e4m3(packed & 0xFFFFu));
+    const float2 high = __half22float2(halves_of_e4m3(packed >> 16));
+    scales[0] = low.x;
+    scales[1] = low.y;
+    scales[2] = high.x;
+    scales[3] = high.y;
+  }
+
+  static __device__ __forceinline__ void read_row_scales(float (&scales)[2], const uint8_t* codes) {
+    const uint32_t packed = *reinterpret_cast<const uint16_t*>(codes);
+    scales[0] = e8m0(packed & 0xFFu);
+    scales[1] = e8m0(packed >> 8);
+  }
+
+  __device__ __forceinline__ void multiply(float (&chain)[C::kColumnBlocks][4], const uint32_t (&rows)[2][4],
+                                           int32_t chunk, int unit) const {
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+      multiply_unit(chain[block], rows, fragment(block, chunk, unit));
+    }
+  }
+
+  // Two steps of k16: pairs 0 and 1, then 2 and 3, of one word of two rows.
+  static __device__ __forceinline__ void multiply_unit(float (&chain)[4], const uint32_t (&rows)[2][4],
+                                                       const uint4& unit) {
+    const uint32_t first[4] = {rows[0][0], rows[1][0], rows[0][1], rows[1][1]};
+    const uint32_t second[4] = {rows[0][2], rows[1][2], rows[0][3], rows[1][3]};
+    mma_16x8x16<Operand>(chain, first, unit.x, unit.y);
+    mma_16x8x16<Operand>(chain, second, unit.z, unit.w);
+  }
+
+  static __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+  }
+  static __device__ __forceinline__ void read_floats(float (&values)[4], const float* source) {
+    const float4 read = *reinterpret_cast<const float4*>(source);
+    values[0] = read.x;
+    values[1] = read.y;
+    values[2] = read.z;
+    values[3] = read.w;
+  }
+  static __device__ __forceinline__ void read_floats(float (&values)[2], const float* source) {
+    const float2 read = *reinterpret_cast<const float2*>(source);
+    values[0] = read.x;
+    values[1] = read.y;
+  }
+
+  static constexpr float kTwoTo112 = 5192296858534827628530496329220096.0f;
+
+  Storage<C>& storage_;
+  const VectorLayout<C> layout_;
+  const int32_t warp_, lane_;
+  const uint32_t row_, quad_lane_;
+  const uint8_t* fragments_[C::kColumnBlocks];
+  const float* vector_scales_[C::kColumnBlocks][2];
+  bool mine_[2];  // Scaling::columns: whether this lane's column takes its piece of that half
+};
+
+}  // namespace cupymla::nvfp4_gemv

@@ -1,0 +1,81 @@
+// Block-scaled 4-bit matrix times 1 to 16 vectors, for sm_80 and up: a stream through shared memory. The barriers are
+// listed in storage.cuh, the mathematics are in cupymla/ops/nvfp4_gemv/README.md.
+#include "../../common/entry.cuh"
+#include "epilogue.cuh"
+#include "stream.cuh"
+
+// CUPYMLA_MXFP4: 1 for MXFP4, 0 for NVFP4. CUPYMLA_VECTORS: what b holds, 0 E2M1, 1 bfloat16, 2 float16.
+// CUPYMLA_MOST_COLUMNS: the largest n, 1, 8 or 16.
+namespace cupymla::nvfp4_gemv {
+
+using ThisConfig =
+    Config<CUPYMLA_MXFP4 != 0, static_cast<Vectors>(CUPYMLA_VECTORS), CUPYMLA_MOST_COLUMNS>;
+using ThisStorage = Storage<ThisConfig>;
+
+static_assert(kVectorBytes<ThisConfig> >=
+                  ThisConfig::kMostColumns * (ThisConfig::kChunk * 2 + 64 + ThisConfig::kRowScales * 4),
+              "b of one chunk has to fit");
+
+}  // namespace cupymla::nvfp4_gemv
+
+extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kThreads, 1)
+    nvfp4_gemv(const __grid_constant__ cupymla::nvfp4_gemv::Parameters params) {
+  using namespace cupymla;
+  using namespace cupymla::nvfp4_gemv;
+  using C = ThisConfig;
+  extern __shared__ __align__(128) uint8_t shared_memory[];
+  ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
+  const int32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  const int32_t lane = threadIdx.x % 32;
+
+  if constexpr (C::kScaling == Scaling::columns) {
+    if (threadIdx.x < sizeof(storage.zeros) / 16) {
+      reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  Stream<C> stream(storage, params, warp, lane);
+#pragma unroll 1
+  for (int stage = 0; stage < C::kStages; ++stage) stream.copy_next();
+
+  Product<C> product(storage, params, warp, lane);
+  const int32_t chunks = chunks_of(params, C::kChunk);
+  const int32_t phase_chunks = static_cast<int32_t>(params.phase_chunks);
+  int32_t stage = 0;
+  uint32_t loaded_batch = 0xFFFFFFFFu;  // items are fewer, hence batches
+  for (Passes<C> passes(params); !passes.done(); passes.next()) {
+    const Pass<C> pass = passes.get();
+    const int32_t tile = pass.tile_of(warp);
+    const bool idle = tile * pass.tile_rows >= pass.rows;
+    int32_t chunk = idle ? chunks : pass.split_of(warp);
+    product.clear();
+    for (int32_t first = 0; first < chunks; first += phase_chunks) {
+      const int32_t end = min(first + phase_chunks, chunks);
+      __syncthreads();
+      if (phase_chunks < chunks || pass.batch != loaded_batch) {
+        VectorLoader<C>(storage, params, pass.batch, first, end - first).run();
+        loaded_batch = pass.batch;
+        __syncthreads();
+      }
+      for (; chunk < end; chunk += pass.splits) {
+        stream_copy_wait<C::kStages - 1>();
+        __syncwarp();
+        product.add(stage, chunk - first);
+        __syncwarp();
+        stream.copy_next();
+        stage = stage + 1 == C::kStages ? 0 : stage + 1;
+      }
+    }
+    if (chunks == 0) __syncthreads();
+    product.finish();
+    keep_sums(storage, product, warp, lane);
+    __syncthreads();
+    write_pass(storage, params, pass);
+  }
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluster = 1,
+                     smem_bytes = cupymla::nvfp4_gemv::ThisConfig::kSharedBytes,
+                     parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
+                     vector_bytes = cupymla::nvfp4_gemv::kVectorBytes<cupymla::nvfp4_gemv::ThisConfig>,
+                     chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk, block = cupymla::nvfp4_gemv::ThisConfig::kBlock,
+                     pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows);

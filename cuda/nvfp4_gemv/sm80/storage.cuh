@@ -1,0 +1,55 @@
+// Shared memory, and who waits for what.
+//
+//   time   warp w (private ring)                            all warps
+//    |     copy stages 0 .. kStages-1 of its tile
+//    |                                                      decode b of this phase -> vectors      (A)
+//    v     wait for the oldest stage, multiply, refill it
+//          ... until the phase's chunks are through
+//          (next phase: back to A)
+//          sums -> partial                                                                         (B)
+//                                                           add partials in order, write c
+//          (next pass or item: back to A)
+//
+// barrier          | who              | what it says
+// __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
+// __syncthreads A  | all, before      | nobody reads the last phase's vectors, nor the last pass's partials
+//                  | all, after       | this phase's vectors are in (left out where they were in before)
+// __syncthreads B  | all              | every warp's sums are in `partial`
+#pragma once
+
+#include "config.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+template <class C>
+struct alignas(128) Storage {
+  static constexpr bool kBlocks = C::kScaling == Scaling::blocks;
+  static constexpr bool kColumns = C::kScaling == Scaling::columns;
+
+  // 16-byte piece p of row r is at place p ^ stage_swizzle(r).
+  struct alignas(128) Stage {
+    uint8_t codes[C::kTileRows][C::kRowBytes];
+    uint8_t scales[C::kTileRows][C::kRowScales];
+  };
+
+  Stage ring[C::kWarps][C::kStages];
+  float partial[C::kWarps][C::kTileRows][C::kMostColumns];
+  // Scaling::blocks: the scales of the stage at hand as floats.
+  alignas(16) float scales[kBlocks ? C::kWarps : 1][kBlocks ? C::kTileRows : 1][kBlocks ? C::kRowScales : 4];
+  // Scaling::columns: what lanes read whose column is another piece's.
+  alignas(128) uint8_t zeros[kColumns ? 512 : 16];
+
+  // The rest of shared memory, kVectorBytes; see vectors.cuh.
+  __device__ __forceinline__ uint8_t* vectors() { return reinterpret_cast<uint8_t*>(this + 1); }
+};
+
+template <class C>
+constexpr int kVectorBytes = C::kSharedBytes - static_cast<int>(sizeof(Storage<C>));
+
+// Rows r and r + 1 meet in one quarter of a 128-bit read, rows r to r + 7 in a 32-bit one: the former need places that
+// differ in bit 2, the latter eight different ones.
+__device__ __forceinline__ constexpr uint32_t stage_swizzle(uint32_t row) {
+  return ((row & 1u) << 2) | ((row >> 1) & 3u);
+}
+
+}  // namespace cupymla::nvfp4_gemv

@@ -1,0 +1,203 @@
+// Brings a and its scales in: every warp copies the stages of its own tiles, far ahead of their use.
+#pragma once
+
+#include "../../common/opaque.cuh"
+#include "../../common/stream_copy.cuh"
+#include "storage.cuh"
+#include "work.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+template <class C>
+class Stream {
+ public:
+  __device__ __forceinline__ Stream(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
+      : ring_(storage.ring[warp]), params_(params), passes_(params), warp_(warp), lane_(lane),
+        policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
+        whole_chunks_(static_cast<int32_t>(params.k / C::kChunk)) {
+    const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
+    place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
+    scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
+    four_rows_ = kRowsAtOnce * params.a_row_bytes;
+    keep(place_);
+    keep(scale_place_);
+    keep(four_rows_);
+    open();
+  }
+
+  // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
+  __device__ __forceinline__ void copy_next() {
+    if (chunk_ < chunks_) {
+      const bool whole = chunk_ < whole_chunks_;
+      if (whole && params_.a_aligned) {
+        copy_whole_codes();
+      } else {
+        copy_codes();
+      }
+      if (whole && params_.sfa_access == kScalesByRows) {
+        copy_whole_scales();
+      } else if (whole && params_.sfa_access == kScalesByWords) {
+        copy_scale_words();
+      } else {
+        copy_scales();
+      }
+      chunk_ += splits_;
+      codes_ += code_step_;
+      scales_[0] += scale_step_;
+      scales_[1] += scale_step_;
+      if (chunk_ >= chunks_) {
+        passes_.next();
+        open();
+      }
+    }
+    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    stream_copy_commit();
+  }
+
+ private:
+  using Stage = typename Storage<C>::Stage;
+
+  static constexpr int kLanesPerRow = C::kPieces;
+  static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
+  static constexpr int kRowWords = C::kRowScales / 4;
+  static_assert(kRowsAtOnce == 4, "the swizzle of rows r and r + 4 differs in one bit");
+
+  // The next pass in which this warp has anything to copy; past the last one no chunk is left.
+  __device__ __forceinline__ void open() {
+    chunk_ = chunks_;
+    while (!passes_.done()) {
+      const Pass<C> pass = passes_.get();
+      const int32_t tile = pass.tile_of(warp_);
+      rows_ = min(pass.tile_rows, pass.rows - tile * pass.tile_rows);
+      rows_from_here_ = rows_ - lane_ / kLanesPerRow;
+      first_row_ = pass.first_row + tile * pass.tile_rows;
+      splits_ = pass.splits;
+      code_step_ = splits_ * C::kRowBytes;
+      scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
+      rows_of_lane_ = rows_ - lane_;
+      if (rows_ > 0 && pass.split_of(warp_) < chunks_) {
+        chunk_ = pass.split_of(warp_);
+        codes_ = params_.a + pass.batch * params_.a_batch_bytes +
+                 (first_row_ + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
+                 lane_ % kLanesPerRow * 16;
+        batch_scales_ = params_.sfa + pass.batch * params_.sfa_batch_bytes;
+        const bool by_rows = params_.sfa_access == kScalesByRows;
+        const int64_t row = first_row_ + (by_rows ? lane_ : lane_ / kRowWords);
+        const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
+        scales_[0] = batch_scales_ + scale_offset(row, column);
+        scales_[1] = batch_scales_ + scale_offset(row + 8, column);
+        return;
+      }
+      passes_.next();
+    }
+  }
+
+  // Of a whole chunk whose rows may be copied in 16-byte pieces: almost all of them.
+  __device__ __forceinline__ void copy_whole_codes() {
+    const uint32_t place = place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
+    const uint8_t* source = codes_;
+#pragma unroll
+    for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
+      if (i < rows_from_here_) {
+        stream_copy_16((place ^ ((i & kRowsAtOnce) ? kOddRowsFlip : 0u)) + i * C::kRowBytes, source, policy_);
+      }
+      source += four_rows_;
+    }
+  }
+
+  // A row per lane.
+  __device__ __forceinline__ void copy_whole_scales() {
+    if (rows_of_lane_ > 0) {
+      const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
+      if constexpr (C::kRowScales == 16) {
+        stream_copy_16(target, scales_[0], policy_);
+      } else {
+        stream_copy_8_or_zeros(target, scales_[0], 8);
+      }
+    }
+  }
+
+  // Four scales per lane, twice with NVFP4.
+  __device__ __forceinline__ void copy_scale_words() {
+    const int32_t row = lane_ / kRowWords;
+    const uint32_t target = smem_address(ring_[stage_].scales[row]) + lane_ % kRowWords * 4;
+    if (row < rows_) stream_copy_4_or_zeros(target, scales_[0], 4);
+    if constexpr (kRowWords == 4) {
+      if (row + 8 < rows_) stream_copy_4_or_zeros(target + 8 * C::kRowScales, scales_[1], 4);
+    }
+  }
+
+  // The codes at any alignment and at the end of k, where zeros follow.
+  __device__ __forceinline__ void copy_codes() {
+    const int32_t row = lane_ / kLanesPerRow, piece = lane_ % kLanesPerRow;
+    const int64_t left = params_.k / 2 - static_cast<int64_t>(chunk_) * C::kRowBytes - piece * 16;
+    const uint32_t bytes = left >= 16 ? 16u : left > 0 ? static_cast<uint32_t>(left) : 0u;
+#pragma unroll 1
+    for (int i = row; i < rows_; i += kRowsAtOnce) {
+      uint8_t* target = ring_[stage_].codes[i] + ((piece ^ stage_swizzle(i)) << 4);
+      // An address past the end of a row is not formed.
+      const uint8_t* source = bytes == 0 ? params_.a : codes_ + (i - row) * params_.a_row_bytes;
+      if (params_.a_aligned) {
+        stream_copy_16_or_zeros(smem_address(target), source, bytes, policy_);
+      } else {
+#pragma unroll 1
+        for (uint32_t byte = 0; byte < 16; ++byte) target[byte] = byte < bytes ? source[byte] : 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_scales() {
+    const int64_t columns = (params_.k + C::kBlock - 1) / C::kBlock;
+    const int64_t first = static_cast<int64_t>(chunk_) * C::kRowScales;
+#pragma unroll 1
+    for (int i = lane_; i < rows_ * kRowWords; i += 32) {
+      const int32_t row = i / kRowWords, word = i % kRowWords;
+      copy_scale_word(ring_[stage_].scales[row] + word * 4, first_row_ + row, first + word * 4, columns);
+    }
+  }
+
+  __device__ __forceinline__ int64_t scale_offset(int64_t row, int64_t column) const {
+    const int64_t column_blocks = (params_.k + 4 * C::kBlock - 1) / (4 * C::kBlock);
+    return params_.swizzled ? swizzled_scale(row, column, column_blocks) : row * params_.sfa_row_bytes + column;
+  }
+
+  // Four scales of a row; zeros past its end, so that padding never counts.
+  __device__ __forceinline__ void copy_scale_word(uint8_t* target, int64_t row, int64_t column, int64_t columns) {
+    const int64_t left = columns - column;
+    const uint32_t bytes = left >= 4 ? 4u : left > 0 ? static_cast<uint32_t>(left) : 0u;
+    const uint8_t* source = params_.sfa;
+    if (bytes != 0) source = batch_scales_ + scale_offset(row, column);
+    if (params_.sfa_access != kScalesByBytes) {
+      stream_copy_4_or_zeros(smem_address(target), source, bytes);
+    } else {
+#pragma unroll 1
+      for (uint32_t byte = 0; byte < 4; ++byte) target[byte] = byte < bytes ? source[byte] : 0;
+    }
+  }
+
+  // By how much the place of a piece in rows 4-7 and 12-15 differs from that in rows 0-3, beside the row.
+  static constexpr uint32_t kOddRowsFlip = (stage_swizzle(kRowsAtOnce) ^ stage_swizzle(0)) << 4;
+
+  Stage (&ring_)[C::kStages];
+  const Parameters& params_;
+  Passes<C> passes_;
+  const int32_t warp_, lane_;
+  const uint64_t policy_;
+  const int32_t chunks_;
+  const int32_t whole_chunks_;    // those that k does not end in
+  uint32_t place_, scale_place_;  // of this lane's first piece and of its row's scales in stage 0
+  int64_t four_rows_;             // bytes
+  int32_t stage_ = 0;
+  int32_t chunk_ = 0, splits_ = 1;
+  uint32_t code_step_ = 0, scale_step_ = 0;  // bytes from chunk to chunk
+  int32_t rows_ = 0;                         // of the tile
+  int32_t rows_from_here_ = 0;               // from this lane's first row of codes on
+  int32_t rows_of_lane_ = 0;                 // from its row of scales on
+  int64_t first_row_ = 0;
+  const uint8_t* codes_ = nullptr;   // this lane's first piece of the next chunk
+  // This lane's first scales of the next chunk: of row `lane`, or by words of two rows that are eight apart.
+  const uint8_t* scales_[2] = {};
+  const uint8_t* batch_scales_ = nullptr;
+};
+
+}  // namespace cupymla::nvfp4_gemv

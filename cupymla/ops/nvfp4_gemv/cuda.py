@@ -1,0 +1,243 @@
+"""Binding nvfp4_gemv to its kernel: parameter record, outputs, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from ... import build, driver, tensor
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ..gpu import OutputArrays, check_record
+from . import plan
+from .door import Operand
+from .spec import OUT_DTYPES, Problem, Views
+
+_MEMO_LIMIT = 256
+_BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/nvfp4_gemv/sm80/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "sfa", "b", "sfb", "alpha", "bias", "c")),
+        *((name, ctypes.c_int64) for name in ("a_batch_bytes", "a_row_bytes")),
+        *((name, ctypes.c_int64) for name in ("sfa_batch_bytes", "sfa_row_bytes")),
+        *((name, ctypes.c_int64) for name in ("b_batch_bytes", "b_row_bytes")),
+        *((name, ctypes.c_int64) for name in ("sfb_batch_bytes", "sfb_row_bytes")),
+        *((name, ctypes.c_int64) for name in ("alpha_batch", "alpha_row")),
+        *((name, ctypes.c_int64) for name in ("bias_batch", "bias_row")),
+        *((name, ctypes.c_int64) for name in ("c_batch", "c_row", "c_column")),
+        *((name, ctypes.c_int64) for name in ("part_rows", "k")),
+        *((name, ctypes.c_uint32) for name in ("n", "parts", "long_parts", "items", "phase_chunks")),
+        ("alpha_value", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("out_type", "swizzled", "a_aligned", "b_aligned", "sfa_access")),
+    )
+
+
+class Binding:
+    """A loaded kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
+
+    One thread at a time may use it.
+
+    Attributes:
+        launcher: the laid-out launch.
+    """
+
+    def __init__(self, views: Views, problem: Problem, c_strides: tuple[int, int, int]) -> None:
+        device = problem.device
+        source = plan.plan(problem, driver.arch_of(device))
+        kernel = build.kernel(source, device.index)
+        facts = kernel.facts
+        check_record(source, facts, Parameters)
+        multiprocessors = driver.multiprocessor_count(device.index)
+        work = plan.deal(problem, multiprocessors, facts["vector_bytes"], facts["chunk"], facts["pass_rows"])
+        self._parameters = _parameters(views, problem, work, c_strides)
+        element_bytes = 2 if problem.weight_only else 1
+        self._a_steps = _steps(views.a, 1)
+        self._b_steps = _steps(views.b, element_bytes)
+        self._sfa_steps = _steps(views.sfa, 1) if problem.scale_layout == "linear" else _batch_steps(views.sfa)
+        self._swizzled = problem.scale_layout != "linear"
+        self._row_scales = facts["chunk"] // problem.format.block
+        geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
+        self.launcher = Launcher(kernel, geometry, (self._parameters,))
+
+    def point(self, views: Views, c: int) -> None:
+        """Set every address, and what their alignment allows. The views' layouts are those of the binding."""
+        parameters = self._parameters
+        parameters.a = a = views.a.view.ptr
+        parameters.b = b = views.b.view.ptr
+        parameters.sfa = sfa = views.sfa.view.ptr
+        parameters.sfb = None if views.sfb is None else views.sfb.view.ptr
+        parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
+        parameters.bias = None if views.bias is None else views.bias.view.ptr
+        parameters.c = c
+        parameters.a_aligned = (a | self._a_steps) % 16 == 0
+        parameters.b_aligned = (b | self._b_steps) % 16 == 0
+        places = sfa | self._sfa_steps
+        if not self._swizzled and places % self._row_scales == 0:
+            parameters.sfa_access = _BY_ROWS
+        else:
+            parameters.sfa_access = _BY_WORDS if places % 4 == 0 else _BY_BYTES
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        self.launcher(stream)
+
+
+def _batch_steps(operand: Operand) -> int:
+    """The batch stride of an array of bytes, 0 where there is one batch: what addresses are sums of."""
+    return operand.strides[-1] if operand.shape[-1] > 1 else 0
+
+
+def _steps(operand: Operand, element_bytes: int) -> int:
+    """The bits of the strides in bytes between rows and batches, as far as there is more than one."""
+    rows = operand.strides[0] * element_bytes if operand.shape[0] > 1 else 0
+    return rows | _batch_steps(operand) * element_bytes
+
+
+def _row_and_batch(operand: Operand | None) -> tuple[int, int]:
+    """Strides of a value per row; 0 and 0 of a single value."""
+    if operand is None or operand.view.shape in ((), (1,)):
+        return 0, 0
+    return operand.strides[0], operand.strides[-1]
+
+
+def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tuple[int, int, int]) -> Parameters:
+    element_bytes = 2 if problem.weight_only else 1
+    alpha_row, alpha_batch = _row_and_batch(views.alpha)
+    bias_row, bias_batch = _row_and_batch(views.bias)
+    sfb = views.sfb
+    part_rows, long_parts = divmod(problem.m, max(work.parts, 1))
+    return Parameters(
+        a_batch_bytes=views.a.strides[-1],
+        a_row_bytes=views.a.strides[0],
+        sfa_batch_bytes=views.sfa.strides[-1],
+        sfa_row_bytes=views.sfa.strides[0],
+        b_batch_bytes=views.b.strides[-1] * element_bytes,
+        b_row_bytes=views.b.strides[0] * element_bytes,
+        sfb_batch_bytes=0 if sfb is None else sfb.strides[-1],
+        sfb_row_bytes=0 if sfb is None else sfb.strides[0],
+        alpha_batch=alpha_batch,
+        alpha_row=alpha_row,
+        bias_batch=bias_batch,
+        bias_row=bias_row,
+        c_row=c_strides[0],
+        c_column=c_strides[1],
+        c_batch=c_strides[2],
+        part_rows=part_rows,
+        k=problem.k,
+        n=problem.n,
+        parts=work.parts,
+        long_parts=long_parts,
+        items=work.items,
+        phase_chunks=work.phase_chunks,
+        alpha_value=views.alpha_value,
+        out_type=OUT_DTYPES.index(problem.out_dtype),
+        swizzled=int(problem.scale_layout != "linear"),
+    )
+
+
+class _Memo(threading.local):
+    """Bindings of this thread, by what they are made for. Emptied when full."""
+
+    def __init__(self) -> None:
+        self.bindings: dict[object, Binding] = {}
+
+
+_memo = _Memo()
+
+
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+    m, n, batches = problem.m, problem.n, problem.batches
+    shape: tuple[int, ...] = (m, n)
+    if views.batch_first is not None:
+        shape = (batches, m, n) if views.batch_first else (m, n, batches)
+    given = None if views.c is None else views.c.view
+    return OutputArrays(views.a.view, ((shape, problem.out_dtype),), (given,), stream)
+
+
+def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
+    """Of rows, columns and batches; a fresh c is C-contiguous in the caller's axis order."""
+    if views.c is not None:
+        row, column, batch = views.c.strides
+        return row, column, batch
+    n, batches = problem.n, problem.batches
+    if views.batch_first is None or views.batch_first:
+        return n, 1, problem.m * n
+    return n * batches, batches, 1
+
+
+def _operands(views: Views) -> list[Operand]:
+    """Every array of the caller's, a first."""
+    every = (views.a, views.b, views.sfa, views.sfb, views.alpha, views.bias, views.c)
+    return [operand for operand in every if operand is not None]
+
+
+def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
+    strides = [operand.strides for operand in _operands(views)]
+    key = (problem, views.alpha_value, views.batch_first, views.c is None, *strides)
+    binding = _memo.bindings.get(key)
+    if binding is None:
+        binding = Binding(views, problem, _c_strides(views, problem))
+        if len(_memo.bindings) >= _MEMO_LIMIT:
+            _memo.bindings.clear()
+        _memo.bindings[key] = binding
+    binding.point(views, arrays.pointers[0])
+    binding.launch(stream)
+
+
+def call(views: Views, problem: Problem, stream: object) -> Any:
+    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    given: list[View] = [operand.view for operand in _operands(views)]
+    pointer = tensor.launch_stream(given, stream)
+    arrays = _outputs(views, problem, None if stream is None else pointer)
+    index = problem.device.index
+    if driver.is_current(index):
+        _launch(views, problem, arrays, pointer)
+    else:
+        with driver.on_device(index):
+            _launch(views, problem, arrays, pointer)
+    tensor.hold(given, pointer)
+    return arrays.finish()[0]
+
+
+class PreparedGemv:
+    """A prepared call; see `cupymla.ops.operator.Prepared`.
+
+    Attributes:
+        launcher: what it launches.
+    """
+
+    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
+        self._given = [operand.view for operand in _operands(views)]
+        self._stream = None if stream is None else tensor.stream_pointer(stream)
+        pointer = tensor.launch_stream(self._given, stream)
+        arrays = _outputs(views, problem, self._stream)
+        arrays.require_mutable()
+        self._device = problem.device.index
+        with driver.on_device(self._device):
+            self._binding = Binding(views, problem, _c_strides(views, problem))
+            self._binding.point(views, arrays.pointers[0])
+        self.launcher = self._binding.launcher
+        self._result: Any = arrays.finish()[0]
+        # What one framework's current stream orders needs no holding; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != views.a.view.framework for seen in self._given)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+
+    def __call__(self, *, stream: object = None) -> Any:
+        """Launch once more, without waiting for the result. Raises DriverError."""
+        if stream is not None:
+            pointer = tensor.stream_pointer(stream)
+        elif self._stream is not None:
+            pointer = self._stream
+        else:
+            pointer = tensor.current_stream(self._given[0])
+        with driver.on_device(self._device):
+            self._binding.launch(pointer)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+        return self._result

@@ -1,0 +1,75 @@
+"""The competition entry in scripts/examples: its layouts are taken as they are, and its results are right."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+
+FILE = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "gpumode_nvfp4_gemv.py"
+
+
+@pytest.fixture(scope="module")
+def entry() -> Any:
+    spec = importlib.util.spec_from_file_location("gpumode_nvfp4_gemv", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def expected(data: tuple[Any, ...]) -> Any:
+    """float64, from arrays on the host; one half's rounding is left out."""
+    a, b, sfa, sfb = data[:4]
+    weights = cupymla.dequantize_nvfp4(a, sfa).astype(np.float64)
+    vector = cupymla.dequantize_nvfp4(b[:1], sfb[:1]).astype(np.float64)
+    return np.einsum("mkl,nkl->mnl", weights, vector)
+
+
+def require_right(c: Any, data: tuple[Any, ...]) -> None:
+    exact = expected(data)
+    # Half a unit in the last place of float16, and float32's sum over k.
+    assert np.all(np.abs(c.astype(np.float64) - exact) <= 2.0**-11 * np.abs(exact) + 1e-3)
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_entry_on_the_cpu(entry: Any, monkeypatch: pytest.MonkeyPatch, permuted: bool) -> None:
+    """With the linear scales, and with the permuted ones, as where the linear ones are on another device."""
+    if permuted:
+        monkeypatch.setattr(entry, "_place", lambda array: str(array.ctypes.data))
+    data = entry.problem(130, 208, 3, np)
+    c = entry.custom_kernel(data)
+    assert c is data[-1]
+    require_right(c, data)
+
+
+def test_entry_takes_torch_tensors(entry: Any) -> None:
+    torch = pytest.importorskip("torch")
+    data = entry.problem(128, 256, 2, np)
+    tensors = [torch.from_numpy(array) for array in data]
+    c = entry.custom_kernel(tuple(tensors))
+    assert c is tensors[-1]
+    require_right(c.numpy(), data)
+
+
+def test_blocks_are_views(entry: Any) -> None:
+    data = entry.problem(256, 512, 2, np)
+    assert np.shares_memory(entry._blocks(data[4]), data[4])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scales_on_cpu", [False, True])
+def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:
+    cp = pytest.importorskip("cupy")
+    host = entry.problem(4096, 7168, 2, np)
+    data = [cp.asarray(array) for array in host]
+    if scales_on_cpu:
+        data[2:4] = host[2:4]
+    c = entry.custom_kernel(tuple(data))
+    require_right(c.get(), host)
