@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupymla import tensor
-from cupymla.errors import CupymlaError, InputError, UnsupportedError
-from cupymla.ops.xl_paged_attention import run, spec, xl_paged_attention
+from cupymla.errors import CupymlaError, InputError
+from cupymla.ops.xl_paged_attention import spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.tensor import Device
 
@@ -176,19 +176,6 @@ def test_index_checks_on_request() -> None:
             xl_paged_attention(**wrong, check_indices=True)
         assert caught.value.argument == name
     xl_paged_attention(**a, check_indices=True)
-
-
-def test_cuda_arrays_are_unsupported_so_far() -> None:
-    """The door's result for a CUDA device is refused by the plan, with the device named."""
-    a = float32_case()
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(xl_paged_attention).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "stream"
-    }
-    views, problem = spec.read(**{**defaults, **a})
-    with pytest.raises(UnsupportedError, match="xl_paged_attention is not supported on cuda:1"):
-        run.prepare(views, replace(problem, device=Device("cuda", 1)))
 
 
 @pytest.mark.parametrize("argument", ["k_cache", "v_cache", "block_tables", "context_lens", "matrix_bd", "out", "lse"])

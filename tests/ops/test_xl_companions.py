@@ -12,19 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupymla
-from cupymla.errors import CupymlaError, InputError, UnsupportedError
+from cupymla.errors import CupymlaError, InputError
 from cupymla.ops.operator import Operator
 from cupymla.ops.xl_paged_attention import (
     copy_blocks,
     matrix_bd,
-    plan,
     rel_shift,
     relative,
     reshape_and_cache,
     xl_paged_attention,
 )
 from cupymla.ops.xl_paged_attention.cases import INT32_MAX, INT32_MIN
-from cupymla.tensor import Device
 
 torch = pytest.importorskip("torch")
 
@@ -489,14 +487,6 @@ def test_companions_are_operators_of_the_package() -> None:
         for one, other, wanted in zip(*map(as_tuple, (first, second, expected)), strict=True):
             assert one is other
             np.testing.assert_array_equal(one, wanted)
-
-
-def test_plan_refuses_cuda_by_name() -> None:
-    """No companion has a kernel yet; the error names operator and device."""
-    for name in OPERATORS:
-        with pytest.raises(UnsupportedError, match=f"{name} is not supported on cuda:0"):
-            plan.require_cpu(name, Device("cuda", 0))
-        plan.require_cpu(name, Device("cpu", 0))
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,7 +1,8 @@
 """xl_paged_attention: one decode step over a paged KV cache with Transformer-XL relative positions; its companions.
 
 Each public name is an `Operator`: called, it runs once and returns what its docstring says; `.prepare(...)` takes the
-same arguments and returns the prepared call. The functions below are the prepare halves, hence their annotations.
+same arguments and returns the prepared call. Of the companions the functions below are the prepare halves, hence their
+annotations.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 from ..operator import Operator, Prepared
 from ..operator import operator as make_operator
 from . import cache, relative, run, spec
+from .launches import repeated
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
 
@@ -31,10 +33,19 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
     (result,) = get_args(get_type_hints(prepare)["return"])
     call.__annotations__ = {**prepare.__annotations__, "return": result}
     setattr(call, "__signature__", inspect.signature(prepare).replace(return_annotation=result))  # noqa: B010
-    return make_operator(call, prepare)
+    return make_operator(call, functools.partial(repeated, prepare))
 
 
-@_operator
+def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
+    views, problem = spec.read(**arguments)
+    return run.prepare(views, problem, stream)
+
+
+def _with_prepare(call: Callable[P, R]) -> Operator[P, R]:
+    return make_operator(call, _prepare_attention)
+
+
+@_with_prepare
 def xl_paged_attention(
     query: Any,
     k_cache: Any,
@@ -61,7 +72,7 @@ def xl_paged_attention(
     out: Any = None,
     lse: Any = None,
     stream: object = None,
-) -> Prepared[Any]:
+) -> Any:
     """Attention of one query token per sequence over its paged keys and values.
 
     For head h of sequence s with n keys, n = context_lens[s]:
@@ -116,7 +127,8 @@ def xl_paged_attention(
         check_indices: raise InputError for lengths and used table entries that are out of range.
         out: where to write [num_seqs, num_heads, head_size] in the query's dtype.
         lse: where to write float32 [num_seqs, num_heads].
-        stream: the CUDA stream; the CPU has none.
+        stream: the CUDA stream, as an address or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; by default
+            the current one of the first array's framework. It means nothing on the CPU.
 
     Returns:
         out, or (out, lse). On the CPU both are computed in float64 and rounded once.
@@ -153,7 +165,7 @@ def xl_paged_attention(
         out=out,
         lse=lse,
     )
-    return run.prepare(views, problem)
+    return run.call(views, problem, stream)
 
 
 @_operator
@@ -189,7 +201,8 @@ def reshape_and_cache(
             and rounded to nearest even (NaN stays NaN): a number other than 0, or float32 [], [1] or [num_kv_heads].
         v_scale: the same for values.
         check_indices: raise InputError for slots that are neither -1 nor in the cache.
-        stream: the CUDA stream; the CPU has none.
+        stream: the CUDA stream, as an address or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; by default
+            the current one of the first array's framework. It means nothing on the CPU.
 
     Returns:
         (k_cache, v_cache), the arrays that were given.
@@ -209,6 +222,7 @@ def reshape_and_cache(
         k_scale=k_scale,
         v_scale=v_scale,
         check_indices=check_indices,
+        stream=stream,
     )
 
 
@@ -226,7 +240,8 @@ def copy_blocks(
         v_cache: rank 4, the same number of blocks and dtype.
         mapping: int32 or int64 [num_pairs, 2].
         check_indices: raise InputError for blocks out of range and for the unspecified pairs above.
-        stream: the CUDA stream; the CPU has none.
+        stream: the CUDA stream, as an address or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; by default
+            the current one of the first array's framework. It means nothing on the CPU.
 
     Returns:
         (k_cache, v_cache), the arrays that were given.
@@ -235,7 +250,7 @@ def copy_blocks(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return cache.prepare_copy_blocks(k_cache, v_cache, mapping, check_indices=check_indices)
+    return cache.prepare_copy_blocks(k_cache, v_cache, mapping, check_indices=check_indices, stream=stream)
 
 
 @_operator
@@ -254,7 +269,8 @@ def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Prepared[Any
     Args:
         x: rank 2 to 4, [..., q_len, k_len], float32, float16 or bfloat16, any strides.
         out: where to write the result, x's shape and dtype.
-        stream: the CUDA stream; the CPU has none.
+        stream: the CUDA stream, as an address or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; by default
+            the current one of the first array's framework. It means nothing on the CPU.
 
     Returns:
         y, of x's shape and dtype.
@@ -265,7 +281,7 @@ def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Prepared[Any
 
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, appendix B.
     """
-    return relative.prepare_rel_shift(x, out=out)
+    return relative.prepare_rel_shift(x, out=out, stream=stream)
 
 
 @_operator
@@ -296,7 +312,8 @@ def matrix_bd(
         rel_extend: past the extent of pos_emb, "zero" gives 0 and "clamp" takes its last row.
         out_dtype: "float32" or the query's dtype.
         out: where to write the result; its dtype is out_dtype.
-        stream: the CUDA stream; the CPU has none.
+        stream: the CUDA stream, as an address or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; by default
+            the current one of the first array's framework. It means nothing on the CPU.
 
     Returns:
         [num_seqs, num_heads, max_context] in out_dtype.
@@ -316,4 +333,5 @@ def matrix_bd(
         rel_extend=rel_extend,
         out_dtype=out_dtype,
         out=out,
+        stream=stream,
     )

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ... import tensor
+from ... import driver, tensor
 from ...errors import InputError
+from ...launch import Launcher
 from ...tensor import View
 from ..operator import CpuCall, Prepared
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
-from .paging import FP8_DTYPES, HEAD_SIZES, LAYOUTS, read_caches, read_scale, tokens, typed
+from .launches import CopyParameters, LaunchedCall, ReshapeParameters, elementwise
+from .paging import (
+    FP8_DTYPES,
+    HEAD_SIZES,
+    LAYOUTS,
+    cache_strides,
+    elements_of_x,
+    head_stride,
+    read_caches,
+    read_scale,
+    tokens,
+    typed,
+)
 from .reference import per_head
 from .run import scale_value
 
@@ -82,6 +96,7 @@ def prepare_reshape_and_cache(
     k_scale: Any,
     v_scale: Any,
     check_indices: object,
+    stream: object = None,
 ) -> Prepared[Any]:
     """Check the arguments and bind them; see the public function."""
     operator = "reshape_and_cache"
@@ -102,8 +117,13 @@ def prepare_reshape_and_cache(
     }
     checked = reader.flag(check_indices, "check_indices")
     reader.check_outputs_apart()
-    plan.require_cpu(operator, k_blocks.device)
     num_slots = reader.sizes["num_blocks"] * reader.sizes["block_size"]
+    if keys.device.kind == "cuda":
+        if checked:
+            _check_slots(tensor.fetched(slots, stream), num_slots, operator)
+        launcher = _reshape_launcher(keys, values, k_blocks, v_blocks, slots, layout, label, scales)
+        given = [keys, values, k_blocks, v_blocks, slots, *(s for s in scales.values() if isinstance(s, View))]
+        return LaunchedCall(given, [launcher], (k_cache, v_cache), stream)
     arrays = [tensor.to_numpy(seen) for seen in (keys, values, k_blocks, v_blocks, slots)]
 
     def run() -> Any:
@@ -125,6 +145,55 @@ def prepare_reshape_and_cache(
     return CpuCall(run)
 
 
+def _reshape_launcher(
+    keys: View,
+    values: View,
+    k_blocks: View,
+    v_blocks: View,
+    slots: View,
+    layout: str,
+    label: str,
+    scales: dict[str, float | View],
+) -> Launcher | None:
+    num_tokens, num_kv_heads, head_size = keys.shape
+    strides = cache_strides(k_blocks.strides, v_blocks.strides, layout)
+    block_size = v_blocks.shape[{"vllm": 3, "NHD": 1, "HND": 2}[layout]]
+    factors: dict[str, Any] = {}
+    for name, scale in scales.items():
+        by_head = isinstance(scale, View)
+        factors[name] = 1.0 if isinstance(scale, View) else scale
+        factors[f"{name}s"] = scale.ptr if isinstance(scale, View) else None
+        factors[f"{name}s_head"] = head_stride(scale) if by_head else 0
+    parameters = ReshapeParameters(
+        key=keys.ptr,
+        value=values.ptr,
+        k_cache=k_blocks.ptr,
+        v_cache=v_blocks.ptr,
+        slots=slots.ptr,
+        key_token=keys.strides[0],
+        key_head=keys.strides[1],
+        value_token=values.strides[0],
+        value_head=values.strides[1],
+        **strides,
+        slots_token=slots.strides[0],
+        num_tokens=num_tokens,
+        num_slots=k_blocks.shape[0] * block_size,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+        chunk=elements_of_x(label) if layout == "vllm" else head_size,
+        slots_wide=int(slots.dtype == "int64"),
+        **factors,
+    )
+    source = plan.companion(
+        "reshape_and_cache",
+        driver.arch_of(keys.device).name,
+        query=plan.QUERY_CODE[keys.dtype],
+        cache=plan.CACHE_CODE.get(label, 0),
+    )
+    return elementwise(source, keys.device, parameters, num_tokens * num_kv_heads * head_size)
+
+
 def _nonzero_scale(reader: Reader, scale: float | View, argument: str) -> float | View:
     if isinstance(scale, float) and scale == 0:
         reader.reject(argument, "a scale that can divide", scale)
@@ -138,7 +207,9 @@ def _check_slots(slots: Array, num_slots: int, operator: str) -> None:
         raise InputError("slot_mapping", f"-1 to {num_slots - 1}", f"{slots[where]} at [{where}]", operator)
 
 
-def prepare_copy_blocks(k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: object) -> Prepared[Any]:
+def prepare_copy_blocks(
+    k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: object, stream: object = None
+) -> Prepared[Any]:
     """Check the arguments and bind them; see the public function."""
     operator = "copy_blocks"
     reader = Reader(operator)
@@ -155,7 +226,11 @@ def prepare_copy_blocks(k_cache: Any, v_cache: Any, mapping: Any, *, check_indic
     pairs = reader.array(mapping, "mapping", "num_pairs 2", INDICES)
     checked = reader.flag(check_indices, "check_indices")
     reader.check_outputs_apart()
-    plan.require_cpu(operator, caches[0].device)
+    if caches[0].device.kind == "cuda":
+        if checked:
+            _check_pairs(tensor.fetched(pairs, stream), reader.sizes["num_blocks"], operator)
+        launchers = [_copy_launcher(cache, pairs) for cache in caches]
+        return LaunchedCall([*caches, pairs], launchers, (k_cache, v_cache), stream)
     arrays = [tensor.to_numpy(seen) for seen in (*caches, pairs)]
 
     def run() -> Any:
@@ -165,6 +240,33 @@ def prepare_copy_blocks(k_cache: Any, v_cache: Any, mapping: Any, *, check_indic
         return k_cache, v_cache
 
     return CpuCall(run)
+
+
+def _copy_launcher(cache: View, pairs: View) -> Launcher | None:
+    """The launch that copies blocks of one cache, in the largest units that its layout allows."""
+    item = cache.itemsize
+    axes = [(size, step) for size, step in zip(cache.shape[1:], cache.strides_bytes[1:], strict=True) if size != 1]
+    run = item
+    while axes and axes[-1][1] == run:
+        run *= axes.pop()[0]
+    steps = [cache.ptr, cache.strides_bytes[0], run, *(step for _, step in axes)]
+    unit = next(size for size in (16, 8, 4, 2, 1) if all(step % size == 0 for step in steps))
+    axes = [(1, 0)] * (3 - len(axes)) + axes + [(run // unit, unit)]
+    elements = math.prod(size for size, _ in axes) * pairs.shape[0]
+    parameters = CopyParameters(
+        cache=cache.ptr,
+        mapping=pairs.ptr,
+        block_bytes=cache.strides_bytes[0],
+        extent=tuple(size for size, _ in axes),
+        stride_bytes=tuple(step for _, step in axes),
+        pair_stride=pairs.strides[0],
+        side_stride=pairs.strides[1],
+        num_pairs=pairs.shape[0],
+        num_blocks=cache.shape[0],
+        mapping_wide=int(pairs.dtype == "int64"),
+    )
+    source = plan.companion("copy_blocks", driver.arch_of(cache.device).name, unit=unit)
+    return elementwise(source, cache.device, parameters, elements)
 
 
 def _check_pairs(pairs: Array, num_blocks: int, operator: str) -> None:

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 from ... import tensor
 from ...errors import InputError, shown
-from ...tensor import Device, View
-from ..overlap import overlap
+from ...tensor import Device, View, overlap
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")

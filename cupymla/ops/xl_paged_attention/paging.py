@@ -13,6 +13,7 @@ arXiv:2309.06180, as vLLM's cache kernels define it); the other two are FlashInf
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -100,6 +101,25 @@ def read_scale(reader: Reader, value: Any, argument: str, kv_dtype: str) -> floa
     if kv_dtype not in FP8 and not plain:
         reader.reject(argument, f"1.0 for a cache of {kv_dtype}; scales belong to fp8 caches", "another scale")
     return scale
+
+
+def head_stride(scale: float | View) -> int:
+    """The step from head to head of a scale, in elements; 0 where one number serves all heads."""
+    return scale.strides[0] if isinstance(scale, View) and scale.shape not in ((), (1,)) else 0
+
+
+def cache_strides(k: Sequence[int], v: Sequence[int], kv_layout: str) -> dict[str, int]:
+    """Strides of both caches by what they lead to, in the unit they come in; channels within a chunk are neighbours.
+
+    The keys are `k_block`, `k_head`, `k_token`, `k_chunk`, `v_block`, `v_head`, `v_token` and `v_channel`.
+    """
+    if kv_layout == "vllm":
+        found = {"k_head": k[1], "k_chunk": k[2], "k_token": k[3], "v_head": v[1], "v_channel": v[2], "v_token": v[3]}
+    else:
+        head, token = (2, 1) if kv_layout == "NHD" else (1, 2)
+        found = {"k_head": k[head], "k_token": k[token], "k_chunk": 0}
+        found |= {"v_head": v[head], "v_token": v[token], "v_channel": v[3]}
+    return {"k_block": k[0], "v_block": v[0], **found}
 
 
 def typed(cache: Array, kv_dtype: str | None) -> Array:

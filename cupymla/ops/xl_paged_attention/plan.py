@@ -1,12 +1,211 @@
-"""Which kernel serves a call. There is none yet: arrays on the CPU take the NumPy references."""
+"""Which kernel serves a call, and how many CTAs share the work. Pure: no array, no driver."""
 
 from __future__ import annotations
 
-from ...errors import UnsupportedError
-from ...tensor import Device
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from .checks import FLOATS, FP8, ITEMSIZE
+from .paging import HEAD_SIZES, LAYOUTS, MAX_BLOCK_SIZE
+from .spec import NAME, Problem
+
+TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_100a")
+"""The targets that kernels are listed for. One source serves all; it uses nothing that sm_80 lacks."""
+
+ENGINES = {"plain": 0, "rows": 1, "pages": 2}
+"""How keys and values are worked on: fp32 arithmetic on any cache, or tensor cores on tokens that are rows of
+contiguous channels, or on the pages of a "vllm" cache."""
+
+PAGE_TOKENS = 16
+"""A "vllm" block is walked by the pages engine when this divides its size."""
+
+QUERY_CODE = {"float32": 32, "float16": 16, "bfloat16": 0}
+"""How the kernels' definitions name a dtype."""
+
+CACHE_CODE = {"float8_e4m3fn": 43, "float8_e5m2": 52}
+"""The same for the cache's; 0 stands for the query's."""
+
+# What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
+# the others are estimates: an SM that reads from L2 at 64 bytes per cycle, a CTA that merges parts alone at half that.
+_DEVICE_RATE = 4.4e6
+_SM_RATE = 100e3
+_MERGE_RATE = 50e3
 
 
-def require_cpu(operator: str, device: Device) -> None:
-    """Raise UnsupportedError unless the arrays are on the CPU."""
-    if device.kind != "cpu":
-        raise UnsupportedError(operator, str(device), "arrays on the CPU, which the NumPy reference serves")
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel variant for one problem.
+
+    Attributes:
+        source: what to compile.
+    """
+
+    source: KernelSource
+
+
+def plan(problem: Problem, arch: Arch) -> Plan:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+    chosen = variant(
+        arch,
+        head_size=problem.head_size,
+        dtype=problem.dtype,
+        kv_dtype=problem.kv_dtype,
+        kv_layout=problem.kv_layout,
+        block_size=problem.block_size,
+    )
+    return Plan(chosen)
+
+
+def engine(dtype: str, kv_layout: str, block_size: int) -> str:
+    """Which engine serves a cache. A "vllm" cache with one token in a block has rows of contiguous channels."""
+    if dtype == "float32":
+        return "plain"
+    if kv_layout != "vllm" or block_size == 1:
+        return "rows"
+    return "pages" if block_size % PAGE_TOKENS == 0 else "plain"
+
+
+def variant(
+    arch: Arch,
+    *,
+    head_size: int = 128,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    kv_layout: str = "vllm",
+    block_size: int = 16,
+) -> KernelSource:
+    """One kernel variant.
+
+    Args:
+        arch: the target.
+        head_size: channels of a head.
+        dtype: the query's, "float32", "float16" or "bfloat16".
+        kv_dtype: the cache's, `dtype` (or None) or an fp8 dtype.
+        kv_layout: "vllm", "NHD" or "HND".
+        block_size: tokens of a block.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.capability < (8, 0):
+        raise UnsupportedError(NAME, f"a GPU of architecture {arch.name}", "sm_80 and later, or the CPU")
+    for word, value, known in (
+        ("head_size", head_size, HEAD_SIZES),
+        ("dtype", dtype, FLOATS),
+        ("kv_dtype", dtype if kv_dtype is None else kv_dtype, (dtype, *FP8)),
+        ("kv_layout", kv_layout, LAYOUTS),
+        ("block_size", block_size, range(1, MAX_BLOCK_SIZE + 1)),
+    ):
+        if type(value) not in (int, str) or value not in known:
+            raise InputError(word, f"one of {', '.join(map(str, known))}", shown(value), NAME)
+    return _source(arch.name, head_size, dtype, kv_dtype or dtype, engine(dtype, kv_layout, block_size))
+
+
+def _source(arch_name: str, head_size: int, dtype: str, kv_dtype: str, engine_name: str) -> KernelSource:
+    defines = (
+        ("CUPYMLA_HEAD_SIZE", head_size),
+        ("CUPYMLA_QUERY", QUERY_CODE[dtype]),
+        ("CUPYMLA_CACHE", CACHE_CODE.get(kv_dtype, 0)),
+        ("CUPYMLA_ENGINE", ENGINES[engine_name]),
+    )
+    return KernelSource("xl_paged_attention/sm80/xl_paged_attention.cu", NAME, defines, arch_name)
+
+
+def companion(name: str, arch_name: str, **defines: int) -> KernelSource:
+    """A companion's kernel; `defines` by their lower-case names, such as query=16."""
+    macros = tuple((f"CUPYMLA_{word.upper()}", value) for word, value in defines.items())
+    return KernelSource(f"xl_paged_attention/sm80/{name}.cu", name, macros, arch_name)
+
+
+AHEAD = (
+    (64, "bfloat16", "bfloat16", "pages"),
+    (128, "bfloat16", "bfloat16", "pages"),
+    (128, "bfloat16", "float8_e4m3fn", "pages"),
+    (128, "bfloat16", "bfloat16", "rows"),
+    (256, "float16", "float16", "rows"),
+    (128, "float32", "float32", "plain"),
+)
+"""Head size, dtype, kv_dtype and engine of the variants that are compiled ahead of use: each engine, each way of
+reading a cache, the common sizes. All together there would be 150 for each target; the others are compiled when a call
+wants them, in one to four seconds each."""
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """The kernel variants that are compiled ahead of use, of one target or of all."""
+    targets = [name for name in TARGETS if arch_name in (None, name)]
+    return tuple(source for target in targets for source in (*_attention(target), *_companions(target)))
+
+
+def _attention(target: str) -> Iterator[KernelSource]:
+    for head_size, dtype, kv_dtype, engine_name in AHEAD:
+        yield _source(target, head_size, dtype, kv_dtype, engine_name)
+
+
+def _companions(target: str) -> Iterator[KernelSource]:
+    yield companion("relative_scores", target, head_size=128, query=QUERY_CODE["bfloat16"])
+    yield companion("spread_bias", target, query=QUERY_CODE["float32"])
+    yield companion("reshape_and_cache", target, query=QUERY_CODE["bfloat16"], cache=0)
+    yield companion("rel_shift", target, unit=2)
+    yield companion("copy_blocks", target, unit=16)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of work of a problem, as far as the host knows them.
+
+    Attributes:
+        count: sequences x KV heads x blocks of query heads.
+        row_blocks: blocks of query heads that share a KV head.
+        rows: query heads in a block, at most.
+        tiles: tiles of keys of the longest sequence there can be.
+        tile_bytes: keys and values of one tile.
+        part_bytes: what a CTA leaves behind of a unit that it shares with others.
+    """
+
+    count: int
+    row_blocks: int
+    rows: int
+    tiles: int
+    tile_bytes: int
+    part_bytes: int
+
+
+def units(problem: Problem, rows: int, tile: int) -> Units:
+    """The units of a problem for a kernel that takes `rows` query heads and `tile` keys at a time."""
+    group = problem.num_heads // problem.num_kv_heads
+    row_blocks = -(-group // rows)
+    used = min(rows, group)
+    return Units(
+        count=problem.num_seqs * problem.num_kv_heads * row_blocks,
+        row_blocks=row_blocks,
+        rows=used,
+        tiles=-(-problem.capacity // tile),
+        tile_bytes=2 * tile * problem.head_size * ITEMSIZE[problem.kv_dtype],
+        part_bytes=4 * used * (problem.head_size + 2),
+    )
+
+
+def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
+    """How many CTAs to launch: as many as are resident at once, or fewer where merging their parts would take longer
+    than reading keys and values with fewer of them.
+
+    The lengths are on the device; this takes every sequence to be as long as its block table.
+    """
+    resident = multiprocessors * ctas_per_sm
+    tiles = work.count * work.tiles
+    if tiles == 0:
+        return min(resident, max(work.count, 1))
+
+    def microseconds(number: int) -> float:
+        per_sm = -(-number // multiprocessors)
+        reading = max(tiles * work.tile_bytes / _DEVICE_RATE, -(-tiles // number) * work.tile_bytes * per_sm / _SM_RATE)
+        parts = min(number, tiles) / work.count
+        return reading + (parts * work.part_bytes / _MERGE_RATE if parts > 2 else 0.0)
+
+    part_of_sms = {max(1, multiprocessors * eighths // 8) for eighths in range(1, 8)}
+    candidates = part_of_sms | {multiprocessors * per_sm for per_sm in range(1, ctas_per_sm + 1)}
+    times = {number: microseconds(number) for number in candidates}
+    # Where the model sees no difference, more copies in flight are what evens out its errors.
+    return max(number for number, time in times.items() if time <= 1.01 * min(times.values()))

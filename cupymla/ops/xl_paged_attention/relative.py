@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import tensor
+from ... import driver, tensor
+from ...tensor import View
+from ..gpu import OutputArrays
 from ..operator import CpuCall, Prepared
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, Reader
+from .launches import LaunchedCall, ShiftParameters, SpreadParameters, elementwise, relative_scores
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
 from .run import Output, to_numpy
@@ -73,7 +76,7 @@ def dense_bias(
     return result
 
 
-def prepare_rel_shift(x: Any, *, out: Any) -> Prepared[Any]:
+def prepare_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[Any]:
     """Check the arguments and bind them; see the public function."""
     operator = "rel_shift"
     reader = Reader(operator)
@@ -85,10 +88,68 @@ def prepare_rel_shift(x: Any, *, out: Any) -> Prepared[Any]:
     if out is not None:
         target = reader.array(out, "out", " ".join(map(str, seen.shape)), (seen.dtype,), output=True)
     reader.check_outputs_apart()
-    plan.require_cpu(operator, seen.device)
+    if seen.device.kind == "cuda":
+        return _shift_on_gpu(seen, target, stream)
     array = tensor.to_numpy(seen)
     result = Output(target, seen, array.dtype)
     return CpuCall(lambda: result.write(shift(array)))
+
+
+def _shift_on_gpu(x: View, target: View | None, stream: object) -> LaunchedCall:
+    pointer = None if stream is None else tensor.stream_pointer(stream)
+    arrays = OutputArrays(x, [(x.shape, x.dtype)], (target,), pointer)
+    shape = (*(1,) * (4 - len(x.shape)), *x.shape)
+    parameters = ShiftParameters(
+        x=x.ptr,
+        out=arrays.pointers[0],
+        extent=shape,
+        x_stride=(*(0,) * (4 - len(x.shape)), *x.strides),
+        out_stride=(*(0,) * (4 - len(x.shape)), *arrays.views[0].strides),
+    )
+    source = plan.companion("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
+    launcher = elementwise(source, x.device, parameters, x.size)
+    given = [x] if target is None else [x, target]
+    return LaunchedCall(given, [launcher], arrays, stream)
+
+
+def _matrix_bd_on_gpu(
+    query: View,
+    pos_emb: View,
+    pos_bias_v: View | None,
+    lens: View,
+    columns: int,
+    rel_extend: str,
+    label: str,
+    target: View | None,
+    stream: object,
+) -> LaunchedCall:
+    """Scores by distance into a workspace, then each column's distance looked up."""
+    num_seqs, num_heads, _ = query.shape
+    extent = pos_emb.shape[0]
+    width = min(extent, columns)
+    given = [seen for seen in (query, pos_emb, pos_bias_v, lens, target) if seen is not None]
+    pointer = None if stream is None else tensor.stream_pointer(stream)
+    arrays = OutputArrays(query, [((num_seqs, num_heads, columns), label)], (target,), pointer)
+    scores = tensor.allocate(query, (num_seqs, num_heads, width), "float32", pointer)
+    product = relative_scores(query, pos_emb, pos_bias_v, width, scores.ptr, query.device)
+    strides = arrays.views[0].strides
+    parameters = SpreadParameters(
+        scores=scores.ptr,
+        context_lens=lens.ptr,
+        out=arrays.pointers[0],
+        lens_seq=lens.strides[0],
+        out_seq=strides[0],
+        out_head=strides[1],
+        num_seqs=num_seqs,
+        num_heads=num_heads,
+        width=width,
+        max_context=columns,
+        extent=extent,
+        clamp=int(rel_extend == "clamp"),
+    )
+    source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
+    spread = elementwise(source, query.device, parameters, num_seqs * num_heads * columns)
+    return LaunchedCall(given, [product, spread], arrays, stream, keep=scores)
 
 
 def prepare_matrix_bd(
@@ -101,6 +162,7 @@ def prepare_matrix_bd(
     rel_extend: object,
     out_dtype: object,
     out: Any,
+    stream: object = None,
 ) -> Prepared[Any]:
     """Check the arguments and bind them; see the public function."""
     operator = "matrix_bd"
@@ -121,7 +183,8 @@ def prepare_matrix_bd(
         target = reader.array(out, "out", "num_seqs num_heads max_context", (label,), output=True)
         reader.check_rows(target, "out")
     reader.check_outputs_apart()
-    plan.require_cpu(operator, seen.device)
+    if seen.device.kind == "cuda":
+        return _matrix_bd_on_gpu(seen, table, offset, lens, columns, extension, label, target, stream)
     arrays = tensor.to_numpy(seen), tensor.to_numpy(table), to_numpy(offset), tensor.to_numpy(lens)
     dtype = arrays[0].dtype if label == seen.dtype else np.dtype(np.float32)
     result = Output(target, seen, dtype)

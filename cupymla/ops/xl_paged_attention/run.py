@@ -1,4 +1,4 @@
-"""Prepared calls: on the CPU, the NumPy references bound to their arrays."""
+"""From checked arguments to a call: the NumPy reference on the CPU, the kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from ... import tensor
 from ...errors import InputError
 from ...tensor import View
 from ..operator import CpuCall, Prepared
-from . import plan, reference, spec
+from . import cuda, reference, spec
 
 Array = npt.NDArray[Any]
 
 _BIAS_ARRAYS = ("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes")
 
 
-def prepare(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
-    """The attention call. Raises UnsupportedError for devices without a kernel."""
-    plan.require_cpu(spec.NAME, problem.device)
+def call(views: spec.Views, problem: spec.Problem, stream: object) -> Any:
+    """One call. `stream` as the public function takes it; it means nothing on the CPU."""
+    if problem.device.kind == "cpu":
+        return _on_cpu(views, problem)()
+    return cuda.call(views, problem, stream)
+
+
+def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepared[Any]:
+    """A call bound to its arrays. Raises UnsupportedError for devices without a kernel."""
+    if problem.device.kind == "cpu":
+        return _on_cpu(views, problem)
+    return cuda.PreparedAttention(views, problem, stream)
+
+
+def _on_cpu(views: spec.Views, problem: spec.Problem) -> CpuCall[Any]:
     query, k_cache, v_cache = map(tensor.to_numpy, (views.query, views.k_cache, views.v_cache))
     tables, lens = tensor.to_numpy(views.block_tables), tensor.to_numpy(views.context_lens)
     bias: dict[str, Any] = {name: to_numpy(getattr(views, name)) for name in _BIAS_ARRAYS}

@@ -1,0 +1,150 @@
+// Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
+// query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
+// line, so that ragged batches are balanced to one tile; a part holds the end of a unit that an earlier CTA began,
+// whole units, and the beginning of one that a later CTA will end. Lengths are on the device, so each warp works this
+// out for itself.
+#pragma once
+
+#include "../../common/prefetch.cuh"
+#include "params.cuh"
+
+namespace cupymla::xl_paged_attention {
+
+constexpr uint32_t kFullWarp = 0xffffffffu;
+
+__device__ __forceinline__ int32_t key_count(const Parameters& params, int32_t seq) {
+  return max(0, min(params.context_lens[seq * params.lens_seq], params.capacity));
+}
+
+// Tiles [first, end) of one unit.
+struct Segment {
+  int32_t seq, unit;
+  int32_t count;       // keys of the sequence
+  int32_t tiles;       // tiles of the unit, of which this segment holds [first, end)
+  int32_t first, end;
+  int64_t start;       // place on the line of the unit's first tile
+
+  __device__ __forceinline__ bool whole() const { return first == 0 && end == tiles; }
+};
+
+template <int kTile>
+struct Line {
+  const Parameters& params;
+  const int32_t units;
+  int64_t total = 0;  // tiles of all
+  uint32_t ctas;      // that have a part: with fewer tiles than CTAs the last ones have none
+
+  __device__ __forceinline__ explicit Line(const Parameters& params)
+      : params(params), units(params.num_kv_heads * params.row_blocks) {
+    const int lane = threadIdx.x % 32;
+    for (int32_t seq = lane; seq < params.num_seqs; seq += 32) total += seq_tiles(seq);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kFullWarp, total, step);
+    ctas = static_cast<uint32_t>(min(static_cast<int64_t>(gridDim.x), total));
+  }
+
+  __device__ __forceinline__ int32_t tiles_of(int32_t count) const { return (count + kTile - 1) / kTile; }
+
+  __device__ __forceinline__ int64_t seq_tiles(int32_t seq) const {
+    return static_cast<int64_t>(tiles_of(key_count(params, seq))) * units;
+  }
+
+  // Where the part of a CTA begins; that of the next one begins where it ends.
+  __device__ __forceinline__ int64_t part(uint32_t cta) const {
+    if (cta >= ctas) return total;
+    // 64-bit division takes a hundred instructions, which a short call would notice.
+    if (total * ctas <= 0xffffffffll) return static_cast<uint32_t>(total) * cta / ctas;
+    return total / ctas * cta + total % ctas * cta / ctas;
+  }
+
+  // The CTA whose part holds a place on the line.
+  __device__ __forceinline__ uint32_t owner(int64_t place) const {
+    // A first guess in floating point, put right by at most a few steps.
+    const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(ctas);
+    uint32_t cta = min(static_cast<uint32_t>(guess), ctas - 1);
+    while (part(cta) > place) --cta;
+    while (part(cta + 1) <= place) ++cta;
+    return cta;
+  }
+};
+
+// Goes through the segments of one CTA's part.
+template <int kTile>
+struct Walk {
+  int64_t left;  // tiles of the part from `segment` on
+  Segment segment;
+
+  __device__ __forceinline__ bool any() const { return left > 0; }
+
+  __device__ __forceinline__ void begin(const Line<kTile>& line) {
+    const int64_t place = line.part(blockIdx.x);
+    left = line.part(blockIdx.x + 1) - place;
+    segment = {};
+    if (left > 0) locate(line, place);
+  }
+
+  __device__ __forceinline__ void next(const Line<kTile>& line) {
+    left -= segment.end - segment.first;
+    if (left <= 0) return;
+    segment.start += segment.tiles;
+    if (++segment.unit == line.units) {
+      segment.unit = 0;
+      do {
+        segment.count = key_count(line.params, ++segment.seq);
+        segment.tiles = line.tiles_of(segment.count);
+      } while (segment.tiles == 0);
+    }
+    segment.first = 0;
+    segment.end = static_cast<int32_t>(min(static_cast<int64_t>(segment.tiles), left));
+  }
+
+ private:
+  // The segment at a place that lies on the line.
+  __device__ __forceinline__ void locate(const Line<kTile>& line, int64_t place) {
+    const int lane = threadIdx.x % 32;
+    int64_t before = 0;
+    for (int32_t base = 0;; base += 32) {
+      const int32_t seq = base + lane;
+      const int64_t own = seq < line.params.num_seqs ? line.seq_tiles(seq) : 0;
+      int64_t up_to = own;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int64_t lower = __shfl_up_sync(kFullWarp, up_to, step);
+        if (lane >= step) up_to += lower;
+      }
+      const uint32_t past = __ballot_sync(kFullWarp, before + up_to > place);
+      if (past != 0) {
+        const int found = __ffs(static_cast<int>(past)) - 1;
+        segment.seq = base + found;
+        before += __shfl_sync(kFullWarp, up_to - own, found);
+        break;
+      }
+      before += __shfl_sync(kFullWarp, up_to, 31);
+    }
+    segment.count = key_count(line.params, segment.seq);
+    segment.tiles = line.tiles_of(segment.count);
+    const int64_t inside = place - before;
+    segment.unit = static_cast<int32_t>(inside <= 0xffffffffll ? static_cast<uint32_t>(inside) / segment.tiles
+                                                               : inside / segment.tiles);
+    segment.first = static_cast<int32_t>(inside - static_cast<int64_t>(segment.unit) * segment.tiles);
+    segment.start = place - segment.first;
+    segment.end = static_cast<int32_t>(min(static_cast<int64_t>(segment.tiles), segment.first + left));
+  }
+};
+
+// Asks for the block-table entries that this CTA needs first if all sequences are as long as they can be: while the
+// lengths are on their way, nothing else is. A wrong guess is right for another CTA.
+__device__ __forceinline__ void prefetch_tables(const Parameters& params) {
+  constexpr int kEntries = 8;  // of 32 bytes
+  const int lines = threadIdx.x;
+  if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
+  const int32_t units = params.num_kv_heads * params.row_blocks;
+  const float place = static_cast<float>(blockIdx.x) / static_cast<float>(gridDim.x) * params.num_seqs;
+  const int32_t seq = min(static_cast<int32_t>(place), params.num_seqs - 1);
+  const float unit = (place - seq) * units;
+  const int32_t columns = (params.capacity - 1) / params.block_size + 1;
+  const int32_t column = static_cast<int32_t>((unit - floorf(unit)) * columns) + lines * kEntries;
+  if (column < columns) prefetch_l2(params.block_tables + seq * params.tables_seq + column);
+}
+
+}  // namespace cupymla::xl_paged_attention

@@ -1,0 +1,46 @@
+// Shared memory of a CTA, and what orders the accesses to it.
+//
+// what         | written by                  | read by             | ordered by
+// -------------+-----------------------------+---------------------+------------------------------------------------
+// ring[warp]   | copies of that warp         | that warp           | stream_wait for its own copies, then __syncwarp
+//              |                             |                     | for the other lanes'; a stage is refilled after
+//              |                             |                     | the __syncwarp that follows its last read
+// query        | all warps, a segment begins | all warps           | __syncthreads after writing; the ones in
+//              |                             |                     | `finish` before the next segment's writes
+// query_scale  | one lane of the row's warp  | all warps           | the same
+// statistics   | each warp its own           | all warps           | __syncthreads in `finish`
+// exchange     | each warp its own, in       | all threads         | __syncthreads before and after each round
+//              | rounds of columns           |                     |
+// walk         | lane 0 of each warp its own | that warp           | __syncwarp
+// last         | thread 0                    | all threads         | __syncthreads in `arrive`
+//
+// Every warp runs its own ring: the warps of a CTA take every fourth tile of a segment and meet only where a segment
+// begins (Q) and ends (their results are put together). Copies run ahead across segments, so the memory system has
+// work while warps meet.
+//
+//   warp w | copy tiles 0, 1        | segment: wait tile 0, copy 2, S = Q K, softmax, O += P V; wait tile 1, copy 3 ...
+//          | (before Q is there)    | end: O, maxima, sums -> exchange -> out, or partials; next segment's tiles are
+//          |                        | already on their way
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "config.cuh"
+#include "schedule.cuh"
+
+namespace cupymla::xl_paged_attention {
+
+template <typename Config>
+struct alignas(128) Storage {
+  uint8_t ring[kWarps][Config::kStages][Config::kStageBytes > 0 ? Config::kStageBytes : 16];
+  alignas(16) uint8_t query[Config::kRows * Config::kQueryPitch];
+  float query_scale[Config::kRows];  // what scores have to be multiplied by for the scaling of Q
+  alignas(16) float exchange[kMergeFloats];
+  float row_max[kWarps][Config::kRows];  // of scores in units of log2
+  float row_sum[kWarps][Config::kRows];
+  float merged_max[Config::kRows];
+  float merged_sum[Config::kRows];
+  Walk<Config::kTile> walk[kWarps];  // the segment that is worked on: here, because registers are short
+  bool last;
+};
+
+}  // namespace cupymla::xl_paged_attention

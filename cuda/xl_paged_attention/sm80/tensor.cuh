@@ -1,0 +1,454 @@
+// The tensor-core engine: one warp's running softmax over its tiles of a segment.
+//
+// Rows of the products are the query heads of the unit (16, of which `rows` are used), so keys and values are read once
+// for all of them. S = Q K^T takes the keys as they lie; the accumulators of S are, as P, the left operand of O += P V
+// without leaving their lanes. Within a step of 16 along K or V the order of channels or tokens is free as long as both
+// operands keep it; for fp8, whose matrices hold 16 elements in a row, lane l takes channels (tokens) 4 (l % 4) .. + 3
+// of each step, so Q is stored in that order and the keys' columns are read in the order that P then has.
+#pragma once
+
+#include "../../common/fragment.cuh"
+#include "../../common/fp8.cuh"
+#include "bias.cuh"
+#include "copies.cuh"
+
+namespace cupymla::xl_paged_attention {
+
+template <typename Config>
+struct TensorEngine {
+  using Query = typename Config::Query;
+  using Cache = typename Config::Cache;
+  using Operand = typename Config::Operand;
+  using Bias = TileBias<Query, 2 * Config::kSubs>;
+  static constexpr int kSubs = Config::kSubs;
+  static constexpr int kQuerySteps = Config::kQueryInRegisters ? Config::kChannelSteps : 1;
+
+  const Parameters& params;
+  Storage<Config>& storage;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  Feeder<Config> feeder;
+  int stage = 0;  // next to work on
+
+  uint32_t query[kQuerySteps][4];
+  float out[Config::kColumnTiles][4];
+  float row_max[2], row_sum[2];  // rows lane / 4 and lane / 4 + 8; sums are this lane's part
+  float score_factor[2];         // of the same rows
+
+  __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
+                                          const Line<Config::kTile>& line, const Walk<Config::kTile>& start)
+      : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
+    for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed();
+  }
+
+  // Q ---------------------------------------------------------------------------------------------------------------
+
+  // Writes Q + u, rounded once, to shared memory; rows past `rows` and channels past the head are zero.
+  __device__ __forceinline__ void stage_query(const Segment& segment, int32_t first_head, int32_t rows) {
+    constexpr int kVectors = Config::kPadded / 8;
+    for (int index = threadIdx.x; index < Config::kRows * kVectors; index += kThreads) {
+      const int row = index / kVectors;
+      const int channel = index % kVectors * 8;
+      uint4 packed = {0, 0, 0, 0};
+      if (row < rows && channel < Config::kHeadSize) {
+        const uint8_t* from = params.query + segment.seq * params.query_seq_bytes +
+                              (first_head + row) * params.query_head_bytes + channel * 2;
+        packed = __ldg(reinterpret_cast<const uint4*>(from));
+        if (params.pos_bias_u != nullptr) add_offset(packed, first_head + row, channel);
+      }
+      store_query(row, channel, packed);
+    }
+  }
+
+  __device__ __forceinline__ void add_offset(uint4& packed, int32_t head, int channel) const {
+    Query values[8];
+    *reinterpret_cast<uint4*>(values) = packed;
+    const uint8_t* offsets = params.pos_bias_u + head * params.u_head_bytes;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float offset = params.u_wide != 0 ? reinterpret_cast<const float*>(offsets)[channel + i]
+                                              : to_float(reinterpret_cast<const Query*>(offsets)[channel + i]);
+      values[i] = static_cast<Query>(to_float(values[i]) + offset);
+    }
+    packed = *reinterpret_cast<const uint4*>(values);
+  }
+
+  // For fp8, channel 4 c + i of a step goes to place 2 c + i, or 8 + 2 c + i - 2 for the upper two.
+  __device__ __forceinline__ void store_query(int row, int channel, uint4 packed) {
+    uint8_t* line = storage.query + row * Config::kQueryPitch;
+    if constexpr (Config::kFp8) {
+      const int step = channel / 16 * 32;
+      const int quads = channel % 16 / 4;
+      *reinterpret_cast<uint32_t*>(line + step + quads * 4) = packed.x;
+      *reinterpret_cast<uint32_t*>(line + step + quads * 4 + 16) = packed.y;
+      *reinterpret_cast<uint32_t*>(line + step + quads * 4 + 4) = packed.z;
+      *reinterpret_cast<uint32_t*>(line + step + quads * 4 + 20) = packed.w;
+    } else {
+      *reinterpret_cast<uint4*>(line + channel * 2) = packed;
+    }
+  }
+
+  // Turns Q in shared memory from bf16 into fp16, each row times the power of two that brings its largest element just
+  // below 2^15. What fp16 then rounds off is below 2^-39 of the largest element, less than fp32 sums keep.
+  __device__ __forceinline__ void scale_query() {
+    for (int row = warp; row < Config::kRows; row += kWarps) {
+      uint32_t* const line = reinterpret_cast<uint32_t*>(storage.query + row * Config::kQueryPitch);
+      float largest = 0.0f;
+      for (int pair = lane; pair < Config::kPadded / 2; pair += 32) {
+        const float2 values = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(line + pair));
+        largest = max_nan(largest, max_nan(fabsf(values.x), fabsf(values.y)));
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) largest = max_nan(largest, __shfl_xor_sync(kFullWarp, largest, step));
+      // Rows of zeros, and rows that hold an infinity or a NaN, stay as they are. Exponents are held to what a normal
+      // fp32 number and its inverse can have.
+      const bool usable = largest > 0.0f && largest < positive_infinity();
+      const int exponent = usable ? max(-110, min(110, 14 - ilogbf(largest))) : 0;
+      const float factor = __int_as_float((127 + exponent) << 23);
+      for (int pair = lane; pair < Config::kPadded / 2; pair += 32) {
+        const float2 values = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(line + pair));
+        line[pair] = pack_pair<__half>(values.x * factor, values.y * factor);
+      }
+      if (lane == 0) storage.query_scale[row] = __int_as_float((127 - exponent) << 23);
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void load_query(uint32_t (&fragment)[4], int step) const {
+    const uint32_t base = smem_address(storage.query);
+    load_matrix_x4(fragment, base + (lane % 16) * Config::kQueryPitch + step * 32 + lane / 16 * 16);
+  }
+
+  __device__ __forceinline__ void begin() {
+    if constexpr (Config::kQueryInRegisters) {
+#pragma unroll
+      for (int step = 0; step < Config::kChannelSteps; ++step) load_query(query[step], step);
+    }
+#pragma unroll
+    for (int column = 0; column < Config::kColumnTiles; ++column) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[column][i] = 0.0f;
+    }
+    row_max[0] = row_max[1] = negative_infinity();
+    row_sum[0] = row_sum[1] = 0.0f;
+  }
+
+  // Tokens and bias -------------------------------------------------------------------------------------------------
+
+  // The token of a sub-tile that column `e` (0, 1) of this lane in column tile `half` of S stands for.
+  __device__ __forceinline__ int token_of(int half, int e) const {
+    const int quad = lane % 4;
+    return Config::kFp8 && Config::kPages ? 4 * quad + 2 * half + e : 8 * half + 2 * quad + e;
+  }
+
+  // Asks for the bias of a tile, one step before it is used.
+  __device__ __forceinline__ void load_bias(Bias& next_bias, const BiasRow<Query> (&lines)[2], int32_t rows,
+                                            int32_t tile, int32_t count) const {
+    next_bias.load(params, lines, rows, tile * Config::kTile, Config::kTile, count,
+                   [this](int pair) { return pair / 2 * Config::kSub + token_of(pair % 2, 0); });
+  }
+
+  // Clears the values of tokens that do not exist, which in a page may be NaN: their weights are zero.
+  __device__ __forceinline__ void clear_values(uint32_t existing) {
+    uint8_t* const values = storage.ring[warp][stage] + Config::kKeyBytes;
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+      for (int channel = lane; channel < Config::kHeadSize; channel += 32) {
+        uint8_t* const line = values + sub * Config::kValueSubBytes + channel * Config::kSub * Config::kItem;
+        for (int token = 0; token < Config::kSub; ++token) {
+          if (((existing >> (sub * Config::kSub + token)) & 1u) == 0) {
+            // The chunks of 16-bit values change places: see copy_pages.
+            const int place = Config::kFp8 ? token : token ^ ((channel << 1) & 8);
+            if constexpr (Config::kFp8) {
+              line[place] = 0;
+            } else {
+              reinterpret_cast<uint16_t*>(line)[place] = 0;
+            }
+          }
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Products --------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void multiply_keys(float (&scores)[kSubs][2][4], uint32_t keys) {
+    const int matrix = lane / 8;
+    const int row = lane % 8;
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[sub][0][i] = scores[sub][1][i] = 0.0f;
+    }
+    constexpr int kStepsPerLoad = Config::kFp8 ? 2 : 1;
+#pragma unroll
+    for (int step = 0; step < Config::kChannelSteps; step += kStepsPerLoad) {
+      uint32_t q[kStepsPerLoad][4];
+#pragma unroll
+      for (int part = 0; part < kStepsPerLoad; ++part) {
+        if constexpr (Config::kQueryInRegisters) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) q[part][i] = query[min(step + part, kQuerySteps - 1)][i];
+        } else {
+          load_query(q[part], min(step + part, Config::kChannelSteps - 1));
+        }
+      }
+#pragma unroll
+      for (int sub = 0; sub < kSubs; ++sub) {
+        // Matrices 0, 1 belong to column tile 0 of S, matrices 2, 3 to column tile 1; the odd ones are the second half
+        // of a step for 16-bit keys, a second step for fp8.
+        const int half = matrix / 2;
+        const int chunk = (Config::kFp8 ? step : 2 * step) + matrix % 2;
+        uint32_t b[4];
+        if constexpr (Config::kPages) {
+          const int token = Config::kFp8 ? 4 * (row / 2) + row % 2 + 2 * half : 8 * half + row;
+          const int place = Config::kFp8 ? token ^ ((token >> 2) & 2) : token;
+          load_matrix_x4(b, keys + (chunk * Config::kTile + sub * Config::kSub + place) * 16);
+        } else {
+          // The last step of an odd number has no second one; its matrices are read again and not used.
+          constexpr bool kOdd = Config::kFp8 && Config::kChannelSteps % 2 != 0;
+          const int held = kOdd ? min(chunk, Config::kPaddedChunks - 1) : chunk;
+          load_matrix_x4(b, keys + (sub * Config::kSub + 8 * half + row) * Config::kPitch + held * 16);
+        }
+        if constexpr (Config::kFp8) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (step + i % 2 < Config::kChannelSteps) {
+              multiply_add<Operand>(scores[sub][i / 2], q[i % 2], pair_to_half<Cache>(b[i]),
+                                    pair_to_half<Cache>(b[i] >> 16));
+            }
+          }
+        } else {
+          multiply_add<Operand>(scores[sub][0], q[0], b[0], b[1]);
+          multiply_add<Operand>(scores[sub][1], q[0], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // O += P V for one sub-tile.
+  __device__ __forceinline__ void multiply_values(const float (&p)[2][4], uint32_t values, int sub) {
+    const uint32_t a[4] = {pack_pair<Operand>(p[0][0], p[0][1]), pack_pair<Operand>(p[0][2], p[0][3]),
+                           pack_pair<Operand>(p[1][0], p[1][1]), pack_pair<Operand>(p[1][2], p[1][3])};
+    const int matrix = lane / 8;
+    const int row = lane % 8;
+    if constexpr (Config::kPages && !Config::kFp8) {
+      const uint32_t base = values + sub * Config::kValueSubBytes;
+#pragma unroll
+      for (int column = 0; column < Config::kColumnTiles; column += 2) {
+        const int channel = column * 8 + matrix / 2 * 8 + row;
+        uint32_t b[4];
+        load_matrix_x4(b, base + channel * 32 + ((matrix % 2) ^ ((channel >> 2) & 1)) * 16);
+        multiply_add<Operand>(out[column], a, b[0], b[1]);
+        if (column + 1 < Config::kColumnTiles) multiply_add<Operand>(out[column + 1], a, b[2], b[3]);
+      }
+    } else if constexpr (Config::kPages) {
+      const uint32_t base = values + sub * Config::kValueSubBytes;
+#pragma unroll
+      for (int column = 0; column < Config::kColumnTiles; column += 4) {
+        uint32_t b[4];
+        load_matrix_x4(b, base + (column * 8 + lane) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (column + i < Config::kColumnTiles) {
+            multiply_add<Operand>(out[column + i], a, pair_to_half<Cache>(b[i]), pair_to_half<Cache>(b[i] >> 16));
+          }
+        }
+      }
+    } else {
+      const uint32_t base = values + (sub * Config::kSub + matrix % 2 * 8 + row) * Config::kPitch;
+#pragma unroll
+      for (int column = 0; column < Config::kColumnTiles; column += Config::kFp8 ? 4 : 2) {
+        // Of 16-bit values two column tiles, of fp8 values two pairs of them: even channels, then odd ones.
+        constexpr int kChunks = Config::kPaddedChunks;
+        const int chunk = (Config::kFp8 ? column / 2 : column) + matrix / 2;
+        uint32_t b[4];
+        load_matrix_x4_transposed(b, base + min(chunk, kChunks - 1) * 16);
+        if constexpr (Config::kFp8) {
+#pragma unroll
+          for (int pair = 0; pair < 2; ++pair) {
+            if (column + 2 * pair < Config::kColumnTiles) {
+              const uint32_t low = __byte_perm(b[2 * pair], 0u, 0x3120);
+              const uint32_t high = __byte_perm(b[2 * pair + 1], 0u, 0x3120);
+              multiply_add<Operand>(out[column + 2 * pair], a, pair_to_half<Cache>(low), pair_to_half<Cache>(high));
+              multiply_add<Operand>(out[column + 2 * pair + 1], a, pair_to_half<Cache>(low >> 16),
+                                    pair_to_half<Cache>(high >> 16));
+            }
+          }
+        } else {
+          multiply_add<Operand>(out[column], a, b[0], b[1]);
+          if (column + 1 < Config::kColumnTiles) multiply_add<Operand>(out[column + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Softmax ---------------------------------------------------------------------------------------------------------
+
+  // Raises this row's maximum to that of the new scores and returns the factor for what was summed below the old one.
+  __device__ __forceinline__ float raise(int row, float found) {
+    const float top = max_nan(row_max[row], quad_max(found));
+    // All scores so far are -inf: their weights are zero, as exp2(-inf - 0).
+    const float factor = exp2_approx(row_max[row] - (top == negative_infinity() ? 0.0f : top));
+    row_max[row] = top;
+    return factor;
+  }
+
+  __device__ __forceinline__ void add_bias(float (&scores)[kSubs][2][4], const Bias& tile_bias) const {
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scores[sub][half][i] =
+              fmaf(tile_bias.value(2 * sub + half, i / 2, i % 2), params.bias_log2, scores[sub][half][i]);
+        }
+      }
+    }
+  }
+
+  // Scores of tokens that do not exist become -inf.
+  __device__ __forceinline__ void hide(float (&scores)[kSubs][2][4], uint32_t existing) const {
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool exists = ((existing >> (sub * Config::kSub + token_of(half, i % 2))) & 1u) != 0;
+          if (!exists) scores[sub][half][i] = negative_infinity();
+        }
+      }
+    }
+  }
+
+  // `next_bias` is that of this tile and becomes that of the warp's next one.
+  __device__ __forceinline__ void work_tile(Bias& next_bias, const BiasRow<Query> (&bias)[2], int32_t rows,
+                                            int32_t tile, const Segment& segment) {
+    const uint32_t existing = __shfl_sync(kFullWarp, feeder.existing_of, stage);
+    const uint32_t keys = smem_address(storage.ring[warp][stage]);
+    const Bias tile_bias = next_bias;
+    // The stage that was read last is free once every lane is here.
+    __syncwarp();
+    feeder.feed();
+    if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
+      load_bias(next_bias, bias, rows, tile + kWarps, segment.count);
+    }
+    stream_wait<Config::kStages - 1>();
+    __syncwarp();
+
+    float scores[kSubs][2][4];
+    multiply_keys(scores, keys);
+    constexpr uint32_t kWholeTile = kFullWarp >> (32 - Config::kTile);
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[sub][half][i] *= score_factor[i / 2];
+      }
+    }
+    if (params.bias_form != kNoBias) add_bias(scores, tile_bias);
+    if (existing != kWholeTile) {
+      hide(scores, existing);
+      if constexpr (Config::kPages) clear_values(existing);
+    }
+    float found[2] = {negative_infinity(), negative_infinity()};
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) found[i / 2] = max_nan(found[i / 2], scores[sub][half][i]);
+      }
+    }
+    const float old_max[2] = {row_max[0], row_max[1]};
+    const float factor[2] = {raise(0, found[0]), raise(1, found[1])};
+    if (__any_sync(kFullWarp, !(old_max[0] == row_max[0] && old_max[1] == row_max[1]))) {
+#pragma unroll
+      for (int column = 0; column < Config::kColumnTiles; ++column) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[column][i] *= factor[i / 2];
+      }
+      row_sum[0] *= factor[0];
+      row_sum[1] *= factor[1];
+    }
+    const float base[2] = {row_max[0] == negative_infinity() ? 0.0f : row_max[0],
+                           row_max[1] == negative_infinity() ? 0.0f : row_max[1]};
+#pragma unroll
+    for (int sub = 0; sub < kSubs; ++sub) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float weight = exp2_approx(scores[sub][half][i] - base[i / 2]);
+          row_sum[i / 2] += weight;
+          scores[sub][half][i] = weight * Config::kWeightScale;
+        }
+      }
+      multiply_values(scores[sub], keys + Config::kKeyBytes, sub);
+    }
+    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
+  }
+
+  __device__ __forceinline__ void attend(const Segment& segment, int32_t first_head, int32_t rows) {
+    const int32_t last = first_head + rows - 1;
+    const BiasRow<Query> bias[2] = {BiasRow<Query>(params, segment.seq, min(first_head + lane / 4, last)),
+                                    BiasRow<Query>(params, segment.seq, min(first_head + lane / 4 + 8, last))};
+    int32_t tile = segment.first + warp;
+    Bias next_bias;
+    if (params.bias_form != kNoBias && tile < segment.end) load_bias(next_bias, bias, rows, tile, segment.count);
+    stage_query(segment, first_head, rows);
+    __syncthreads();
+    if constexpr (Config::kScaledQuery) scale_query();
+    begin();
+    const int32_t kv_head = segment.unit / params.row_blocks;
+    const float k_scale = params.k_scales != nullptr ? params.k_scales[kv_head * params.k_scales_head] : params.k_scale;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      score_factor[row] = params.score_log2 * k_scale;
+      if constexpr (Config::kScaledQuery) score_factor[row] *= storage.query_scale[lane / 4 + 8 * row];
+    }
+    for (; tile < segment.end; tile += kWarps) work_tile(next_bias, bias, rows, tile, segment);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) row_sum[row] = quad_sum(row_sum[row]);
+  }
+
+  // Results: what `finish` asks of an engine ------------------------------------------------------------------------
+
+  __device__ __forceinline__ void store_statistics() {
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        storage.row_max[warp][lane / 4 + 8 * row] = row_max[row];
+        storage.row_sum[warp][lane / 4 + 8 * row] = row_sum[row];
+      }
+    }
+  }
+
+  // Writes channels [first, first + columns) of rows below `rows`, each row times weight(row), to [row][column].
+  // `first` and `columns` are multiples of 16.
+  template <typename Weight>
+  __device__ __forceinline__ void store_columns(float* area, int rows, int first, int columns, Weight weight) const {
+    constexpr float kUnscale = 1.0f / Config::kWeightScale;
+    const float factor[2] = {weight(lane / 4) * kUnscale, weight(lane / 4 + 8) * kUnscale};
+#pragma unroll
+    for (int column = 0; column < Config::kColumnTiles; ++column) {
+      const int group = Config::kPairedColumns ? column / 2 * 16 : column * 8;
+      if (group >= first && group < first + columns) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = lane / 4 + i / 2 * 8;
+          const int inner = Config::kPairedColumns ? 4 * (lane % 4) + 2 * (i % 2) + column % 2 : 2 * (lane % 4) + i % 2;
+          if (row < rows && group + inner < Config::kHeadSize) {
+            area[row * columns + group - first + inner] = out[column][i] * factor[i / 2];
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cupymla::xl_paged_attention

@@ -1,0 +1,317 @@
+"""Binding xl_paged_attention to its kernel: parameter record, workspace, outputs, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from typing import Any
+
+from ... import build, driver, tensor
+from ...device import Device
+from ...launch import Geometry, Launcher
+from ...tensor import Allocation, View
+from ..gpu import OutputArrays, check_record
+from . import launches, plan, spec
+from .paging import cache_strides, elements_of_x, head_stride
+from .spec import Problem, Views
+
+_MEMO_LIMIT = 256
+_MAX_CONTEXT = 2**31 - 1
+
+# Counters of arrived CTAs lie in front of what CTAs leave behind, so that calls of any size can share one workspace:
+# room for as many CTAs as any GPU holds at once.
+_ARRIVALS_BYTES = 16384
+
+# A fused bias becomes a relative one: a launch ahead of the kernel computes it for every distance.
+_FORMS = {"none": 0, "dense": 1, "relative": 2, "fused": 2, "alibi": 3}
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/xl_paged_attention/sm80/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "k_cache", "v_cache", "block_tables", "context_lens")),
+        *((name, ctypes.c_void_p) for name in ("pos_bias_u", "bias", "slopes", "k_scales", "v_scales")),
+        *((name, ctypes.c_void_p) for name in ("out", "lse", "partials", "arrivals")),
+        *((name, ctypes.c_int64) for name in ("query_seq_bytes", "query_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("k_block_bytes", "k_head_bytes", "k_token_bytes", "k_chunk_bytes")),
+        *((name, ctypes.c_int64) for name in ("v_block_bytes", "v_head_bytes", "v_token_bytes", "v_channel_bytes")),
+        *((name, ctypes.c_int64) for name in ("tables_seq", "lens_seq", "u_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("bias_seq", "bias_head", "slopes_head")),
+        *((name, ctypes.c_int64) for name in ("k_scales_head", "v_scales_head")),
+        *((name, ctypes.c_int64) for name in ("out_seq_bytes", "out_head_bytes", "lse_seq", "lse_head")),
+        *((name, ctypes.c_int32) for name in ("num_seqs", "num_kv_heads", "num_blocks", "block_size", "block_shift")),
+        *((name, ctypes.c_int32) for name in ("group", "row_blocks", "capacity", "chunk")),
+        *((name, ctypes.c_int32) for name in ("bias_form", "bias_wide", "u_wide", "extent", "clamp")),
+        *((name, ctypes.c_float) for name in ("score_log2", "bias_log2", "k_scale", "v_scale", "lse_unit", "max_unit")),
+    )
+
+
+class Workspace:
+    """Memory in which the CTAs of a launch leave their parts. Its counters are zero between launches.
+
+    Launches that share one must be ordered behind each other, as those on one stream are.
+    """
+
+    def __init__(self, like: View, size_bytes: int, stream: int) -> None:
+        self.size_bytes = _ARRIVALS_BYTES + size_bytes
+        self._memory: Allocation = tensor.allocate(like, (self.size_bytes,), "uint8", stream)
+        self.arrivals = self._memory.ptr
+        self.partials = self.arrivals + _ARRIVALS_BYTES
+        driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
+
+
+class Binding:
+    """A loaded kernel with what one problem and its layouts fix; `point` adds the addresses, `launch` runs it.
+
+    One thread at a time may use it.
+
+    Attributes:
+        launcher: the laid-out launch; None when there is no sequence.
+        workspace_bytes: what a launch leaves behind on the way, beside its counters.
+    """
+
+    def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
+        chosen = plan.plan(problem, driver.arch_of(device))
+        kernel = build.kernel(chosen.source, device.index)
+        facts = kernel.facts
+        check_record(chosen.source, facts, Parameters)
+        work = plan.units(problem, facts["rows"], facts["tile"])
+        number = plan.ctas(work, driver.multiprocessor_count(device.index), facts["ctas_per_sm"])
+        self._parameters = _parameters(views, problem, outputs, work.row_blocks)
+        self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
+        self._width = min(problem.extent, problem.capacity) if problem.bias == "fused" else 0
+        self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
+        self._device = device
+        self._scores: Launcher | None = None
+        self.launcher: Launcher | None = None
+        if problem.num_seqs:
+            geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
+            self.launcher = Launcher(kernel, geometry, (self._parameters,))
+
+    def point(self, views: Views, outputs: list[int], workspace: Workspace) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        parameters = self._parameters
+        parameters.query = views.query.ptr
+        parameters.k_cache = views.k_cache.ptr
+        parameters.v_cache = views.v_cache.ptr
+        parameters.block_tables = views.block_tables.ptr
+        parameters.context_lens = views.context_lens.ptr
+        parameters.pos_bias_u = _address(views.pos_bias_u)
+        parameters.bias = _address(views.matrix_bd or views.rel_bias)
+        if views.pos_emb is not None:
+            scores = workspace.partials + self._parts_bytes
+            parameters.bias = scores
+            self._scores = launches.relative_scores(
+                views.query, views.pos_emb, views.pos_bias_v, self._width, scores, self._device
+            )
+        parameters.slopes = _address(views.alibi_slopes)
+        parameters.k_scales = _address(views.k_scale)
+        parameters.v_scales = _address(views.v_scale)
+        parameters.out = outputs[0]
+        parameters.lse = outputs[1] if len(outputs) > 1 else None
+        parameters.partials = workspace.partials
+        parameters.arrivals = workspace.arrivals
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        if self._scores is not None:
+            self._scores(stream)
+        if self.launcher is not None:
+            self.launcher(stream)
+
+
+def _address(array: View | float | None) -> int | None:
+    return array.ptr if isinstance(array, View) else None
+
+
+def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int) -> Parameters:
+    query, out = views.query.strides_bytes, outputs[0].strides_bytes
+    lse = outputs[1].strides if len(outputs) > 1 else (0, 0)
+    bias = views.matrix_bd or views.rel_bias
+    bias_seq, bias_head = (0, 0) if bias is None else bias.strides[:2]
+    if problem.bias == "fused":
+        bias_head = min(problem.extent, problem.capacity)
+        bias_seq = problem.num_heads * bias_head
+    strides = cache_strides(views.k_cache.strides_bytes, views.v_cache.strides_bytes, problem.kv_layout)
+    log2e = math.log2(math.e)
+    return Parameters(
+        query_seq_bytes=query[0],
+        query_head_bytes=query[1],
+        **{f"{name}_bytes": step for name, step in strides.items()},
+        tables_seq=views.block_tables.strides[0],
+        lens_seq=views.context_lens.strides[0],
+        u_head_bytes=0 if views.pos_bias_u is None else views.pos_bias_u.strides_bytes[0],
+        bias_seq=bias_seq,
+        bias_head=bias_head,
+        slopes_head=0 if views.alibi_slopes is None else views.alibi_slopes.strides[0],
+        k_scales_head=head_stride(views.k_scale),
+        v_scales_head=head_stride(views.v_scale),
+        out_seq_bytes=out[0],
+        out_head_bytes=out[1],
+        lse_seq=lse[0],
+        lse_head=lse[1],
+        num_seqs=problem.num_seqs,
+        num_kv_heads=problem.num_kv_heads,
+        num_blocks=problem.num_blocks,
+        block_size=problem.block_size,
+        block_shift=_log2(problem.block_size),
+        group=problem.num_heads // problem.num_kv_heads,
+        row_blocks=row_blocks,
+        capacity=min(problem.capacity, _MAX_CONTEXT),
+        chunk=elements_of_x(problem.kv_dtype) if problem.kv_layout == "vllm" else problem.head_size,
+        bias_form=_FORMS[problem.bias],
+        bias_wide=int(problem.bias_dtype == "float32" or problem.bias == "fused"),
+        u_wide=int(views.pos_bias_u is not None and views.pos_bias_u.dtype == "float32"),
+        extent=problem.extent,
+        clamp=int(problem.rel_extend == "clamp"),
+        score_log2=problem.scale * log2e,
+        bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
+        k_scale=views.k_scale if isinstance(views.k_scale, float) else 1.0,
+        v_scale=views.v_scale if isinstance(views.v_scale, float) else 1.0,
+        lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),
+        max_unit=_max_unit(problem),
+    )
+
+
+def _max_unit(problem: Problem) -> float:
+    """What turns the kernel's scores, products with a rounded factor, into units of lse."""
+    log2e = math.log2(math.e)
+    rounded = ctypes.c_float(problem.scale * log2e).value
+    unit = 1.0 if problem.lse_base == "2" else math.log(2.0)
+    same_factor = problem.bias == "none" or problem.bias_scaled
+    return unit * (problem.scale * log2e / rounded) if same_factor and rounded and math.isfinite(rounded) else unit
+
+
+def _log2(size: int) -> int:
+    """The exponent of a power of two, -1 for other sizes."""
+    return size.bit_length() - 1 if size & (size - 1) == 0 else -1
+
+
+class _Memo(threading.local):
+    """Bindings of this thread by what they are made for, emptied when full; and a workspace for each stream."""
+
+    def __init__(self) -> None:
+        self.bindings: dict[object, Binding] = {}
+        self.workspaces: dict[object, Workspace] = {}
+        # A graph may be launched at any time and at the same time as anything else, and nobody says when it is gone.
+        self.captured: list[Workspace] = []
+
+
+_memo = _Memo()
+
+
+def _given(views: Views) -> list[View]:
+    """Every array of the caller's, the query first."""
+    names = Views.__slots__
+    return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
+
+
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+    wanted: list[tuple[tuple[int, ...], str]] = [
+        ((problem.num_seqs, problem.num_heads, problem.head_size), problem.dtype)
+    ]
+    given = [views.out]
+    if problem.return_lse:
+        wanted.append(((problem.num_seqs, problem.num_heads), "float32"))
+        given.append(views.lse)
+    return OutputArrays(views.query, wanted, tuple(given), stream)
+
+
+def _result(arrays: OutputArrays) -> Any:
+    made = arrays.finish()
+    return made if len(made) > 1 else made[0]
+
+
+def _check_values(views: Views, problem: Problem, stream: object) -> None:
+    if problem.check_indices:
+        tables = tensor.fetched(views.block_tables, stream)
+        spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
+
+
+def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
+    device = views.query.device
+    binding = _memo.bindings.get(key)
+    if binding is None:
+        binding = Binding(views, problem, device, arrays.views)
+        if len(_memo.bindings) >= _MEMO_LIMIT:
+            _memo.bindings.clear()
+        _memo.bindings[key] = binding
+    binding.point(views, arrays.pointers, _workspace(binding, views.query, stream))
+    binding.launch(stream)
+
+
+def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
+    """This thread's workspace for a stream; one of its own, kept for good, for a launch that is being captured."""
+    if driver.capturing(stream):
+        captured = Workspace(like, binding.workspace_bytes, stream)
+        _memo.captured.append(captured)
+        return captured
+    place = (like.device.index, stream, like.framework)
+    found = _memo.workspaces.get(place)
+    if found is None or found.size_bytes < _ARRIVALS_BYTES + binding.workspace_bytes:
+        if len(_memo.workspaces) >= _MEMO_LIMIT:
+            _memo.workspaces.clear()
+        found = _memo.workspaces[place] = Workspace(like, binding.workspace_bytes, stream)
+    return found
+
+
+def call(views: Views, problem: Problem, stream: object) -> Any:
+    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    given = _given(views)
+    pointer = tensor.launch_stream(given, stream)
+    _check_values(views, problem, stream)
+    arrays = _outputs(views, problem, None if stream is None else pointer)
+    key = (
+        problem,
+        tuple([(seen.dtype, seen.shape, seen.strides) for seen in given]),
+        views.k_scale.__class__,
+        views.v_scale.__class__,
+        arrays.layouts,
+    )
+    with driver.on_device(views.query.device.index):
+        _launch(key, views, problem, arrays, pointer)
+    tensor.hold(given, pointer)
+    return _result(arrays)
+
+
+class PreparedAttention:
+    """A prepared call; see `cupymla.ops.operator.Prepared`. With check_indices, values are checked when it is made.
+
+    Attributes:
+        launcher: what it launches; None when there is no sequence.
+    """
+
+    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
+        self._given = _given(views)
+        self._stream = None if stream is None else tensor.stream_pointer(stream)
+        pointer = tensor.launch_stream(self._given, stream)
+        _check_values(views, problem, stream)
+        arrays = _outputs(views, problem, self._stream)
+        arrays.require_mutable()
+        self._device = views.query.device.index
+        with driver.on_device(self._device):
+            self._binding = Binding(views, problem, views.query.device, arrays.views)
+            self._workspace = Workspace(views.query, self._binding.workspace_bytes, pointer)
+            self._binding.point(views, arrays.pointers, self._workspace)
+        self.launcher = self._binding.launcher
+        self._result = _result(arrays)
+        # What one framework's current stream orders needs no holding; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != views.query.framework for seen in self._given)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+
+    def __call__(self, *, stream: object = None) -> Any:
+        """Launch once more, without waiting for the result. Raises DriverError."""
+        if stream is not None:
+            pointer = tensor.stream_pointer(stream)
+        elif self._stream is not None:
+            pointer = self._stream
+        else:
+            pointer = tensor.current_stream(self._given[0])
+        with driver.on_device(self._device):
+            self._binding.launch(pointer)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+        return self._result

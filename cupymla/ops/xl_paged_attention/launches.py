@@ -1,0 +1,178 @@
+"""The companions' kernels: their parameter records, and prepared calls made of a few launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import build, driver, tensor
+from ...build.source import KernelSource
+from ...device import Device
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ..gpu import OutputArrays, check_record
+from . import plan
+
+# A grid-stride loop with this many CTAs on every SM hides its latency; more would only be started and ended.
+_CTAS_PER_SM = 16
+
+_P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class RelativeParameters(ctypes.Structure):
+    """Twin of the record in cuda/xl_paged_attention/sm80/relative_scores.cu."""
+
+    _fields_ = (
+        *((name, _P) for name in ("query", "pos_bias_v", "pos_emb", "scores")),
+        *((name, _I64) for name in ("query_seq_bytes", "query_head_bytes", "v_head_bytes")),
+        *((name, _I64) for name in ("emb_distance_bytes", "emb_head_bytes")),
+        *((name, _I32) for name in ("num_seqs", "num_heads", "width", "v_wide")),
+    )
+
+
+class SpreadParameters(ctypes.Structure):
+    """Twin of the record in cuda/xl_paged_attention/sm80/spread_bias.cu."""
+
+    _fields_ = (
+        *((name, _P) for name in ("scores", "context_lens", "out")),
+        *((name, _I64) for name in ("lens_seq", "out_seq", "out_head")),
+        *((name, _I32) for name in ("num_seqs", "num_heads", "width", "max_context", "extent", "clamp")),
+    )
+
+
+class ShiftParameters(ctypes.Structure):
+    """Twin of the record in cuda/xl_paged_attention/sm80/rel_shift.cu."""
+
+    _fields_ = (
+        *((name, _P) for name in ("x", "out")),
+        *((name, _I64 * 4) for name in ("extent", "x_stride", "out_stride")),
+    )
+
+
+class CopyParameters(ctypes.Structure):
+    """Twin of the record in cuda/xl_paged_attention/sm80/copy_blocks.cu."""
+
+    _fields_ = (
+        *((name, _P) for name in ("cache", "mapping")),
+        ("block_bytes", _I64),
+        *((name, _I64 * 4) for name in ("extent", "stride_bytes")),
+        *((name, _I64) for name in ("pair_stride", "side_stride", "num_pairs", "num_blocks")),
+        ("mapping_wide", _I32),
+    )
+
+
+class ReshapeParameters(ctypes.Structure):
+    """Twin of the record in cuda/xl_paged_attention/sm80/reshape_and_cache.cu."""
+
+    _fields_ = (
+        *((name, _P) for name in ("key", "value", "k_cache", "v_cache", "slots", "k_scales", "v_scales")),
+        *((name, _I64) for name in ("key_token", "key_head", "value_token", "value_head")),
+        *((name, _I64) for name in ("k_block", "k_head", "k_token", "k_chunk")),
+        *((name, _I64) for name in ("v_block", "v_head", "v_token", "v_channel")),
+        *((name, _I64) for name in ("slots_token", "k_scales_head", "v_scales_head", "num_tokens", "num_slots")),
+        *((name, _I32) for name in ("num_kv_heads", "head_size", "block_size", "chunk", "slots_wide")),
+        *((name, _F32) for name in ("k_scale", "v_scale")),
+    )
+
+
+def elementwise(source: KernelSource, device: Device, parameters: ctypes.Structure, elements: int) -> Launcher | None:
+    """A launch of a grid-stride kernel; None when there is nothing to do. Raises CompileError, DriverError."""
+    kernel = build.kernel(source, device.index)
+    check_record(source, kernel.facts, type(parameters))
+    most = _CTAS_PER_SM * driver.multiprocessor_count(device.index)
+    number = min(-(-elements // kernel.facts["threads"]), most)
+    geometry = Geometry((number, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"])
+    return Launcher(kernel, geometry, (parameters,)) if number else None
+
+
+def relative_scores(
+    query: View, pos_emb: View, pos_bias_v: View | None, width: int, scores: int, device: Device
+) -> Launcher | None:
+    """(q + v) . pos_emb for the first `width` distances into fp32 [num_seqs, num_heads, width] at `scores`."""
+    num_seqs, num_heads, head_size = query.shape
+    if 0 in (num_seqs, num_heads, width):
+        return None
+    source = plan.companion(
+        "relative_scores", driver.arch_of(device).name, head_size=head_size, query=plan.QUERY_CODE[query.dtype]
+    )
+    kernel = build.kernel(source, device.index)
+    check_record(source, kernel.facts, RelativeParameters)
+    parameters = RelativeParameters(
+        query=query.ptr,
+        pos_bias_v=None if pos_bias_v is None else pos_bias_v.ptr,
+        pos_emb=pos_emb.ptr,
+        scores=scores,
+        query_seq_bytes=query.strides_bytes[0],
+        query_head_bytes=query.strides_bytes[1],
+        v_head_bytes=0 if pos_bias_v is None else pos_bias_v.strides_bytes[0],
+        emb_distance_bytes=pos_emb.strides_bytes[0],
+        emb_head_bytes=pos_emb.strides_bytes[1],
+        num_seqs=num_seqs,
+        num_heads=num_heads,
+        width=width,
+        v_wide=int(pos_bias_v is not None and pos_bias_v.dtype == "float32"),
+    )
+    facts = kernel.facts
+    blocks = -(-width // facts["cta_distances"]) * num_heads * -(-num_seqs // facts["seqs"])
+    number = min(blocks, _CTAS_PER_SM * driver.multiprocessor_count(device.index))
+    return Launcher(kernel, Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"]), (parameters,))
+
+
+class LaunchedCall:
+    """A prepared call of launches that run one after the other; see `cupymla.ops.operator.Prepared`.
+
+    Attributes:
+        launcher: the last of them; None where there is nothing to launch.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[View],
+        launchers: Sequence[Launcher | None],
+        result: OutputArrays | object,
+        stream: object,
+        keep: object = None,
+    ) -> None:
+        """Bind.
+
+        Args:
+            given: the caller's arrays, the one whose framework counts first.
+            launchers: what to launch, in order; None is passed over.
+            result: what a call returns; of OutputArrays its single array.
+            stream: as the public function takes it.
+            keep: what must stay alive as long as the call, such as a workspace.
+        """
+        self._given = list(given)
+        self._launchers = [launcher for launcher in launchers if launcher is not None]
+        self._arrays = result if isinstance(result, OutputArrays) else None
+        self._result = None if self._arrays else result
+        self._stream = None if stream is None else tensor.stream_pointer(stream)
+        self._keep = keep
+        self._device = given[0].device.index
+        self.launcher = self._launchers[-1] if self._launchers else None
+
+    def require_mutable(self) -> None:
+        """Raise UnsupportedError when the result would be an array that cannot be written a second time."""
+        if self._arrays is not None:
+            self._arrays.require_mutable()
+
+    def __call__(self, *, stream: object = None) -> Any:
+        """Launch once more, without waiting for the result. Raises DriverError."""
+        pointer = tensor.launch_stream(self._given, self._stream if stream is None else stream)
+        with driver.on_device(self._device):
+            for launcher in self._launchers:
+                launcher(pointer)
+        tensor.hold(self._given, pointer)
+        if self._arrays is not None:
+            (self._result,) = self._arrays.finish()
+            self._arrays = None
+        return self._result
+
+
+def repeated(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A prepared call that may run more than once. Raises UnsupportedError for results that can be written once."""
+    made = prepare(*args, **kwargs)
+    if isinstance(made, LaunchedCall):
+        made.require_mutable()
+    return made

@@ -1,0 +1,198 @@
+"""What the host tells the paged attention kernels: parameter records, variants, grids; and how CTAs share the work."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupymla import InputError, UnsupportedError, arch, raw_module
+from cupymla.device import Device
+from cupymla.errors import shown
+from cupymla.ops.xl_paged_attention import cuda, launches, plan
+from cupymla.ops.xl_paged_attention.spec import Problem
+
+PROBLEM = Problem(
+    device=Device("cuda", 0), num_seqs=4, num_heads=32, num_kv_heads=8, head_size=128, num_blocks=100, block_size=16,
+    max_blocks=64, dtype="bfloat16", kv_dtype="bfloat16", kv_layout="vllm", bias="none", bias_dtype="", extent=0,
+    rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e", check_indices=False,
+)  # fmt: skip
+
+FOLDER = Path(__file__).resolve().parents[2] / "cuda" / "xl_paged_attention" / "sm80"
+C_TYPES = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+RECORDS: list[tuple[str, str, type[ctypes.Structure]]] = [
+    ("params.cuh", "Parameters", cuda.Parameters),
+    ("relative_scores.cu", "RelativeParameters", launches.RelativeParameters),
+    ("spread_bias.cu", "SpreadParameters", launches.SpreadParameters),
+    ("rel_shift.cu", "ShiftParameters", launches.ShiftParameters),
+    ("copy_blocks.cu", "CopyParameters", launches.CopyParameters),
+    ("reshape_and_cache.cu", "ReshapeParameters", launches.ReshapeParameters),
+]
+
+
+def record_fields(file: str, record: str) -> list[tuple[str, Any]]:
+    """Name and type of each member of a record in a device file, in order."""
+    text = re.sub(r"//.*", "", (FOLDER / file).read_text())
+    body = re.search(rf"struct {record} \{{(.*?)\}};", text, flags=re.S)
+    assert body is not None
+    fields: list[tuple[str, Any]] = []
+    for statement in body[1].split(";")[:-1]:
+        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
+        assert declared is not None, statement
+        for name in declared[3].split(","):
+            counted = re.fullmatch(r"\s*(\w+)(?:\[(\d+)\])?\s*", name)
+            assert counted is not None, name
+            kind: Any = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
+            fields.append((counted[1], kind * int(counted[2]) if counted[2] else kind))
+    return fields
+
+
+@pytest.mark.parametrize(("file", "record", "twin"), RECORDS, ids=[row[1] for row in RECORDS])
+def test_parameter_records_are_the_ones_that_kernels_read(file: str, record: str, twin: type[ctypes.Structure]) -> None:
+    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
+    assert [(field[0], field[1]) for field in twin._fields_] == record_fields(file, record)
+
+
+# How CTAs share the work: a twin of schedule.cuh and of the slots in merge.cuh --------------------------------------
+
+
+class Line:
+    """Twin of `Line` and `Walk`."""
+
+    def __init__(self, tiles: list[int], units: int, ctas: int) -> None:
+        self.tiles, self.units = tiles, units
+        self.total = sum(tiles) * units
+        self.ctas = min(ctas, self.total)
+
+    def part(self, cta: int) -> int:
+        if cta >= self.ctas:
+            return self.total
+        if self.total * self.ctas <= 0xFFFFFFFF:
+            return self.total * cta // self.ctas
+        return self.total // self.ctas * cta + self.total % self.ctas * cta // self.ctas
+
+    def segments(self, cta: int) -> list[tuple[int, int, int, int, int]]:
+        """(sequence, unit, first tile, end tile, tiles) of one CTA's part."""
+        begin, end, place, found = self.part(cta), self.part(cta + 1), 0, []
+        for seq, tiles in enumerate(self.tiles):
+            for unit in range(self.units):
+                low, high = max(begin, place), min(end, place + tiles)
+                if low < high:
+                    found.append((seq, unit, low - place, high - place, tiles))
+                place += tiles
+        return found
+
+
+@given(tiles=st.lists(st.integers(0, 40), max_size=12), units=st.integers(1, 6), ctas=st.integers(1, 30))
+def test_every_tile_is_worked_on_once_and_no_slot_is_written_twice(tiles: list[int], units: int, ctas: int) -> None:
+    line = Line(tiles, units, ctas)
+    taken: Counter[tuple[int, int, int]] = Counter()
+    parts: dict[tuple[int, int], list[int]] = {}
+    for cta in range(ctas):
+        segments = line.segments(cta)
+        slots = []
+        for number, (seq, unit, first, end, whole) in enumerate(segments):
+            taken.update((seq, unit, tile) for tile in range(first, end))
+            if (first, end) != (0, whole):
+                slots.append(0 if number == 0 else 1)
+                assert number in (0, len(segments) - 1), "only the ends of a part are shared with other CTAs"
+                parts.setdefault((seq, unit), []).append(cta)
+        assert len(set(slots)) == len(slots)
+    assert set(taken.values()) <= {1}
+    assert sum(taken.values()) == line.total
+    # The counter of a unit is that of its first CTA, so no CTA may begin two units that others end.
+    firsts = [ctas_of[0] for ctas_of in parts.values()]
+    assert len(set(firsts)) == len(firsts)
+    # Every CTA from a unit's first to its last has a part of it: that is how many arrivals are waited for.
+    assert all(ctas_of == list(range(ctas_of[0], ctas_of[-1] + 1)) for ctas_of in parts.values())
+
+
+@given(
+    num_seqs=st.integers(0, 300), group=st.integers(1, 40), kv_heads=st.integers(1, 16),
+    max_blocks=st.integers(0, 70_000), multiprocessors=st.integers(1, 200), ctas_per_sm=st.integers(1, 4),
+)  # fmt: skip
+def test_grids_are_resident_at_once(
+    num_seqs: int, group: int, kv_heads: int, max_blocks: int, multiprocessors: int, ctas_per_sm: int
+) -> None:
+    """More CTAs than fit would wait for each other's SMs; fewer than one could not write empty results."""
+    problem = replace(
+        PROBLEM, num_seqs=num_seqs, num_heads=group * kv_heads, num_kv_heads=kv_heads, max_blocks=max_blocks
+    )
+    work = plan.units(problem, 16, 16)
+    assert work.row_blocks * 16 >= group > (work.row_blocks - 1) * 16
+    assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= multiprocessors * ctas_per_sm
+
+
+def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:
+    long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), 16, 16)
+    assert plan.ctas(long, 132, 2) == 264
+    alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=512), 16, 16)
+    assert 16 <= plan.ctas(alone, 132, 2) < 264
+
+
+# Variants -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_layout", "block_size", "expected"),
+    [
+        ("float32", "vllm", 16, "plain"),
+        ("float32", "NHD", 16, "plain"),
+        ("bfloat16", "vllm", 16, "pages"),
+        ("float16", "vllm", 48, "pages"),
+        ("bfloat16", "vllm", 8, "plain"),
+        ("bfloat16", "vllm", 100, "plain"),
+        ("bfloat16", "vllm", 1, "rows"),
+        ("bfloat16", "NHD", 3, "rows"),
+        ("float16", "HND", 256, "rows"),
+    ],
+)
+def test_engine_follows_the_cache(dtype: str, kv_layout: str, block_size: int, expected: str) -> None:
+    assert plan.engine(dtype, kv_layout, block_size) == expected
+    chosen = plan.variant(arch.named("sm_90a"), dtype=dtype, kv_layout=kv_layout, block_size=block_size)
+    assert dict(chosen.defines)["CUPYMLA_ENGINE"] == plan.ENGINES[expected]
+
+
+def test_variants_compiled_ahead_are_ones_that_a_plan_picks() -> None:
+    """Each engine is among them, and none is a variant that no call would ask for."""
+    layouts = {"pages": "vllm", "rows": "NHD", "plain": "vllm"}
+    assert {row[3] for row in plan.AHEAD} == set(plan.ENGINES)
+    for target in plan.TARGETS:
+        offered = plan.sources(target)
+        for (head_size, dtype, kv_dtype, name), source in zip(plan.AHEAD, offered, strict=False):
+            problem = replace(PROBLEM, dtype=dtype, kv_dtype=kv_dtype, kv_layout=layouts[name], head_size=head_size)
+            assert plan.plan(problem, arch.named(target)).source == source
+
+
+def test_later_architectures_take_the_same_source() -> None:
+    assert plan.plan(PROBLEM, arch.named("sm_103a")).source.arch == "sm_103a"
+
+
+def test_older_architectures_are_named() -> None:
+    older = replace(arch.named("sm_80"), name="sm_75", capability=(7, 5))
+    with pytest.raises(UnsupportedError, match="sm_75"):
+        plan.plan(PROBLEM, older)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *[("head_size", value) for value in (48, "128", None, True, 10**5000)],
+        *[("dtype", value) for value in ("float64", 16, None)],
+        *[("kv_dtype", value) for value in ("float16", "float8_e4m3", 8)],
+        *[("kv_layout", value) for value in ("NDH", 0)],
+        *[("block_size", value) for value in (0, 257, "16", 1.0)],
+    ],
+    ids=shown,
+)
+def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        raw_module("xl_paged_attention", arch="sm_90a", **{word: value})
+    assert (caught.value.operator, caught.value.argument) == ("xl_paged_attention", word)
