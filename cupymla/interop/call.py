@@ -1,0 +1,240 @@
+"""A call as data: what a compiled program keeps of it, and how it runs once the program knows its addresses.
+
+A framework that compiles (XLA) fixes everything about a call but the addresses. `Call` is that everything, written as a
+text that travels inside the program, also into another process. `Runner` is a call made ready on one device: a run sets
+the addresses and launches. What runs is always the public function, or where one is known its binding to the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .. import driver
+from ..device import CPU, Device
+from ..errors import InputError, shown
+from ..tensor import View
+from ..tensor.types import NUMPY_DTYPES, strides_of
+from . import bindings
+from .declaration import Declaration, Facts
+from .table import declared
+
+VERSION = 1
+"""Of the text. A program that was exported by another version is refused, not guessed at."""
+
+Plain: TypeAlias = "bool | int | float | str | None"
+Named: TypeAlias = "tuple[tuple[str, Facts], ...]"
+
+_CHECK_ADDRESS = 1 << 40
+_PAGE = 4096
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a public function, without addresses.
+
+    Attributes:
+        name: the function.
+        arrays: its arrays in the order in which their addresses come.
+        results: its results, likewise; those that are named as an array are that array, written in place.
+        options: everything else.
+    """
+
+    name: str
+    arrays: Named
+    results: Named
+    options: tuple[tuple[str, Plain], ...]
+
+    @staticmethod
+    def of(declaration: Declaration, arrays: Mapping[str, Facts], options: Mapping[str, Any]) -> Call:
+        """The call that these arguments make. Raises InputError for an option that is no plain value."""
+        chosen = {name: plain(declaration.name, name, value) for name, value in options.items()}
+        results = declaration.results(arrays, chosen)
+        return Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(chosen.items()))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every extent is a number."""
+        return all(isinstance(n, int) for _, facts in (*self.arrays, *self.results) for n in facts.shape)
+
+    def text(self) -> str:
+        """The call in words that `parsed` understands; extents that are symbols are left to the run."""
+        fields = {
+            "version": VERSION,
+            "name": self.name,
+            "arrays": [_spelled(name, facts) for name, facts in self.arrays],
+            "results": [_spelled(name, facts) for name, facts in self.results],
+            "options": dict(self.options),
+        }
+        return json.dumps(fields, separators=(",", ":"))
+
+    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Call:
+        """The same call with these extents, first of the arrays, then of the results."""
+        count = len(self.arrays)
+        arrays = tuple((n, Facts(s, f.dtype)) for (n, f), s in zip(self.arrays, shapes[:count], strict=True))
+        results = tuple((n, Facts(s, f.dtype)) for (n, f), s in zip(self.results, shapes[count:], strict=True))
+        return Call(self.name, arrays, results, self.options)
+
+    def check(self) -> None:
+        """Send the call through the operator's door, with addresses that nobody reads. Raises InputError."""
+        prepare = getattr(declared(self.name).function(), "prepare", None)
+        if prepare is None:
+            return
+        addresses = []
+        free = _CHECK_ADDRESS
+        for _, facts in (*self.arrays, *self.results):
+            addresses.append(free)
+            size = NUMPY_DTYPES[facts.dtype].itemsize * int(np.prod([int(n) for n in facts.shape], dtype=object))
+            free += -(-size // _PAGE) * _PAGE + _PAGE
+        views = _views(self, CPU)
+        for (_, seen), address in zip(views, addresses, strict=True):
+            seen.ptr = address
+        prepare(**dict(views), **declared(self.name).passed(dict(self.options)))
+
+
+def _spelled(name: str, facts: Facts) -> list[Any]:
+    known = all(isinstance(n, int) for n in facts.shape)
+    return [name, facts.dtype, [int(n) for n in facts.shape] if known else None]
+
+
+def parsed(text: str) -> Call:
+    """The call of that text; shapes that the run has to supply are empty. Raises ValueError for another version's."""
+    fields = json.loads(text)
+    if fields.get("version") != VERSION:
+        raise ValueError(
+            f"a call of format {fields.get('version')}, made by another version of cupymla; this has {VERSION}"
+        )
+
+    def named(rows: Iterable[Any]) -> Named:
+        return tuple((name, Facts(tuple(shape or ()), dtype)) for name, dtype, shape in rows)
+
+    return Call(fields["name"], named(fields["arrays"]), named(fields["results"]), tuple(fields["options"].items()))
+
+
+def lacks_shapes(text: str) -> bool:
+    """Whether the call was made for extents that only the run knows."""
+    fields = json.loads(text)
+    return any(shape is None for _, _, shape in (*fields["arrays"], *fields["results"]))
+
+
+def plain(function: str, name: str, value: Any) -> Plain:
+    """An option as a value that can be written down: dtypes become labels. Raises InputError."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        known: Plain = value
+        return known
+    label: str = shown(value, str).removeprefix("torch.")
+    if label in NUMPY_DTYPES:
+        return label
+    try:
+        label = np.dtype(value).name
+    except Exception:
+        expected = "a plain value that is known before the program runs"
+        raise InputError(name, expected, type(value).__name__, operator=function) from None
+    return label
+
+
+def label_of(dtype: Any, function: str, name: str) -> str:
+    """The label of an array's NumPy dtype. Raises InputError for one that has none."""
+    label: str = np.dtype(dtype).name
+    if label not in NUMPY_DTYPES:
+        raise InputError(name, "a numeric dtype", label, operator=function)
+    return label
+
+
+# Running -------------------------------------------------------------------------------------------------------------
+
+
+def _views(call: Call, device: Device) -> list[tuple[str, View]]:
+    """A view per address, arrays first, without the addresses. An array that is written in place has one view, which
+    is listed under both its addresses, so that the result's is the one that stays."""
+    results = dict(call.results)
+    made: dict[str, View] = {}
+    for name, facts in (*call.arrays, *call.results):
+        if name not in made:
+            readonly = name not in results
+            shape = tuple(facts.shape)
+            made[name] = View(0, shape, strides_of(shape), facts.dtype, device, readonly, "raw", None)
+    return [(name, made[name]) for name, _ in (*call.arrays, *call.results)]
+
+
+class Runner:
+    """A call made ready on one device. One thread at a time may use it."""
+
+    def __init__(self, name: str, views: Sequence[tuple[str, View]], options: Mapping[str, Any]) -> None:
+        """Make ready.
+
+        Args:
+            name: the function.
+            views: its arrays and results by parameter, in the order in which their addresses will come; raw ones.
+            options: everything else.
+        """
+        self._name = name
+        self._arguments = dict(views)
+        self._views = [seen for _, seen in views]
+        self._options = declared(name).passed(options)
+        self._function = declared(name).function()
+        self._device = self._views[0].device
+        self._bound: Callable[[int], object] | None = None
+
+    @staticmethod
+    def of(call: Call, device: Device) -> Runner:
+        """For contiguous arrays on one device."""
+        return Runner(call.name, _views(call, device), dict(call.options))
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Run with these addresses.
+
+        On a CUDA device that means to enqueue on `stream`, without waiting; on the CPU the results are there on return.
+        Raises what the operator raises.
+        """
+        bits = 0
+        for seen, address in zip(self._views, addresses, strict=True):
+            seen.ptr = address
+            bits |= address
+        if self._device.kind == "cpu":
+            self._function(**self._arguments, **self._options)
+        elif driver.is_current(self._device.index):
+            self._run(stream, aligned=not bits % _ALIGNMENT)
+        else:
+            with driver.on_device(self._device.index):
+                self._run(stream, aligned=not bits % _ALIGNMENT)
+
+    def _run(self, stream: int, aligned: bool) -> None:
+        if not aligned:
+            # Whether a kernel can do with such an address only the door knows.
+            self._function(**self._arguments, **self._options, stream=stream)
+            return
+        if self._bound is None:
+            self._bound = bindings.bind(self._name, self._arguments, self._options)
+        self._bound(stream)
+
+
+class Runners:
+    """Runners that are free, by call and device: threads that run one call at once get one each."""
+
+    def __init__(self) -> None:
+        self._free: dict[object, list[Runner]] = {}
+
+    def run(self, key: object, make: Callable[[], Runner], addresses: Sequence[int], stream: int) -> None:
+        """Run the call that `key` stands for. Lists hand out and take back in one step each, so no lock is needed."""
+        free = self._free.setdefault(key, [])
+        try:
+            runner = free.pop()
+        except IndexError:
+            runner = make()
+        runner(addresses, stream)
+        free.append(runner)
+
+
+@functools.lru_cache(maxsize=4096)
+def known(text: str) -> Call:
+    """`parsed`, remembered."""
+    return parsed(text)

@@ -1,0 +1,175 @@
+"""What a framework has to know of a public function before it runs: its arrays, its results, its gradient.
+
+One `Declaration` per function is all that a bridge needs (see `table`); the rest is read off the public signature.
+Shapes may hold a framework's symbols in the place of numbers, so results are worked out by arithmetic alone. Nothing is
+checked here: every check is the operator's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+_NEVER_PASSED = frozenset({"stream", "check_indices"})
+"""Parameters that no bridge offers: the stream is the framework's, and reading indices would wait for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """An array without its contents.
+
+    Attributes:
+        shape: extents, numbers or a framework's symbols.
+        dtype: label.
+        batch_last: for a result with a batch axis in last place whose rows are contiguous in memory all the same.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: str
+    batch_last: bool = False
+
+
+Arrays: TypeAlias = Mapping[str, Facts]
+Options: TypeAlias = Mapping[str, Any]
+Results: TypeAlias = dict[str, Facts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batching:
+    """How a call of one problem becomes a call of many.
+
+    Attributes:
+        teller: the array whose rank tells whether a call has a batch axis already.
+        rank: its rank without one.
+        required: the arrays that must be mapped for the native batch axis to be used: copying them would cost too much.
+        never: arrays that have no batch axis, so that mapping them takes one call after the other.
+        never_results: results that have none.
+        options: those that make the batch axis the leading one.
+        foldable: None, or the options that must be off for a call whose `required` arrays are not mapped to take the
+            mapped axis as further queries, axis 0 of all arrays but `required` and `never`.
+    """
+
+    teller: str
+    rank: int
+    required: tuple[str, ...]
+    never: tuple[str, ...] = ()
+    never_results: tuple[str, ...] = ()
+    options: Options = field(default_factory=dict)
+    foldable: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradient:
+    """The function that computes a gradient. Its arrays are named as the forward's arguments and results are.
+
+    Attributes:
+        backward: its name.
+        results: of it, by the forward's argument that they are the gradient of.
+        cotangents: its arguments that are gradients of the forward's results, by the result's name.
+        options: its options that the forward takes on its behalf, with their defaults.
+    """
+
+    backward: str
+    results: Mapping[str, str]
+    cotangents: Mapping[str, str]
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declaration:
+    """A public function, as bridges see it.
+
+    Attributes:
+        name: of the function, in `cupymla`.
+        arrays: its input arrays, those that must be given first.
+        outputs: its output parameters.
+        results: the facts of what it returns, by output parameter, from the facts of the arrays that are given and from
+            all options. Those not in it are not asked for.
+        varies: whether how many results there are depends on the arguments.
+        requests: outputs that are made on request, by an option `return_<name>` that the function itself has not.
+        either: those of `arrays` that may be numbers instead.
+        updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
+        replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
+            replayed at any time. One with a workspace of its own may not: two replays at once would share it.
+        batching: None where mapped calls are made one after the other.
+        gradient: None where there is none.
+    """
+
+    name: str
+    arrays: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: Callable[[Arrays, Options], Results]
+    varies: bool = False
+    requests: tuple[str, ...] = ()
+    either: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    replayable: bool = True
+    batching: Batching | None = None
+    gradient: Gradient | None = None
+    signature: inspect.Signature = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signature", self._signature())
+
+    def function(self) -> Any:
+        """The public function."""
+        import cupymla
+
+        return getattr(cupymla, self.name)
+
+    def _signature(self) -> inspect.Signature:
+        """The public signature as bridges offer it: without outputs and streams, with requests."""
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        hidden = _NEVER_PASSED | set(self.outputs)
+        kept = [p for p in _public_signature(self.name).parameters.values() if p.name not in hidden]
+        kept += [inspect.Parameter(f"return_{n}", keyword, default=False, annotation="bool") for n in self.requests]
+        if self.gradient is not None:
+            kept += [
+                inspect.Parameter(name, keyword, default=default, annotation=type(default).__name__)
+                for name, default in self.gradient.options.items()
+            ]
+        return inspect.Signature([p.replace(annotation=_text(p.annotation)) for p in kept])
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """Everything that is no array, by name."""
+        return {name: p for name, p in self.signature.parameters.items() if name not in self.arrays}
+
+    def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments of a call as (arrays that are given, all options). A number for an array is an option.
+
+        Raises TypeError as a call of the function would.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as refused:
+            raise TypeError(f"{self.name}(): {refused}") from None
+        bound.apply_defaults()
+        arrays, options = {}, {}
+        for name, value in bound.arguments.items():
+            is_number = name in self.either and isinstance(value, (bool, int, float, str))
+            if name not in self.arrays or is_number:
+                options[name] = value
+            elif value is not None:
+                arrays[name] = value
+        return arrays, options
+
+    def passed(self, options: Options) -> dict[str, Any]:
+        """The options that the function itself takes."""
+        own = set() if self.gradient is None else set(self.gradient.options)
+        own |= {f"return_{name}" for name in self.requests}
+        return {name: value for name, value in options.items() if name not in own}
+
+
+def _text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+@functools.cache
+def _public_signature(name: str) -> inspect.Signature:
+    import cupymla
+
+    return inspect.signature(getattr(cupymla, name))

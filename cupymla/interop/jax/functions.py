@@ -1,0 +1,338 @@
+"""JAX functions made from declarations: the custom call, its batching rule, its gradient, and the public face."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import InputError, UnsupportedError
+from ..call import Call, Plain, label_of
+from ..declaration import Declaration, Facts, Gradient
+from ..table import declared
+from .handler import Handler
+
+TARGETS = {True: "cupymla_call", False: "cupymla_call_unrecorded"}
+"""Names of the custom call in XLA programs, by whether it may be recorded into a command buffer."""
+
+_PLATFORMS = {"cpu": False, "CUDA": True}
+
+Names: TypeAlias = tuple[str, ...]
+Options: TypeAlias = tuple[tuple[str, Plain], ...]
+Flat: TypeAlias = Callable[..., tuple[Any, ...]]
+"""Arrays in, results out, both in the order of a declaration and without those that are not there."""
+
+_lock = threading.Lock()
+_handlers: list[Handler] = []
+
+
+def register() -> None:
+    """Make the custom call known to XLA in this process.
+
+    The functions do it themselves; a process that runs an exported program without calling any of them has to.
+    """
+    with _lock:
+        if _handlers:
+            return
+        for replayable, target in TARGETS.items():
+            for platform, on_gpu in _PLATFORMS.items():
+                handler = Handler(on_gpu, replayable)
+                jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler.address), platform=platform)
+                _handlers.append(handler)
+
+
+def export_checks() -> list[Any]:
+    """What `jax.export.export` wants as `disabled_checks` to let our custom call pass.
+
+    The call's text is stable: a program that was exported by one version runs in another or is refused in words.
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in TARGETS.values()]
+
+
+# The custom call -----------------------------------------------------------------------------------------------------
+
+
+def _facts(declaration: Declaration, name: str, array: Any) -> Facts:
+    return Facts(tuple(array.shape), label_of(array.dtype, declaration.name, name))
+
+
+def _varying(array: Any) -> frozenset[Any]:
+    """The mesh axes along which an array differs between devices, inside `shard_map`."""
+    axes: frozenset[Any] = jax.typeof(array).manual_axis_type.varying
+    return axes
+
+
+def _result(facts: Facts, like: Any) -> Any:
+    """A result's type. Inside `shard_map` it differs between the same devices as all arrays do (see `_compiled`)."""
+    axes = jax.typeof(like).manual_axis_type
+    if not axes.varying:
+        return jax.ShapeDtypeStruct(facts.shape, jnp.dtype(facts.dtype))
+    here = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P())
+    return jax.ShapeDtypeStruct(facts.shape, jnp.dtype(facts.dtype), sharding=here, manual_axis_type=axes)
+
+
+def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The custom call itself; mapped, it makes one call after the other."""
+    facts = {name: _facts(declaration, name, array) for name, array in zip(names, arrays, strict=True)}
+    call = Call.of(declaration, facts, dict(options))
+    if call.is_static:
+        call.check()
+    results = [_result(f, arrays[0]) for _, f in call.results]
+    aliases = {names.index(name): place for place, (name, _) in enumerate(call.results) if name in declaration.updates}
+    target = TARGETS[declaration.replayable]
+    made = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
+    return tuple(made(*arrays, call=call.text()))
+
+
+# Batching ------------------------------------------------------------------------------------------------------------
+
+
+def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
+    """The call as a function that `vmap` maps by the operator's own batch axis where that is possible."""
+
+    def one(*arrays: Any) -> tuple[Any, ...]:
+        return _bind(declaration, names, options, arrays)
+
+    if declaration.batching is None:
+        return one
+    many = jax.custom_batching.custom_vmap(one)
+
+    def rule(axis_size: int, in_batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+        results = _mapped(declaration, names, options, axis_size, in_batched, arrays)
+        if results is None:
+            axes = [0 if batched else None for batched in in_batched]
+            results = jax.vmap(one, in_axes=axes, axis_size=axis_size)(*arrays)
+        return results, (True,) * len(results)
+
+    many.def_vmap(rule)
+    flat: Flat = many
+    return flat
+
+
+def _mapped(
+    declaration: Declaration, names: Names, options: Options, axis_size: int, batched: list[bool], arrays: Sequence[Any]
+) -> tuple[Any, ...] | None:
+    """A mapped call as one call, by the native batch axis or by further queries; None where neither is possible."""
+    batching = declaration.batching
+    assert batching is not None
+    mapped = dict(zip(names, batched, strict=True))
+    given = dict(zip(names, arrays, strict=True))
+    shapes = {n: array.shape[1:] if mapped[n] else array.shape for n, array in given.items()}
+    facts = {n: Facts(shapes[n], label_of(array.dtype, declaration.name, n)) for n, array in given.items()}
+    asked = declaration.results(facts, dict(options))
+    if any(mapped.get(n) for n in batching.never) or set(asked) & set(batching.never_results):
+        return None
+    has_batch = len(shapes[batching.teller]) > batching.rank
+    if all(mapped[n] for n in batching.required):
+        if has_batch and batching.options:
+            return None
+        return _by_batch_axis(declaration, options, axis_size, mapped, given, has_batch)
+    folds = batching.foldable is not None and not any(dict(options)[n] for n in batching.foldable)
+    if folds and not has_batch and not any(mapped[n] for n in batching.required):
+        return _by_further_queries(declaration, options, axis_size, mapped, given)
+    return None
+
+
+def _spread(array: Any, axis_size: int, is_mapped: bool) -> Any:
+    """The array with the mapped axis in front, whether it has it yet or not."""
+    return array if is_mapped else jnp.broadcast_to(array, (axis_size, *array.shape))
+
+
+def _merged(array: Any) -> Any:
+    """The first two axes as one."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _by_batch_axis(
+    declaration: Declaration,
+    options: Options,
+    axis_size: int,
+    mapped: Mapping[str, bool],
+    given: Mapping[str, Any],
+    has_batch: bool,
+) -> tuple[Any, ...]:
+    batching = declaration.batching
+    assert batching is not None
+    arrays = {n: a if n in batching.never else _spread(a, axis_size, mapped[n]) for n, a in given.items()}
+    if has_batch:
+        arrays = {n: a if n in batching.never else _merged(a) for n, a in arrays.items()}
+    led = tuple((dict(options) | dict(batching.options)).items())
+    results = _flat(declaration, tuple(arrays), led)(*arrays.values())
+    return _parted(results, axis_size, mapped, given, batching.teller) if has_batch else results
+
+
+def _by_further_queries(
+    declaration: Declaration, options: Options, axis_size: int, mapped: Mapping[str, bool], given: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    batching = declaration.batching
+    assert batching is not None
+    whole = (*batching.required, *batching.never)
+    arrays = {n: a if n in whole else _merged(_spread(a, axis_size, mapped[n])) for n, a in given.items()}
+    results = _flat(declaration, tuple(arrays), options)(*arrays.values())
+    return _parted(results, axis_size, mapped, given, batching.teller)
+
+
+def _parted(
+    results: Sequence[Any], axis_size: int, mapped: Mapping[str, bool], given: Mapping[str, Any], teller: str
+) -> tuple[Any, ...]:
+    """Results of merged arrays with the mapped axis on its own again."""
+    inner = given[teller].shape[int(mapped[teller])]
+    return tuple(result.reshape(axis_size, inner, *result.shape[1:]) for result in results)
+
+
+# Gradients -----------------------------------------------------------------------------------------------------------
+
+
+def _differentiable(declaration: Declaration, names: Names, options: Options, gradient: Gradient) -> Flat:
+    """The call with its gradient, which is another declared function of arguments, results and cotangents."""
+    flat = _flat(declaration, names, options)
+    differentiable = jax.custom_vjp(flat)
+    kept = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        arrays = tuple(primal.value for primal in primals)
+        results = flat(*arrays)
+        made = dict(zip(declaration.outputs, results, strict=True))
+        return results, {**dict(zip(names, arrays, strict=True)), **{name: made[name] for name in kept}}
+
+    def backward(saved: dict[str, Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        slopes = dict(zip(declaration.outputs, cotangents, strict=True))
+        grads = _gradients(declaration, gradient, dict(options), saved, slopes)
+        return tuple(grads.get(name) for name in names)
+
+    differentiable.defvjp(forward, backward, symbolic_zeros=True)
+    made: Flat = differentiable
+    return made
+
+
+def _gradients(
+    declaration: Declaration,
+    gradient: Gradient,
+    options: dict[str, Plain],
+    saved: Mapping[str, Any],
+    slopes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Gradients by argument, from saved arguments and results; those that are missing are zero."""
+    live = {name for name, slope in slopes.items() if not isinstance(slope, jax.custom_derivatives.SymbolicZero)}
+    for name in sorted(live - set(gradient.cotangents)):
+        raise UnsupportedError(
+            f"{declaration.name}: a gradient through '{name}'",
+            "every device",
+            f"gradients through {', '.join(gradient.cotangents)} (pass '{name}' through jax.lax.stop_gradient)",
+        )
+    if not live:
+        return {}
+    known = {**saved, **{gradient.cotangents[name]: slopes[name] for name in live}}
+    backward = declared(gradient.backward)
+    given = {name: known[name] for name in backward.arrays if name in known}
+    defaults = {name: parameter.default for name, parameter in backward.options.items()}
+    chosen = tuple((name, options.get(name, default)) for name, default in defaults.items())
+    made = _flat(backward, tuple(given), chosen)(*given.values())
+    facts = {name: _facts(backward, name, array) for name, array in given.items()}
+    by_result = dict(zip(backward.results(facts, dict(chosen)), made, strict=True))
+    return {name: by_result[result] for name, result in gradient.results.items() if result in by_result}
+
+
+# The public face -----------------------------------------------------------------------------------------------------
+
+
+def causal_indices(indices: Any, q_start: Any = 0, k_stride: Any = 1, *, query_axis: int = 0) -> Any:
+    """Indices with -1, which no operator follows, in the place of those that `causal=True` would mask.
+
+    For a `q_start` that is known only when the program runs, such as one that depends on the device within `shard_map`.
+
+    Args:
+        indices: int32, query s along `query_axis`, slots along the last axis.
+        q_start: position of query 0, a number or a traced integer.
+        k_stride: positions per key.
+        query_axis: 1 where there is a batch axis.
+    """
+    shape = [1] * indices.ndim
+    shape[query_axis] = -1
+    position = q_start + jnp.arange(indices.shape[query_axis], dtype=jnp.int32)
+    # As C divides, and as the operators do: toward zero.
+    limit = jax.lax.div(position + (1 - k_stride), jnp.asarray(k_stride, position.dtype)).reshape(shape)
+    return jnp.where(indices <= limit, indices, jnp.asarray(-1, indices.dtype))
+
+
+@functools.cache
+def public(declaration: Declaration) -> Callable[..., Any]:
+    """The declared function for JAX arrays."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arrays, options = _traceable(declaration, *declaration.split(args, kwargs))
+        register()
+        plain = tuple(Call.of(declaration, {n: _facts(declaration, n, a) for n, a in arrays.items()}, options).options)
+        results = _compiled(declaration, tuple(arrays), plain)(*arrays.values())
+        return results[0] if len(results) == 1 else results
+
+    call.__name__ = call.__qualname__ = declaration.name
+    call.__doc__ = _documented(declaration)
+    setattr(call, "__signature__", declaration.signature)  # noqa: B010 - what inspect and help() read
+    return call
+
+
+def _documented(declaration: Declaration) -> str:
+    summary = (declaration.function().__doc__ or "").partition("\n")[0]
+    lines = [summary, "", f"`cupymla.{declaration.name}` for JAX arrays, traced or not; see there for the arguments."]
+    if declaration.updates:
+        lines += ["", f"Returns new {' and '.join(declaration.updates)}; the old ones are not changed."]
+    if declaration.gradient:
+        lines += ["", f"Differentiable in {', '.join(declaration.gradient.results)}."]
+    return "\n".join(lines)
+
+
+def _traceable(
+    declaration: Declaration, arrays: dict[str, Any], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays as JAX has them, and options that are plain. Raises InputError."""
+    for name, array in arrays.items():
+        if isinstance(array, jax.Array):
+            continue
+        if not isinstance(array, (np.ndarray, np.generic)):
+            raise InputError(name, "a JAX or NumPy array", type(array).__name__, operator=declaration.name)
+        arrays[name] = jnp.asarray(array)
+        if arrays[name].dtype != array.dtype:
+            expected = "a dtype that JAX keeps (64-bit ones need jax_enable_x64)"
+            raise InputError(name, expected, array.dtype.name, operator=declaration.name)
+    if isinstance(options.get("q_start"), jax.Array):
+        # A start that only the run knows cannot be written into the program; a mask of the indices can.
+        start, stride = options.pop("q_start"), options.pop("k_stride")
+        if options.pop("causal"):
+            batched = arrays["q"].ndim == 4
+            arrays["indices"] = causal_indices(arrays["indices"], start, stride, query_axis=int(batched))
+        options |= {"causal": False, "q_start": 0, "k_stride": 1}
+    for name, value in options.items():
+        if isinstance(value, jax.Array):
+            expected = "a Python value, which is part of the compiled program"
+            raise InputError(name, expected, "a JAX array", operator=declaration.name)
+    return arrays, options
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(declaration: Declaration, names: Names, options: Options) -> Flat:
+    """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
+    gradient = declaration.gradient
+    if gradient is None:
+        flat = _flat(declaration, names, options)
+    else:
+        flat = _differentiable(declaration, names, options, gradient)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        varying = frozenset().union(*map(_varying, arrays))
+        # Outside of the gradient rule, so that JAX sums the gradients of what all devices share.
+        return flat(*(_made_varying(array, varying) for array in arrays))
+
+    run.__name__ = declaration.name
+    jitted: Flat = jax.jit(run)
+    return jitted
+
+
+def _made_varying(array: Any, axes: frozenset[Any]) -> Any:
+    missing = tuple(axes - _varying(array))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array

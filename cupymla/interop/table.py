@@ -1,0 +1,235 @@
+"""The declarations of all public functions. A function that is to work in the frameworks needs its entry here."""
+
+from __future__ import annotations
+
+import functools
+
+from ..ops.mla import D_V
+from ..ops.nvfp4_gemv.formats import named, padded
+from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
+
+# Sparse MLA ----------------------------------------------------------------------------------------------------------
+
+_SELECTION = ("q", "kv", "indices")
+
+
+def _heads(arrays: Arrays) -> Facts:
+    return Facts(arrays["q"].shape[:-1], "float32")
+
+
+def _slots(arrays: Arrays) -> Facts:
+    return Facts((*arrays["q"].shape[:-2], arrays["indices"].shape[-1]), "float32")
+
+
+def _out(arrays: Arrays) -> Facts:
+    return Facts((*arrays["q"].shape[:-1], D_V), arrays["q"].dtype)
+
+
+def _forward(arrays: Arrays, options: Options) -> Results:
+    return {"out": _out(arrays), "max_logits": _heads(arrays), "lse": _heads(arrays)}
+
+
+def _backward(arrays: Arrays, options: Options) -> Results:
+    q, kv = arrays["q"], arrays["kv"]
+    results = {"dq": q, "dkv": Facts(kv.shape, options["dkv_dtype"] or kv.dtype)}
+    if "attn_sink" in arrays:
+        results["d_sink"] = Facts((q.shape[-2],), "float32")
+    if options["return_attn_dist"]:
+        results["attn_dist"] = _slots(arrays)
+    return results
+
+
+def _phase1(arrays: Arrays, options: Options) -> Results:
+    q = arrays["q"]
+    return {"p": Facts((*q.shape[:-1], arrays["indices"].shape[-1]), "float32"), "delta": _heads(arrays)}
+
+
+def _distribution(arrays: Arrays, options: Options) -> Results:
+    return {"dist": _slots(arrays)}
+
+
+# NVFP4 ---------------------------------------------------------------------------------------------------------------
+
+
+def _matrix(like: Facts, options: Options, rows: object, columns: object, dtype: str, contiguous: bool = True) -> Facts:
+    """A matrix with the batch axis that `like` has, where `like` has it."""
+    if len(like.shape) == 2:
+        return Facts((rows, columns), dtype)
+    if options["batch_axis"] == 0:
+        return Facts((like.shape[0], rows, columns), dtype)
+    return Facts((rows, columns, like.shape[-1]), dtype, batch_last=contiguous)
+
+
+def _extents(like: Facts, options: Options) -> tuple[object, object]:
+    """Rows and columns of a matrix, without its batch axis."""
+    rows, columns, *_ = like.shape[1:] if len(like.shape) == 3 and options["batch_axis"] == 0 else like.shape
+    return rows, columns
+
+
+def _gemv(arrays: Arrays, options: Options) -> Results:
+    a = arrays["a"]
+    m, n = _extents(a, options)[0], _extents(arrays["b"], options)[0]
+    return {"c": _matrix(a, options, m, n, options["out_dtype"] or "float16", contiguous=False)}
+
+
+def _quantized(arrays: Arrays, options: Options) -> Results:
+    x = arrays["x"]
+    m, k = _extents(x, options)
+    rows, columns = m, named(options["format"]).scale_columns(k)  # type: ignore[arg-type]
+    if options["scale_layout"] == "128x4":
+        rows, columns = padded(rows, columns)  # type: ignore[arg-type]
+    return {
+        "packed": _matrix(x, options, m, k // 2, "uint8"),  # type: ignore[operator]
+        "scales": _matrix(x, options, rows, columns, "uint8"),
+    }
+
+
+def _dequantized(arrays: Arrays, options: Options) -> Results:
+    packed = arrays["packed"]
+    m, half = _extents(packed, options)
+    return {"out": _matrix(packed, options, m, 2 * half, options["out_dtype"] or "float32")}  # type: ignore[operator]
+
+
+def _swizzled(arrays: Arrays, options: Options) -> Results:
+    scales = arrays["scales"]
+    rows, columns = padded(*_extents(scales, options))  # type: ignore[arg-type]
+    return {"out": _matrix(scales, options, rows, columns, scales.dtype)}
+
+
+def _unswizzled(arrays: Arrays, options: Options) -> Results:
+    swizzled = arrays["swizzled"]
+    rows, columns = options["rows"], options["columns"]
+    # Blocks may come flat, which leaves an axis less; [P, Q] itself is then the only matrix of rank 2.
+    batched = len(swizzled.shape) == 3 or (len(swizzled.shape) == 2 and swizzled.shape != padded(rows, columns))
+    like = swizzled if len(swizzled.shape) == 3 else Facts((swizzled.shape[0], 1, swizzled.shape[-1]), swizzled.dtype)
+    return {"out": _matrix(like if batched else Facts((1, 1), ""), options, rows, columns, swizzled.dtype)}
+
+
+# Paged attention -----------------------------------------------------------------------------------------------------
+
+
+def _paged(arrays: Arrays, options: Options) -> Results:
+    query = arrays["query"]
+    results = {"out": query}
+    if options["return_lse"]:
+        results["lse"] = Facts(query.shape[:-1], "float32")
+    return results
+
+
+def _shifted(arrays: Arrays, options: Options) -> Results:
+    return {"out": arrays["x"]}
+
+
+def _dense_bias(arrays: Arrays, options: Options) -> Results:
+    return {"out": Facts((*arrays["query"].shape[:2], options["max_context"]), options["out_dtype"])}
+
+
+def _caches(arrays: Arrays, options: Options) -> Results:
+    return {name: arrays[name] for name in ("k_cache", "v_cache")}
+
+
+DECLARATIONS: tuple[Declaration, ...] = (
+    Declaration(
+        "sparse_mla_fwd",
+        arrays=(*_SELECTION, "topk_length", "attn_sink"),
+        outputs=("out", "max_logits", "lse"),
+        results=_forward,
+        batching=Batching("q", 3, ("kv",), never=("attn_sink",), foldable=("causal",)),
+        gradient=Gradient(
+            "sparse_mla_bwd",
+            results={"q": "dq", "kv": "dkv", "attn_sink": "d_sink"},
+            cotangents={"out": "dout"},
+            options={"deterministic": False},
+        ),
+    ),
+    Declaration(
+        "sparse_mla_bwd",
+        arrays=("q", "kv", "out", "dout", "lse", "indices", "topk_length", "attn_sink"),
+        outputs=("dq", "dkv", "d_sink", "attn_dist"),
+        results=_backward,
+        varies=True,
+        requests=("attn_dist",),
+        batching=Batching("q", 3, ("kv",), never=("attn_sink",), never_results=("d_sink",)),
+    ),
+    Declaration(
+        "sparse_mla_bwd_phase1",
+        arrays=("q", "kv", "out", "dout", "indices", "topk_length"),
+        outputs=("p", "delta"),
+        results=_phase1,
+        batching=Batching("q", 3, ("kv",), foldable=("causal",)),
+    ),
+    Declaration(
+        "attn_dist",
+        arrays=(*_SELECTION, "lse", "topk_length"),
+        outputs=("dist",),
+        results=_distribution,
+        batching=Batching("q", 3, ("kv",), foldable=("causal",)),
+    ),
+    Declaration(
+        "nvfp4_gemv",
+        arrays=("a", "b", "sfa", "sfb", "alpha", "bias"),
+        outputs=("c",),
+        results=_gemv,
+        either=("alpha",),
+        batching=Batching("a", 2, ("a", "sfa"), never=("alpha", "bias"), options={"batch_axis": 0}),
+    ),
+    Declaration(
+        "quantize_nvfp4",
+        arrays=("x", "global_scale"),
+        outputs=("packed", "scales"),
+        results=_quantized,
+        either=("global_scale",),
+    ),
+    Declaration(
+        "dequantize_nvfp4",
+        arrays=("packed", "scales", "global_scale"),
+        outputs=("out",),
+        results=_dequantized,
+        either=("global_scale",),
+    ),
+    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled),
+    Declaration("unswizzle_scales", arrays=("swizzled",), outputs=("out",), results=_unswizzled),
+    Declaration(
+        "xl_paged_attention",
+        arrays=(
+            *("query", "k_cache", "v_cache", "block_tables", "context_lens"),
+            *("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes", "k_scale", "v_scale"),
+        ),
+        outputs=("out", "lse"),
+        results=_paged,
+        varies=True,
+        replayable=False,
+        either=("k_scale", "v_scale"),
+    ),
+    Declaration(
+        "reshape_and_cache",
+        arrays=("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale"),
+        outputs=(),
+        results=_caches,
+        either=("k_scale", "v_scale"),
+        updates=("k_cache", "v_cache"),
+    ),
+    Declaration(
+        "copy_blocks",
+        arrays=("k_cache", "v_cache", "mapping"),
+        outputs=(),
+        results=_caches,
+        updates=("k_cache", "v_cache"),
+    ),
+    Declaration("rel_shift", arrays=("x",), outputs=("out",), results=_shifted),
+    Declaration(
+        "matrix_bd",
+        arrays=("query", "pos_emb", "context_lens", "pos_bias_v"),
+        outputs=("out",),
+        results=_dense_bias,
+    ),
+)
+
+
+@functools.cache
+def declared(name: str) -> Declaration:
+    """The declaration of that name. Raises KeyError."""
+    for declaration in DECLARATIONS:
+        if declaration.name == name:
+            return declaration
+    raise KeyError(name)

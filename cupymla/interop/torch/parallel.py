@@ -1,0 +1,126 @@
+"""Sparse MLA over the ranks of a process group: each has a part of the queries and a part of the tokens.
+
+Keys are all-gathered, as a query may select any token; every rank attends with its queries; in the backward pass the
+are gathered once more rather than kept, and their gradients are reduce-scattered in float32 and rounded once. Transport
+is torch.distributed's: NCCL on GPUs, gloo on CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..table import declared
+from .functions import public
+
+__all__ = ["attn_dist", "sparse_mla_fwd"]
+
+
+def sparse_mla_fwd(
+    q: Any,
+    kv: Any,
+    indices: Any,
+    *,
+    group: Any = None,
+    topk_length: Any = None,
+    attn_sink: Any = None,
+    causal: bool = False,
+    q_start: int = 0,
+    deterministic: bool = False,
+    **options: Any,
+) -> tuple[Any, Any, Any]:
+    """`cupymla.sparse_mla_fwd` on this rank's queries and everybody's tokens.
+
+    Args:
+        q: [s_q, h_q, d_qk], this rank's share of consecutive queries, as many on every rank; a leading batch axis is
+            not sharded.
+        kv: [s_kv, d_qk], this rank's share of consecutive tokens, as many on every rank.
+        indices: [s_q, topk], counted in tokens of all ranks.
+        group: the process group, the default one by default.
+        topk_length: of this rank's queries.
+        attn_sink: [h_q], the same on all ranks.
+        causal: mask keys past the query's own position.
+        q_start: position of the first query of the first rank.
+        deterministic: of the backward.
+        **options: sm_scale, k_stride, lse_base.
+
+    Returns:
+        (out, max_logits, lse) of this rank's queries. Differentiable in q, kv and attn_sink; the gradient of attn_sink
+        is this rank's share, to be summed over ranks as that of every parameter which all of them hold.
+    """
+    start = q_start + dist.get_rank(group) * q.shape[_token_axis(q)]
+    plain = {**options, "causal": causal, "q_start": start if causal else 0}
+    results: tuple[Any, Any, Any] = _Attention.apply(
+        q, kv, attn_sink, indices, topk_length, group, plain, deterministic
+    )
+    return results
+
+
+def attn_dist(q: Any, kv: Any, indices: Any, lse: Any, *, group: Any = None, **options: Any) -> Any:
+    """`cupymla.attn_dist` of this rank's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
+    if options.get("causal"):
+        options["q_start"] = options.get("q_start", 0) + dist.get_rank(group) * q.shape[_token_axis(q)]
+    return public(declared("attn_dist"))(q, _gathered(kv, group, _token_axis(q)), indices, lse, **options)
+
+
+def _token_axis(q: Any) -> int:
+    return 0 if q.ndim == 3 else 1
+
+
+def _gathered(kv: Any, group: Any, token_axis: int) -> Any:
+    """Every rank's tokens in order, seen with the axes of `kv`."""
+    share = kv.movedim(token_axis, 0).contiguous()
+    whole = share.new_empty((share.shape[0] * dist.get_world_size(group), *share.shape[1:]))
+    dist.all_gather_into_tensor(whole, share, group=group)
+    return whole.movedim(0, token_axis)
+
+
+def _scattered(dkv: Any, group: Any, token_axis: int) -> Any:
+    """The sum over ranks of this rank's tokens."""
+    whole = dkv.movedim(token_axis, 0).contiguous()
+    share = whole.new_empty((whole.shape[0] // dist.get_world_size(group), *whole.shape[1:]))
+    dist.reduce_scatter_tensor(share, whole, group=group)
+    return share.movedim(0, token_axis)
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Any,
+        kv: Any,
+        attn_sink: Any,
+        indices: Any,
+        topk_length: Any,
+        group: Any,
+        options: dict[str, Any],
+        deterministic: bool,
+    ) -> Any:
+        optional = {"topk_length": topk_length, "attn_sink": attn_sink}
+        whole = _gathered(kv, group, _token_axis(q))
+        out, max_logits, lse = public(declared("sparse_mla_fwd"))(q, whole, indices, **optional, **options)
+        ctx.save_for_backward(q, kv, attn_sink, indices, topk_length, out, lse)
+        ctx.group, ctx.options, ctx.deterministic = group, options, deterministic
+        ctx.mark_non_differentiable(max_logits, lse)
+        return out, max_logits, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, *_: Any) -> Any:
+        q, kv, attn_sink, indices, topk_length, out, lse = ctx.saved_tensors
+        axis = _token_axis(q)
+        optional = {"topk_length": topk_length, "attn_sink": attn_sink, "deterministic": ctx.deterministic}
+        dq, dkv, *d_sink = public(declared("sparse_mla_bwd"))(
+            q,
+            _gathered(kv, ctx.group, axis),
+            out,
+            dout.contiguous(),
+            lse,
+            indices,
+            dkv_dtype="float32",
+            **optional,
+            **ctx.options,
+        )
+        share = _scattered(dkv, ctx.group, axis).to(kv.dtype)
+        return dq, share, d_sink[0] if d_sink else None, None, None, None, None, None

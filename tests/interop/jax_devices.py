@@ -1,0 +1,146 @@
+"""What test_parallel.py runs in a process of its own, whose JAX sees four CPU devices: sharded against whole."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cupymla.interop import jax as mla
+from cupymla.interop.jax import parallel
+
+DEVICES = 4
+UNIT = 2.0**-8
+"""Half a unit in the last place of bfloat16, relative."""
+
+
+def arguments(batch: tuple[int, ...] = ()) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {
+        "q": jnp.asarray(rng.standard_normal((*batch, 32, 4, 576)), jnp.bfloat16),
+        "kv": jnp.asarray(rng.standard_normal((*batch, 64, 576)), jnp.bfloat16),
+        "indices": jnp.asarray(rng.integers(-3, 64, (*batch, 32, 9)), jnp.int32),
+        "topk_length": jnp.asarray(rng.integers(1, 12, (*batch, 32)), jnp.int32),
+        "attn_sink": jnp.asarray(rng.standard_normal(4), jnp.float32),
+    }
+
+
+def loss(attention: Any, arrays: dict[str, Any], slope: Any) -> Any:
+    return (attention(**arrays)[0].astype(jnp.float32) * slope).sum()
+
+
+def split(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those with a gradient, and the rest."""
+    moving = {name: arrays[name] for name in ("q", "kv", "attn_sink")}
+    return moving, {name: array for name, array in arrays.items() if name not in moving}
+
+
+def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
+    """One device and four give the same queries' results to the bit; gradients of tokens are sums in another order."""
+    arrays = arguments(batch)
+    mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = parallel.over_mesh(mesh, "context", batched=bool(batch))
+    whole = jax.jit(lambda given: mla.sparse_mla_fwd(**given, **options))(arrays)
+    sharded = jax.jit(lambda given: spread(**given, **options))(arrays)
+    for one, four in zip(whole, sharded, strict=True):
+        assert len(four.sharding.device_set) == DEVICES
+        np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(four).view(np.uint8))
+    moving, fixed = split(arrays)
+    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
+
+    def gradients(attention: Any) -> Any:
+        return jax.jit(jax.grad(lambda m: loss(attention, {**m, **fixed}, slope)))(moving)
+
+    one = gradients(lambda **given: mla.sparse_mla_fwd(**given, **options))
+    four = gradients(lambda **given: spread(**given, **options))
+    np.testing.assert_array_equal(np.asarray(one["q"]).view(np.uint8), np.asarray(four["q"]).view(np.uint8))
+    # Both sides round the same float32 sum, taken in two orders, once to bfloat16.
+    largest = np.abs(np.asarray(one["kv"], np.float32)).max()
+    np.testing.assert_allclose(
+        np.asarray(four["kv"], np.float32), np.asarray(one["kv"], np.float32), rtol=2 * UNIT, atol=1e-5 * largest
+    )
+    np.testing.assert_allclose(np.asarray(four["attn_sink"]), np.asarray(one["attn_sink"]), rtol=1e-4, atol=1e-4)
+
+
+def distribution() -> None:
+    arrays = arguments()
+    mesh = jax.make_mesh((DEVICES,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.P("context")
+    q, kv, indices = (arrays[name] for name in ("q", "kv", "indices"))
+    lse = mla.sparse_mla_fwd(q, kv, indices, causal=True, q_start=8)[2]
+
+    def local(q: Any, kv: Any, indices: Any, lse: Any) -> Any:
+        return parallel.attn_dist(q, kv, indices, lse, axis_name="context", causal=True, q_start=8)
+
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=(rows,) * 4, out_specs=rows)(q, kv, indices, lse)
+    whole = mla.attn_dist(q, kv, indices, lse, causal=True, q_start=8)
+    np.testing.assert_array_equal(np.asarray(sharded), np.asarray(whole))
+
+
+def replicated_operands() -> None:
+    """Operands that all devices share beside sharded ones: their gradients are summed over the devices."""
+    arrays = arguments()
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    q, kv, indices = (arrays[name] for name in ("q", "kv", "indices"))
+    sharded = jax.shard_map(
+        lambda q, kv, i: mla.sparse_mla_fwd(q, kv, i)[0],
+        mesh=mesh,
+        in_specs=(jax.P("data"), jax.P(), jax.P("data")),
+        out_specs=jax.P("data"),
+    )
+    whole = mla.sparse_mla_fwd(q, kv, indices)[0]
+    np.testing.assert_array_equal(np.asarray(sharded(q, kv, indices)), np.asarray(whole))
+    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole.shape), jnp.float32)
+
+    def gradient(attention: Any) -> np.ndarray[Any, Any]:
+        made = jax.grad(lambda kv: (attention(q, kv, indices).astype(jnp.float32) * slope).sum())(kv)
+        return np.asarray(made).astype(np.float32)
+
+    one = gradient(lambda q, kv, i: mla.sparse_mla_fwd(q, kv, i)[0])
+    # Four bfloat16 shares are added in bfloat16.
+    np.testing.assert_allclose(gradient(sharded), one, rtol=8 * UNIT, atol=8 * UNIT * np.abs(one).max() / 4)
+
+
+def forward_on_gpus() -> None:
+    """Every GPU there is against one of them."""
+    arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
+    mesh = jax.make_mesh((jax.device_count(),), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    choices: tuple[dict[str, Any], ...] = ({}, {"causal": True, "q_start": 16})
+    for options in choices:
+        whole = mla.sparse_mla_fwd(**arrays, **options)
+        sharded = jax.jit(lambda given, o=options: parallel.over_mesh(mesh, "context")(**given, **o))(arrays)
+        for pair in zip(whole, sharded, strict=True):
+            one, many = (np.asarray(array, np.float32) for array in pair)
+            np.testing.assert_allclose(many, one, rtol=2 * UNIT, atol=2 * UNIT)
+
+
+def scaling() -> None:
+    """The measurement itself, on devices whose times mean nothing."""
+    from cupymla.testing import scaling as measure
+
+    measure.REPEATS, measure.WARM_UP, measure.INNER = 1, 0, 1
+    rows = measure.rows(measure.Problem(s_q=4, s_kv=8, h_q=2, topk=3), [1, 2], ["jax"])
+    assert [row["devices"] for row in rows] == [1, 2] and rows[0]["speedup"] == 1
+
+
+def main(what: str) -> None:
+    if what == "scaling":
+        scaling()
+    elif what == "gpus":
+        forward_on_gpus()
+    elif what == "distribution":
+        distribution()
+    elif what == "replicated":
+        replicated_operands()
+    elif what == "batch":
+        compare((2,), {"causal": True, "q_start": 16})
+    else:
+        compare((), {"causal": True, "q_start": 16, "k_stride": 2} if what == "causal" else {})
+    print("right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

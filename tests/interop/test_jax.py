@@ -1,0 +1,345 @@
+"""The JAX functions on the CPU: the same bits as the public functions, under every transformation they are made for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import interop_kit as kit
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError, UnsupportedError
+
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+
+from cupymla.interop import jax as mla  # noqa: E402 - only where there is JAX
+
+
+@pytest.fixture(autouse=True)
+def on_cpu() -> Iterator[None]:
+    """Where there is a GPU, JAX would take it."""
+    before = jax.config.jax_default_device
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    yield
+    jax.config.update("jax_default_device", before)
+
+
+PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.companion_problems()]
+
+
+def results_of(made: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    return tuple(np.asarray(array) for array in (made if isinstance(made, tuple) else (made,)))
+
+
+def called(problem: kit.Problem, inputs: dict[str, Any]) -> Any:
+    """The call under `jit`, its arrays traced."""
+    function = getattr(mla, problem.declaration.name)
+    arrays = {n: jnp.asarray(a) for n, a in inputs.items() if isinstance(a, np.ndarray)}
+    options = {n: a for n, a in inputs.items() if n not in arrays}
+    return jax.jit(lambda given: function(**given, **options))(arrays)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_same_bits_under_jit(problem: kit.Problem) -> None:
+    """Arrays, options and results reach the operator and come back in their places."""
+    inputs = kit.batch_first(problem, problem.inputs())
+    kit.require_same(problem.declaration.outputs, results_of(called(problem, inputs)), problem.expected(inputs))
+
+
+def selection(rng: Any, lead: tuple[int, ...] = (), s_q: int = 6, s_kv: int = 40, h: int = 4) -> tuple[Any, Any, Any]:
+    """q, kv and indices, a few of them invalid."""
+    q = jnp.asarray(rng.standard_normal((*lead, s_q, h, 576)), jnp.bfloat16)
+    kv = jnp.asarray(rng.standard_normal((*lead, s_kv, 576)), jnp.bfloat16)
+    return q, kv, jnp.asarray(rng.integers(-3, s_kv, (*lead, s_q, 9)), jnp.int32)
+
+
+@pytest.fixture
+def rng() -> Any:
+    return np.random.default_rng(7)
+
+
+def gradients(q: Any, kv: Any, indices: Any, sink: Any, **options: Any) -> Any:
+    def loss(q: Any, kv: Any, sink: Any) -> Any:
+        out, _, _ = mla.sparse_mla_fwd(q, kv, indices, attn_sink=sink, **options)
+        return (out.astype(jnp.float32) ** 2).sum()
+
+    return jax.grad(loss, (0, 1, 2))(q, kv, sink)
+
+
+def backward(q: Any, kv: Any, indices: Any, sink: Any, **options: Any) -> Any:
+    """The same by hand, through the public functions."""
+    arrays = [np.asarray(array) for array in (q, kv, indices)]
+    sink = np.asarray(sink)
+    out, _, lse = cupymla.sparse_mla_fwd(*arrays, attn_sink=sink, **options)
+    dout = (2 * out.astype(np.float32)).astype(out.dtype)
+    return cupymla.sparse_mla_bwd(arrays[0], arrays[1], out, dout, lse, arrays[2], attn_sink=sink, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "q_start": 20}, {"lse_base": "2", "sm_scale": 0.1}])
+def test_gradient_is_sparse_mla_bwd(rng: Any, options: dict[str, Any]) -> None:
+    q, kv, indices = selection(rng)
+    sink = jnp.asarray(rng.standard_normal(4), jnp.float32)
+    for transformed in (gradients, jax.jit(gradients, static_argnames=tuple(options))):
+        got = transformed(q, kv, indices, sink, **options)
+        kit.require_same(("dq", "dkv", "d_sink"), results_of(got), backward(q, kv, indices, sink, **options))
+
+
+def test_gradient_under_checkpoint_and_scan(rng: Any) -> None:
+    """Layers of a model are scanned and rematerialised."""
+    q, kv, indices = selection(rng)
+
+    def layer(carry: Any, _: Any) -> tuple[Any, Any]:
+        out, _, lse = mla.sparse_mla_fwd(carry, kv, indices)
+        return carry.at[..., :512].add(out), jax.lax.stop_gradient(lse)
+
+    def loss(q: Any, scanned: bool) -> Any:
+        if scanned:
+            q, _ = jax.lax.scan(jax.checkpoint(layer), q, None, length=2)
+        else:
+            for _ in range(2):
+                q, _ = layer(q, None)
+        return q.astype(jnp.float32).sum()
+
+    scanned, unrolled = (jax.jit(jax.grad(loss), static_argnums=1)(q, way) for way in (True, False))
+    kit.require_same(("dq",), (np.asarray(scanned),), (np.asarray(unrolled),))
+
+
+def test_gradient_through_statistics_is_refused(rng: Any) -> None:
+    """A gradient that would silently be zero is worse than an error."""
+    q, kv, indices = selection(rng)
+    with pytest.raises(UnsupportedError, match="through 'lse'"):
+        jax.grad(lambda q: mla.sparse_mla_fwd(q, kv, indices)[2].sum())(q)
+    with pytest.raises(ValueError, match="cannot be differentiated"):
+        lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+        jax.grad(lambda q: mla.attn_dist(q, kv, indices, lse).sum())(q)
+
+
+def mapped(function: Any, axes: Any, arguments: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    """vmap, traced; and what a loop over the mapped axis gives."""
+    size = next(a.shape[0] for a, axis in zip(arguments, axes, strict=True) if axis is not None)
+    made = results_of(jax.jit(jax.vmap(function, in_axes=axes))(*arguments))
+    rows = [
+        results_of(function(*(a if axis is None else a[i] for a, axis in zip(arguments, axes, strict=True))))
+        for i in range(size)
+    ]
+    kit.require_same((), made, tuple(np.stack(column) for column in zip(*rows, strict=True)))
+    return made
+
+
+def custom_calls(function: Any, axes: Any, arguments: Any) -> tuple[int, bool]:
+    """How many custom calls a mapped function makes, and whether one of them stands in a loop."""
+    text = str(jax.make_jaxpr(jax.vmap(function, in_axes=axes))(*arguments))
+    return text.count("ffi_call["), "scan[" in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "looped"),
+    [
+        ((0, 0, 0), {}, False),
+        ((0, 0, None), {"causal": True}, False),
+        ((None, 0, None), {}, False),
+        ((0, None, 0), {}, False),
+        ((0, None, None), {}, False),
+        ((0, None, 0), {"causal": True}, True),
+    ],
+)
+def test_vmap_uses_the_batch_axis_or_further_queries(
+    rng: Any, axes: Any, options: dict[str, Any], looped: bool
+) -> None:
+    batch = selection(rng, (3,))
+    arguments = [a if axis == 0 else a[0] for a, axis in zip(batch, axes, strict=True)]
+
+    def function(q: Any, kv: Any, indices: Any) -> Any:
+        return mla.sparse_mla_fwd(q, kv, indices, **options)
+
+    assert custom_calls(function, axes, arguments) == (1, looped)
+    mapped(function, axes, arguments)
+
+
+def test_vmap_of_a_batched_call_and_of_a_vmap(rng: Any) -> None:
+    q, kv, indices = selection(rng, (2, 3))
+    mapped(mla.sparse_mla_fwd, (0, 0, 0), (q, kv, indices))
+    mapped(mla.sparse_mla_fwd, (0, 0, None), (q, kv, indices[0]))
+    twice = results_of(jax.vmap(jax.vmap(mla.sparse_mla_fwd))(q, kv, indices))
+    kit.require_same((), twice, results_of(jax.vmap(mla.sparse_mla_fwd)(q, kv, indices)))
+
+
+def test_vmap_of_nothing(rng: Any) -> None:
+    """A mapped axis of extent 0, in every way of mapping."""
+    q, kv, indices = (array[:0] for array in selection(rng, (2,)))
+    assert jax.vmap(mla.sparse_mla_fwd)(q, kv, indices)[0].shape == (0, 6, 4, 512)
+    one = selection(rng)
+    assert jax.vmap(mla.sparse_mla_fwd, (0, None, None))(q, one[1], one[2])[0].shape == (0, 6, 4, 512)
+    nested = (array[:, :0] for array in selection(rng, (2, 3)))
+    assert jax.vmap(mla.sparse_mla_fwd)(*nested)[0].shape == (2, 0, 6, 4, 512)
+
+
+def test_vmap_over_sinks_and_gradients(rng: Any) -> None:
+    """d_sink is summed over a native batch, so a mapped gradient must not use it."""
+    q, kv, indices = selection(rng, (3,))
+    sinks = jnp.asarray(rng.standard_normal((3, 4)), jnp.float32)
+    mapped(gradients, (0, 0, 0, 0), (q, kv, indices, sinks))
+    mapped(gradients, (0, 0, 0, None), (q, kv, indices, sinks[0]))
+    mapped(gradients, (0, None, 0, None), (q, kv[0], indices, sinks[0]))
+
+
+def test_vmap_of_gemv_uses_its_batch_axis(rng: Any) -> None:
+    a = jnp.asarray(rng.integers(0, 256, (3, 8, 32)), jnp.uint8)
+    b = jnp.asarray(rng.integers(0, 256, (3, 2, 32)), jnp.uint8)
+    sfa, sfb = (jnp.full((3, rows, 4), 56, jnp.uint8) for rows in (8, 2))
+    assert custom_calls(mla.nvfp4_gemv, (0, 0, 0, 0), (a, b, sfa, sfb)) == (1, False)
+    mapped(mla.nvfp4_gemv, (0, 0, 0, 0), (a, b, sfa, sfb))
+    mapped(mla.nvfp4_gemv, (0, None, 0, None), (a, b[0], sfa, sfb[0]))
+    mapped(mla.nvfp4_gemv, (None, 0, None, 0), (a[0], b, sfa[0], sfb))
+
+    def batched(a: Any, b: Any, sfa: Any, sfb: Any) -> Any:
+        return mla.nvfp4_gemv(a, b, sfa, sfb, batch_axis=0)
+
+    mapped(batched, (0, 0, 0, 0), tuple(jnp.stack([array] * 2) for array in (a, b, sfa, sfb)))
+
+
+def test_updated_caches_alias_donated_ones(rng: Any) -> None:
+    """The old arrays stay as they are unless they are donated; then their memory is the new ones'."""
+    key = jnp.asarray(rng.standard_normal((1, 2, 32)), jnp.float32)
+    caches = jnp.zeros((3, 2, 8, 16, 4), jnp.float32), jnp.zeros((3, 2, 32, 16), jnp.float32)
+    slots = jnp.asarray([17], jnp.int32)
+    k_cache, v_cache = mla.reshape_and_cache(key, key, *caches, slots)
+    assert not caches[0].any() and k_cache.any()
+    addresses = [cache.unsafe_buffer_pointer() for cache in (k_cache, v_cache)]
+    write = jax.jit(mla.reshape_and_cache, donate_argnums=(2, 3))
+    updated = write(key, key, k_cache, v_cache, slots + 5)
+    assert [cache.unsafe_buffer_pointer() for cache in updated] == addresses
+    assert k_cache.is_deleted()
+
+
+def test_bad_input_is_found_while_tracing(rng: Any) -> None:
+    q, kv, indices = selection(rng)
+    with pytest.raises(InputError, match="'kv': expected shape"):
+        jax.eval_shape(lambda: mla.sparse_mla_fwd(q, kv[:, :100], indices))
+    with pytest.raises(InputError, match="'indices': expected dtype int32"):
+        mla.sparse_mla_fwd(q, kv, indices.astype(jnp.uint8))
+    with pytest.raises(InputError, match="'sm_scale': expected a Python value"):
+        jax.jit(lambda scale: mla.sparse_mla_fwd(q, kv, indices, sm_scale=scale))(0.5)
+    with pytest.raises(InputError, match="'q': expected a JAX or NumPy array, got list"):
+        mla.sparse_mla_fwd([1.0], kv, indices)
+    with pytest.raises(InputError, match="'indices': expected a dtype that JAX keeps"):
+        mla.sparse_mla_fwd(q, kv, np.asarray(indices).astype(np.int64))
+    for unknown in ("out", "stream", "check_indices"):
+        with pytest.raises(TypeError, match=f"sparse_mla_fwd.*{unknown}"):
+            mla.sparse_mla_fwd(q, kv, indices, **{unknown: None})
+
+
+def test_errors_of_the_run_carry_the_operators_words() -> None:
+    """What only the values can show comes back through XLA's status."""
+    packed = jnp.zeros((2, 8), jnp.uint8)
+    scales = jnp.zeros((2, 3), jnp.uint8)
+    with pytest.raises(Exception, match=r"dequantize_nvfp4: argument 'scales': expected shape \[m = 2"):
+        jax.block_until_ready(mla.dequantize_nvfp4(packed, scales))
+
+
+@pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (20, 1), (-5, 1), (3, 4), (-9, 4)])
+def test_traced_start_masks_as_causal_does(rng: Any, q_start: int, k_stride: int) -> None:
+    """Within shard_map the position of a shard's first query is a traced number."""
+    q, kv, indices = selection(rng, s_q=30)
+
+    def run(q: Any, start: Any) -> Any:
+        return mla.sparse_mla_fwd(q, kv, indices, causal=True, q_start=start, k_stride=k_stride)
+
+    static = run(q, q_start)
+    kit.require_same((), results_of(jax.jit(run)(q, q_start)), results_of(static))
+    batched = jax.jit(
+        lambda start: mla.sparse_mla_fwd(
+            q[None], kv[None], indices[None], causal=True, q_start=start, k_stride=k_stride
+        )
+    )
+    kit.require_same((), tuple(r[0] for r in results_of(batched(q_start))), results_of(static))
+
+
+def test_exported_program_runs_in_a_fresh_process(rng: Any, tmp_path: Any) -> None:
+    """The call travels inside the program; the process that runs it needs `register` alone."""
+    pytest.importorskip("flatbuffers", reason="jax.export writes programs with it")
+    q, kv, indices = selection(rng)
+    export = jax.export.export(jax.jit(mla.sparse_mla_fwd), disabled_checks=mla.export_checks())(q, kv, indices)
+    (tmp_path / "program").write_bytes(export.serialize())
+    expected = results_of(mla.sparse_mla_fwd(q, kv, indices))
+    np.savez(tmp_path / "arrays.npz", *(np.asarray(a).view(np.uint8) for a in (q, kv, indices, expected[0])))
+    program = f"""
+import pathlib, numpy as np, ml_dtypes, jax
+from cupymla.interop import jax as mla
+mla.register()
+folder = pathlib.Path({str(tmp_path)!r})
+q, kv, indices, out = np.load(folder / "arrays.npz").values()
+exported = jax.export.deserialize(bytearray((folder / "program").read_bytes()))
+bf16 = ml_dtypes.bfloat16
+got = exported.call(q.view(bf16), kv.view(bf16), indices.view(np.int32))
+assert np.array_equal(np.asarray(got[0]).view(np.uint8), out)
+print("equal")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "equal", run.stderr
+
+
+def test_exported_program_with_open_sizes(rng: Any) -> None:
+    """Extents that the program leaves open are read from the buffers."""
+    sizes = jax.export.symbolic_shape("s_q, s_kv")
+    q, kv, indices = selection(rng)
+    arguments = (
+        jax.ShapeDtypeStruct((sizes[0], 4, 576), jnp.bfloat16),
+        jax.ShapeDtypeStruct((sizes[1], 576), jnp.bfloat16),
+        jax.ShapeDtypeStruct((sizes[0], 9), jnp.int32),
+    )
+    exported = jax.export.export(jax.jit(mla.sparse_mla_fwd), disabled_checks=mla.export_checks())(*arguments)
+    for s_q, s_kv in ((6, 40), (2, 31)):
+        given = q[:s_q], kv[:s_kv], indices[:s_q]
+        kit.require_same((), results_of(exported.call(*given)), results_of(mla.sparse_mla_fwd(*given)))
+
+
+def test_calls_from_many_threads(rng: Any) -> None:
+    """Programs that run at once do not share a runner."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    problems = [selection(rng) for _ in range(4)]
+    run = jax.jit(mla.sparse_mla_fwd)
+    expected = [results_of(run(*problem)) for problem in problems]
+
+    def work(place: int) -> None:
+        for _ in range(5):
+            kit.require_same((), results_of(run(*problems[place])), expected[place])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+def test_threads_of_xla_keep_what_operators_remember(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bindings are remembered for each thread; XLA's own must not forget them between two calls."""
+    import threading
+
+    from cupymla.interop.jax import handler
+
+    memory, remembered = threading.local(), []
+    run = handler._runners.run
+
+    def watched(*arguments: Any) -> None:
+        remembered.append(hasattr(memory, "mark"))
+        memory.mark = True
+        run(*arguments)
+
+    monkeypatch.setattr(handler._runners, "run", watched)
+    q, kv, indices = selection(rng)
+    program = jax.jit(lambda q: [mla.sparse_mla_fwd(q * (n + 1), kv, indices)[0] for n in range(6)])
+    for _ in range(20):
+        jax.block_until_ready(program(q))
+    assert sum(remembered) > 60, f"{sum(remembered)} of {len(remembered)} calls found their thread's memory"
+
+
+def test_every_function_is_there() -> None:
+    for name in mla.__all__:
+        assert callable(getattr(mla, name)) and name in dir(mla)
+    assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))
+    with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
+        _ = mla.sparse_mla_sideways

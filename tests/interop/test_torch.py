@@ -1,0 +1,169 @@
+"""The torch operators on the CPU: the same bits as the public functions, and everything torch asks of an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import interop_kit as kit
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError
+
+torch = pytest.importorskip("torch")
+
+from cupymla.interop import torch as mla  # noqa: E402 - only where there is torch
+
+PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.companion_problems()]
+CARRIERS = {1: np.uint8, 2: np.int16}
+
+
+def tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor over the same memory, strides included."""
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(CARRIERS[array.dtype.itemsize])).view(getattr(torch, array.dtype.name))
+
+
+def array(given: Any) -> np.ndarray[Any, Any]:
+    """The NumPy array of a tensor."""
+    name = str(given.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):
+        carrier = {1: torch.uint8, 2: torch.int16}[given.element_size()]
+        bits: np.ndarray[Any, Any] = given.view(carrier).numpy().view(getattr(ml_dtypes, name))
+        return bits
+    plain: np.ndarray[Any, Any] = given.numpy()
+    return plain
+
+
+def results_of(made: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    return tuple(array(given) for given in (made if isinstance(made, tuple) else (made,)))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_same_bits(problem: kit.Problem) -> None:
+    """Arrays with their strides, options and results reach the operator and come back in their places."""
+    inputs = problem.inputs()
+    expected = problem.expected(inputs)
+    given = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+    made = getattr(mla, problem.declaration.name)(**given)
+    kit.require_same(problem.declaration.outputs, results_of(made), expected)
+
+
+# opcheck multiplies what an operator writes in place, which torch cannot with 8-bit floats.
+CHECKED = [p for p in kit.operator_problems(per_intent=1) if p.name.endswith(("-shapes", "-options", "-strides"))]
+CHECKED += [p for p in kit.companion_problems() if p.name != "reshape_and_cache-fp8"]
+
+
+@pytest.mark.parametrize("problem", CHECKED, ids=lambda problem: problem.name)
+def test_opcheck(problem: kit.Problem) -> None:
+    """Schema, fake results (shapes, dtypes, strides), autograd registration, and tracing with open sizes."""
+    inputs = problem.inputs()
+    given = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+    declaration = problem.declaration
+    mla.register()
+    numbers = {f"{name}_number": given.pop(name) for name in declaration.either if isinstance(given.get(name), float)}
+    arrays = tuple(given.pop(name, None) for name in declaration.arrays)
+    operator = getattr(torch.ops.cupymla, declaration.name).default
+    torch.library.opcheck(operator, arrays, {**given, **numbers})
+
+
+def selection(seed: int = 0, s_q: int = 6, s_kv: int = 40, h: int = 4) -> tuple[Any, ...]:
+    """q, kv, indices and sink, those that have one with a gradient."""
+    torch.manual_seed(seed)
+    q = torch.randn(s_q, h, 576).bfloat16().requires_grad_()
+    kv = torch.randn(s_kv, 576).bfloat16().requires_grad_()
+    indices = torch.randint(-3, s_kv, (s_q, 9), dtype=torch.int32)
+    return q, kv, indices, torch.randn(h).requires_grad_()
+
+
+def test_opcheck_with_gradients() -> None:
+    q, kv, indices, sink = selection()
+    operator = torch.ops.cupymla.sparse_mla_fwd.default
+    torch.library.opcheck(operator, (q, kv, indices, None, sink), {"causal": True, "q_start": 20})
+
+
+def loss(q: Any, kv: Any, indices: Any, sink: Any) -> Any:
+    out, _, _ = mla.sparse_mla_fwd(q, kv, indices, attn_sink=sink, causal=True, q_start=20)
+    return out.float().square().sum()
+
+
+def gradients(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    wanted = [a for a in arguments if a.requires_grad]
+    return tuple(torch.autograd.grad(function(*arguments), wanted))
+
+
+def test_gradient_is_sparse_mla_bwd() -> None:
+    arguments = selection()
+    q, kv, indices, sink = (argument.detach() for argument in arguments)
+    options = {"attn_sink": sink, "causal": True, "q_start": 20}
+    out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices, **options)
+    expected = cupymla.sparse_mla_bwd(q, kv, out, (2 * out.float()).bfloat16(), lse, indices, **options)
+    kit.require_same(("dq", "dkv", "d_sink"), results_of(gradients(loss, arguments)), results_of(expected))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_whole(backend: str) -> None:
+    """torch.compile sees through to the operators: one graph, the same bits, forward and backward."""
+    arguments = selection()
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    kit.require_same((), results_of(gradients(compiled, arguments)), results_of(gradients(loss, arguments)))
+    other = selection(1, s_q=3, s_kv=50)
+    kit.require_same((), results_of(gradients(compiled, other)), results_of(gradients(loss, other)))
+
+
+def test_statistics_and_distributions_require_no_gradient() -> None:
+    """There is no gradient through them: torch sees constants, and says so when nothing else is left."""
+    q, kv, indices, _ = selection()
+    out, max_logits, lse = mla.sparse_mla_fwd(q, kv, indices)
+    assert out.requires_grad and not max_logits.requires_grad and not lse.requires_grad
+    assert not mla.attn_dist(q, kv, indices, lse).requires_grad
+
+
+def test_caches_are_updated_in_place_under_compile() -> None:
+    torch.manual_seed(0)
+    key = torch.randn(1, 2, 32)
+    caches = torch.zeros(3, 2, 8, 16, 4), torch.zeros(3, 2, 32, 16)
+
+    def step(key: Any, k_cache: Any, v_cache: Any) -> Any:
+        k_cache, v_cache = mla.reshape_and_cache(key, key, k_cache, v_cache, torch.tensor([17], dtype=torch.int32))
+        return k_cache.sum() + v_cache.sum()
+
+    total = torch.compile(step, fullgraph=True, backend="aot_eager")(key, *caches)
+    torch.testing.assert_close(total, 2 * key.sum())
+    assert caches[0].any() and caches[1].any()
+
+
+def test_results_come_from_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA-graph pools and memory limits hold only for memory that torch has handed out itself."""
+    from cupymla import tensor as door
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("allocated outside of torch")
+
+    monkeypatch.setattr(door, "allocate", refuse)
+    monkeypatch.setattr(door, "from_numpy", refuse)
+    q, kv, indices, _ = selection()
+    out, _, _ = mla.sparse_mla_fwd(q.detach(), kv.detach(), indices)
+    assert out.shape == (6, 4, 512)
+
+
+def test_bad_input() -> None:
+    q, kv, indices, _ = selection()
+    with pytest.raises(InputError, match="'kv': expected shape"):
+        mla.sparse_mla_fwd(q, kv[:, :100], indices)
+    with pytest.raises(InputError, match="'indices': expected a torch tensor, got ndarray"):
+        mla.sparse_mla_fwd(q, kv, indices.numpy())
+    with pytest.raises(InputError, match="'alpha': expected a number or a tensor, got str"):
+        mla.nvfp4_gemv(q, kv, indices, alpha="one")
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*'out'"):
+        mla.sparse_mla_fwd(q, kv, indices, out=None)
+
+
+def test_every_function_is_there() -> None:
+    for name in mla.__all__:
+        assert callable(getattr(mla, name)) and name in dir(mla)
+    with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
+        _ = mla.sparse_mla_sideways

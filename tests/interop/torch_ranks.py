@@ -1,0 +1,90 @@
+"""What test_parallel.py runs as each rank of a gloo group: sharded against whole."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cupymla.interop import torch as mla
+from cupymla.interop.torch import parallel
+
+UNIT = 2.0**-8
+
+
+def arguments(batch: tuple[int, ...]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "q": torch.randn(*batch, 32, 4, 576).bfloat16(),
+        "kv": torch.randn(*batch, 64, 576).bfloat16(),
+        "indices": torch.randint(-3, 64, (*batch, 32, 9), dtype=torch.int32),
+        "topk_length": torch.randint(1, 12, (*batch, 32), dtype=torch.int32),
+        "attn_sink": torch.randn(4),
+    }
+
+
+def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = arguments(batch)
+    axis = len(batch)
+    mine = {n: a if n == "attn_sink" else a.chunk(ranks, axis)[rank].clone() for n, a in whole.items()}
+    for given in (whole, mine):
+        for name in ("q", "kv", "attn_sink"):
+            given[name] = given[name].detach().requires_grad_()
+    expected = mla.sparse_mla_fwd(**whole, **options)
+    results = parallel.sparse_mla_fwd(**mine, **options)
+    for one, part in zip(expected, results, strict=True):
+        assert torch.equal(one.chunk(ranks, axis)[rank], part)
+    torch.manual_seed(1)
+    slope = torch.randn(expected[0].shape)
+    (expected[0].float() * slope).sum().backward()
+    (results[0].float() * slope.chunk(ranks, axis)[rank]).sum().backward()
+    assert torch.equal(whole["q"].grad.chunk(ranks, axis)[rank], mine["q"].grad)
+    # Both sides round the same float32 sum, taken in two orders, once to bfloat16.
+    dkv = whole["kv"].grad.chunk(ranks, axis)[rank].float()
+    torch.testing.assert_close(mine["kv"].grad.float(), dkv, rtol=2 * UNIT, atol=1e-5 * float(dkv.abs().max()))
+    dist.all_reduce(mine["attn_sink"].grad)
+    torch.testing.assert_close(mine["attn_sink"].grad, whole["attn_sink"].grad, rtol=1e-4, atol=1e-4)
+    if not batch:
+        dist_options = {name: value for name, value in options.items() if name in ("causal", "q_start", "k_stride")}
+        lists = [*(whole[name].detach() for name in ("q", "kv", "indices")), expected[2].detach()]
+        target = mla.attn_dist(*lists, **dist_options)
+        parts = [array.chunk(ranks)[rank] for array in lists]
+        assert torch.equal(parallel.attn_dist(*parts, **dist_options), target.chunk(ranks)[rank])
+
+
+def forward_on_gpu() -> None:
+    """This rank's GPU has its share; the whole is computed on it as well."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = {name: array.cuda(rank) for name, array in arguments(()).items()}
+    mine = {n: a if n == "attn_sink" else a.chunk(ranks)[rank].clone() for n, a in whole.items()}
+    choices: tuple[dict[str, Any], ...] = ({}, {"causal": True, "q_start": 16})
+    for options in choices:
+        expected = mla.sparse_mla_fwd(**whole, **options)
+        results = parallel.sparse_mla_fwd(**mine, **options)
+        for one, part in zip(expected, results, strict=True):
+            torch.testing.assert_close(part, one.chunk(ranks)[rank], rtol=2 * UNIT, atol=2 * UNIT)
+
+
+def main(rank: int, ranks: int, rendezvous: str, what: str) -> None:
+    if what == "gpu":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if what == "gpu" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    if what == "gpu":
+        forward_on_gpu()
+    else:
+        compare_all(what)
+    dist.barrier()
+    dist.destroy_process_group()
+    print("right")
+
+
+def compare_all(what: str) -> None:
+    compare((2,) if what == "batch" else (), {"causal": True, "q_start": 16} if what != "plain" else {})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
