@@ -297,6 +297,18 @@ def copy_to_host(host: int, device: int, size_bytes: int, stream: int) -> None:
     check(cu.cuStreamSynchronize(handle), f"waiting for stream {stream:#x}")
 
 
+def fill_zero(device: int, size_bytes: int, stream: int) -> None:
+    """Fill device memory with zero bytes in the order of `stream`, without waiting for it. Raises DriverError.
+
+    Args:
+        device: device address, of the device whose context is current.
+        size_bytes: how much.
+        stream: stream address.
+    """
+    cu = _bindings()
+    check(cu.cuMemsetD8Async(device, 0, size_bytes, cu.CUstream(stream)), f"zeroing {size_bytes} bytes")
+
+
 def allow(function_handle: int, smem_bytes: int, cluster: int) -> None:
     """Let a kernel use that much dynamic shared memory, and clusters of more than 8 CTAs, if it may not already.
 

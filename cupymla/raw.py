@@ -39,7 +39,7 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
         operator: an operator that has a kernel, such as "sparse_mla_fwd".
         arch: the target, such as "sm_90a"; by default that of CUDA device 0.
         variant: which of the operator's kernels; the parameters of `variant` in its `plan` module, for
-            sparse_mla_fwd `d_qk`, `dtype` and `any_scale`.
+            sparse_mla_fwd `d_qk`, `heads`, `dtype`, `any_scale` and `split`.
 
     Raises:
         InputError: an unknown operator, target or variant.

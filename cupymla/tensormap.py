@@ -48,6 +48,11 @@ _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 _FILLS = {"zero": 0, "nan": 1}
 
 
+def element_bytes(dtype: str) -> int:
+    """Bytes that a map copies for one element of a dtype label."""
+    return _TYPES[dtype][1]
+
+
 class TileMap(NamedTuple):
     """A request for a tensor map. Innermost dimension first, as the hardware counts them.
 

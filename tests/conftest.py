@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from hypothesis import settings
 
+from cupymla.emulate.host import machine
 from cupymla.testing.evidence import Recorder
 
 NO_GPU = "needs a CUDA GPU"
@@ -24,8 +26,16 @@ def gpu_present() -> bool:
     return driver.available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--interpret-all", action="store_true", help="run every small case of every kernel interpreted")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
+    if not config.getoption("--interpret-all"):
+        unasked = [item for item in items if item.get_closest_marker("interpret_all")]
+        items[:] = [item for item in items if not item.get_closest_marker("interpret_all")]
+        config.hook.pytest_deselected(items=unasked)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -50,3 +60,13 @@ def evidence() -> Iterator[Recorder]:
     recorder = Recorder()
     yield recorder
     recorder.write()
+
+
+HOST = pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+
+
+@pytest.fixture(params=[pytest.param("host", marks=HOST), pytest.param("gpu", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> Literal["host", "gpu"]:
+    """The machine that an emulated kernel runs on."""
+    found: Literal["host", "gpu"] = request.param
+    return found

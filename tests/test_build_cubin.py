@@ -95,8 +95,6 @@ def test_image_agrees_with_the_compilers_log(
     assert set(image.kernels) == {"facts", "other"}
     assert image.registers("facts") == compiled.resources.registers > 0
     assert compiled.resources.static_smem_bytes == 33 * 4
-    assert image.max_threads("facts") == 96
-    assert image.max_threads("other") is None
     assert image.parameters("facts") == compiled.parameters == (8, 64)
     assert image.parameters("other") == (8, 128, 2)
     assert image.registers("absent") == 0
@@ -138,4 +136,3 @@ def test_a_damaged_image_raises_value_error_or_reads(image_bytes: bytes, damage:
         return
     assert image.registers("facts") >= 0
     image.parameters("facts")
-    image.max_threads("facts")

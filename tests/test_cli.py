@@ -232,6 +232,7 @@ def test_rich_tables_show_brackets_as_they_are(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 @pytest.mark.compile
+@pytest.mark.timeout(1200)
 def test_demo_then_precompile(capsys: pytest.CaptureFixture[str], cache_folder: Path, tmp_path: Path) -> None:
     """On any machine, with nothing prepared: every operator right, every kernel compiled, a plot on disk.
 
@@ -248,7 +249,10 @@ def test_demo_then_precompile(capsys: pytest.CaptureFixture[str], cache_folder: 
     rows = json_of(capsys, *words)
     if not driver.available():
         wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100a")}
-        assert {(row["kernel"], row["arch"]) for row in found["kernels"]} == wanted
+        compiled = {(row["kernel"], row["arch"]) for row in found["kernels"]}
+        # Companions' kernels are among them.
+        assert wanted <= compiled
+        assert {arch for _, arch in compiled} == {"sm_90a", "sm_100a"}
         assert all(row["error"] == "" for row in found["kernels"])
         assert all(row["cached"] for row in rows)
     assert rows

@@ -36,7 +36,8 @@ def test_a_plan_offers_sources_for_every_target_in_the_registry(entry: registry.
 
 
 def test_every_translation_unit_belongs_to_a_plan() -> None:
-    assert set(units()) == {source.path for source in all_sources()}
+    operators = {unit for unit in units() if not unit.startswith("emulate/")}
+    assert operators == {source.path for source in all_sources()}
 
 
 @pytest.mark.compile

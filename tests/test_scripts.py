@@ -87,12 +87,12 @@ def test_cuda_extra_without_a_driver(checkout: Path, programs: Path) -> None:
 def test_no_python_is_said_clearly(checkout: Path, programs: Path) -> None:
     done = run(checkout, programs, "prepare_environment cuda12,cli numpy")
     assert done.returncode != 0
-    assert "no Python 3.10 or newer" in done.stderr
+    assert "no Python 3.11 or newer" in done.stderr
 
 
 def test_missing_venv_module_is_said_clearly(checkout: Path, programs: Path) -> None:
     # Answers that it is new enough, and fails to import ensurepip, venv and whatever is asked for.
-    fake(programs, "python3", '[ "${2:-}" = "import sys; sys.exit(sys.version_info < (3, 10))" ]')
+    fake(programs, "python3", '[ "${2:-}" = "import sys; sys.exit(sys.version_info < (3, 11))" ]')
     done = run(checkout, programs, "prepare_environment cuda12,cli numpy")
     assert done.returncode != 0
     assert "python3-venv" in done.stderr

@@ -11,7 +11,7 @@ import fake_cupy
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_arrays import CPU, CUDA0, CUDA1, Foreign, Interface, view_at
+from fake_arrays import CPU, CUDA1, Foreign, Interface, view_at
 from fake_driver import INVALID, FakeDriver, installed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -468,12 +468,3 @@ def test_halves_of_a_matrix_do_not_overlap() -> None:
 
 def test_other_devices_never_overlap() -> None:
     assert not tensor.overlap(view_at(1000, (4,), (1,)), view_at(1000, (4,), (1,), device=CUDA1))
-
-
-def test_same_device_names_the_argument_that_is_elsewhere() -> None:
-    here, there = view_at(1000, (4,), (1,)), view_at(1000, (4,), (1,), device=CUDA1)
-    assert tensor.require_same_device({"q": here, "sink": None, "kv": here}) == CUDA0
-    with pytest.raises(InputError, match="'kv': expected an array on cuda:0, where 'q' is, got one on cuda:1"):
-        tensor.require_same_device({"sink": None, "q": here, "kv": there})
-    with pytest.raises(ValueError, match="no views"):
-        tensor.require_same_device({"sink": None})

@@ -390,14 +390,18 @@ def test_rates_are_taken_without_the_empty_kernel(operator: str, share: float) -
 
 def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> None:
     rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
-    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    beside = [report.RivalRow("m7168_k16384_l1_n1", "another library", 34.5)]
+    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows, beside)
     file = made.write(tmp_path, "nvfp4_gemv")
     assert file == tmp_path / "h200" / "nvfp4_gemv.json"
     assert report.Benchmark.read(file) == made
     content = json.loads(file.read_text())
-    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows"]
+    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows", "rivals"]
     assert list(content["ceilings"]) == ["cublas_bf16_tflops", "copy_tbps", "read_tbps", "empty_us"]
     assert list(content["rows"][0]) == ["case", "us", "tflops", "tbps", "of_ceiling"]
+    del content["rivals"]
+    file.write_text(json.dumps(content))
+    assert report.Benchmark.read(file).rows == rows, "files from before there were rivals"
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:

@@ -12,7 +12,18 @@ from .cubin import Cubin, Image, Resources, frozen
 from .loader import Kernel, load, raw_module
 from .source import KernelSource, content_hash
 
-__all__ = ["Cubin", "Kernel", "KernelSource", "Resources", "content_hash", "cubin", "forget", "kernel", "raw_module"]
+__all__ = [
+    "Cubin",
+    "Kernel",
+    "KernelSource",
+    "Resources",
+    "content_hash",
+    "cubin",
+    "forget",
+    "kernel",
+    "ptx",
+    "raw_module",
+]
 
 _cubins: dict[KernelSource, Cubin] = {}
 _kernels: dict[tuple[KernelSource, int], Kernel] = {}
@@ -63,6 +74,22 @@ def kernel(source: KernelSource, device: int) -> Kernel:
         with _lock:
             found = _kernels.get((source, device)) or load(compiled, device)
             _kernels[source, device] = found
+    return found
+
+
+def ptx(source: KernelSource) -> str:
+    """The PTX of `source`: from disk, else from the compiler. Raises CompileError, UnsupportedError, InputError."""
+    content = content_hash(source)
+    name = cache.key(source, content, compiler.toolchain())
+    found = cache.load_ptx(source, name)
+    if found is None:
+        with cache.locked(source, name):
+            found = cache.load_ptx(source, name)
+            if found is None:
+                found = compiler.ptx(source)
+                # A file edited while the compiler ran would be kept under the hash of its old content.
+                if content_hash(source) == content:
+                    cache.store_ptx(source, name, found)
     return found
 
 

@@ -33,7 +33,7 @@ from .source import KernelSource
 SCHEMA = 1
 LOCK_TIMEOUT_SECONDS = 900.0
 _POLL_SECONDS = 0.05
-_OURS = (".cubin", ".json", ".lock", ".part")
+_OURS = (".cubin", ".json", ".lock", ".part", ".ptx")
 
 _warned: set[str] = set()
 _warned_lock = threading.Lock()
@@ -307,6 +307,24 @@ def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | 
         warn_once(f"compiled kernels are not kept in {layer}: {error.strerror or error}")
         return None
     return file
+
+
+def load_ptx(source: KernelSource, name: str) -> str | None:
+    """The PTX kept under a key; None when there is none."""
+    for folder in _folders(source):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return _file(folder, source, name).with_suffix(".ptx").read_text()
+    return None
+
+
+def store_ptx(source: KernelSource, name: str, text: str) -> None:
+    """Keep a kernel's PTX beside its cubin, where a folder takes it."""
+    layer = location()
+    folder = _folder(layer, source) if layer else None
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _write(_file(folder, source, name).with_suffix(".ptx"), text.encode())
 
 
 # Locks ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,7 +205,7 @@ _CUTLASS_STD = tuple(
 )
 
 
-def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str, bool]:
+def _run_nvrtc(source: KernelSource, options: Sequence[str], text_only: bool = False) -> tuple[bytes, str, bool]:
     nvrtc = _nvrtc()
     folders = [tree.folder for tree in (*trees(source), *header_folders())]
     arguments = (*options, *(f"-I{folder}" for folder in folders))
@@ -217,7 +217,8 @@ def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
             return b"", nvrtc.getProgramLog(program) or str(error), False
-        return bytes(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program), True
+        made = nvrtc.getPTX(program) if text_only else nvrtc.getCUBIN(program)
+        return bytes(made), nvrtc.getProgramLog(program), True
     finally:
         nvrtc.destroyProgram(program)
 
@@ -237,7 +238,8 @@ def _nvcc_toolchain(program: str) -> Toolchain:
     return Toolchain("nvcc", found[1], "")
 
 
-def _run_nvcc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str, bool]:
+def _run_nvcc(source: KernelSource, options: Sequence[str], text_only: bool = False) -> tuple[bytes, str, bool]:
+    options = [("-ptx" if text_only and option == "-cubin" else option) for option in options]
     with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
         output = Path(folder) / "kernel.cubin"
         includes = [f"-I{tree.folder}" for tree in trees(source)]
@@ -313,19 +315,45 @@ def _announced(source: KernelSource) -> Iterator[None]:
             print(f" {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
 
 
+def relocatable(source: KernelSource, registers: int) -> Compiled:
+    """Compile a unit into an object that kernels compiled elsewhere are linked with; it needs no entry.
+
+    Args:
+        source: what to compile; its entry is not looked for.
+        registers: the most that its functions may use per thread.
+
+    Raises CompileError and UnsupportedError like `compile`.
+    """
+    compiled = _compile(source, (f"-maxrregcount={registers}", "-rdc=true"))
+    # CuPy's getCUBIN takes the image for text and drops its last byte, part of a section header and zero.
+    return replace(compiled, data=compiled.data + b"\0") if toolchain().backend == "nvrtc" else compiled
+
+
+def ptx(source: KernelSource, linked: bool = False) -> str:
+    """The PTX that a kernel is assembled from, for its target; `linked` when other units will call its functions.
+
+    Raises CompileError and UnsupportedError.
+    """
+    return _compile(source, ("-rdc=true",) if linked else (), text_only=True).data.decode().rstrip("\0")
+
+
 def compile(source: KernelSource) -> Compiled:
     """Compile one kernel with the configured compiler.
 
     Raises CompileError with the compiler's log when it does not compile, or when the log reports a mistake in our
     files or a pipeline that ptxas serialised; UnsupportedError when the compiler does not know the target.
     """
+    return _compile(source, ())
+
+
+def _compile(source: KernelSource, extra: tuple[str, ...], text_only: bool = False) -> Compiled:
     chain = toolchain()
     check_arch(source.arch, chain)
-    options = (*flags(chain.backend, source.arch), *(_define(*pair) for pair in source.defines))
+    options = (*flags(chain.backend, source.arch), *extra, *(_define(*pair) for pair in source.defines))
     run = _run_nvcc if chain.backend == "nvcc" else _run_nvrtc
     started = time.monotonic()
     with _announced(source):
-        data, text, succeeded = run(source, options)
+        data, text, succeeded = run(source, options, text_only)
     seconds = time.monotonic() - started
     file, log = str(source.file.absolute()), text.strip("\0\n ")
     if not succeeded:

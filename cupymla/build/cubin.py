@@ -18,7 +18,7 @@ _NOBITS = 8
 _FUNCTION, _GLOBAL_OR_WEAK = 2, (1, 2)
 _KERNEL = 0x10
 _FORMAT_SIZED = 4
-_REGISTERS, _PARAMETER, _MAX_THREADS = 0x2F, 0x17, 0x05
+_REGISTERS, _PARAMETER = 0x2F, 0x17
 _PARAMETER_SIZE_BIT = 18
 
 # A fact is spelled `name = expression`; an expression holds comparisons but no assignment.
@@ -206,14 +206,6 @@ class Image:
                 _, ordinal, _, packed = struct.unpack("<IHHI", payload)
                 sizes[ordinal] = packed >> _PARAMETER_SIZE_BIT
         return tuple(size for _, size in sorted(sizes.items()))
-
-    def max_threads(self, kernel: str) -> int | None:
-        """The thread count that `__launch_bounds__` allows, or None without bounds."""
-        for attribute, _, payload in self._attributes(f".nv.info.{kernel}"):
-            if attribute == _MAX_THREADS and len(payload) == 12:
-                x, y, z = struct.unpack("<III", payload)
-                return int(x * y * z)
-        return None
 
 
 def frozen(facts: Mapping[str, int]) -> Mapping[str, int]:

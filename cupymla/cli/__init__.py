@@ -1,4 +1,4 @@
-"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache`.
+"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache | emulate`.
 
 Importing this module loads next to nothing; a command brings in what it needs when it runs. Exit status: 0 done,
 1 something failed or is missing, 2 it cannot be done here (bad arguments, no GPU where one is needed).
@@ -49,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/<op>.json and .png")
     bench.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
+
+    from .emulate import add_options
+
+    add_options(add("emulate", "Translate a kernel for Blackwell, and run it on a Hopper GPU or on the processor."))
 
     cache = commands.add_parser("cache", help="Look at or clear the cache of compiled kernels.")
     actions = cache.add_subparsers(dest="action", required=True, metavar="ACTION")

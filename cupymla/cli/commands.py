@@ -16,6 +16,7 @@ from ..ops import registry
 from ..ops.registry import OperatorEntry
 from . import doctor as examination
 from .doctor import Check
+from .emulate import emulate
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -225,8 +226,9 @@ def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argpar
     name = driver.device_name(0)
     where = {"gpu": name, "driver": machine.driver_text(), "date": machine.today()}
     content = {**where, "commit": options.commit or machine.commit(), "rows": rows}
-    cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in measure.HOST_COLUMNS)) for row in rows]
-    terminal.table(f"Host microseconds per call on {name}", ("operator", "case", *measure.HOST_COLUMNS), cells)
+    columns = (*measure.HOST_COLUMNS, *measure.FRAMEWORK_COLUMNS)
+    cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in columns)) for row in rows]
+    terminal.table(f"Host microseconds per call on {name}", ("operator", "case", *columns), cells)
     if options.out:
         file = options.out / machine.gpu_slug(name) / "host.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -269,4 +271,5 @@ COMMANDS = {
     "precompile": precompile,
     "bench": bench,
     "cache": cache,
+    "emulate": emulate,
 }

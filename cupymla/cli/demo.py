@@ -110,7 +110,7 @@ def show_operator(name: str, gpu: str | None) -> Shown:
     from ..testing import bench, timing
 
     case = subject.cases.BENCH[0]
-    us = bench.time_case(subject, case, timing.Timer())
+    us, _ = bench.time_case(subject, case, timing.Timer(), beside=False)
     return Shown(name, gpu, case.name, small.name, us / 1e3, reports)
 
 

@@ -28,6 +28,7 @@ class OutputArrays:
         wanted: Sequence[tuple[tuple[int, ...], str]],
         given: tuple[View | None, ...],
         stream: int | None,
+        current: bool = False,
     ) -> None:
         """Take or make the arrays.
 
@@ -36,15 +37,14 @@ class OutputArrays:
             wanted: shape and dtype label of each array.
             given: the caller's array for each, or None.
             stream: the one the arrays are written on, where it is not the current stream of `like`.
+            current: whether the device of `like` is known to be the current one.
         """
         self._like = like
         self.layouts: tuple[tuple[int, ...] | None, ...] | None = None
         self._arrays: list[Any] | None = None
         all_fresh = given.count(None) == len(given)
-        if all_fresh:
-            self._arrays = tensor.writable_arrays(like, wanted, stream)
-        if self._arrays is not None:
-            self.pointers = [array.data.ptr for array in self._arrays]
+        if all_fresh and current and stream is None and like.framework == "cupy":
+            self._arrays, self.pointers = tensor.cupy_arrays(wanted)
             return
         self._allocations = [
             tensor.allocate(like, shape, dtype, stream) if array is None else array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,12 +11,19 @@ class KernelEntry:
     """A CUDA kernel of an operator.
 
     Attributes:
-        name: the kernel's name, which is its folder entry under `cuda/<operator>/<arch folder>/`.
-        arch: the NVRTC target it is written for.
+        name: the kernel's name, which is its folder entry under `cuda/<operator>/<folder>/`.
+        arch: the NVRTC target it is compiled for.
+        first: the first target its source serves, where that is not `arch`.
     """
 
     name: str
     arch: str
+    first: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Its folder in `cuda/<operator>`: "sm90" for a source written for sm_90 or sm_90a."""
+        return (self.first or self.arch).rstrip(ascii_lowercase).replace("_", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +54,31 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse MLA attention, forward",
         kernels=(KernelEntry("sparse_mla_fwd", "sm_90a"),),
     ),
-    OperatorEntry("sparse_mla_bwd", "sparse MLA attention, gradients"),
+    OperatorEntry(
+        "sparse_mla_bwd",
+        "sparse MLA attention, gradients",
+        kernels=(KernelEntry("sparse_mla_bwd", "sm_90a"),),
+    ),
     OperatorEntry("sparse_mla_bwd_phase1", "first phase of the sparse MLA backward: scores and delta"),
-    OperatorEntry("attn_dist", "attention distribution summed over heads"),
+    OperatorEntry(
+        "attn_dist",
+        "attention distribution summed over heads",
+        kernels=(KernelEntry("attn_dist", "sm_90a"),),
+    ),
     OperatorEntry(
         "nvfp4_gemv",
         "GEMV on block-scaled 4-bit weights",
+        kernels=tuple(
+            KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
+        ),
         companions=("quantize_nvfp4", "dequantize_nvfp4", "swizzle_scales", "unswizzle_scales"),
     ),
     OperatorEntry(
         "xl_paged_attention",
         "paged decode attention with Transformer-XL relative positions",
+        kernels=tuple(
+            KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a")
+        ),
         companions=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),
 )

@@ -4,14 +4,14 @@
 - `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's
   framework, on the caller's device (`make`);
 - `launch_stream`, `current_stream`, `stream_pointer`, `hold`: whose stream a kernel runs on (`streams`);
-- `overlap`, `require_same_device`: checks that need more than one view (`checks`).
+- `overlap`: whether two views may share memory (`checks`).
 """
 
 from __future__ import annotations
 
 from ..device import Device
-from .checks import overlap, require_same_device
-from .make import Allocation, allocate, empty, fetched, from_numpy, to_numpy, writable_arrays
+from .checks import overlap
+from .make import Allocation, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
 from .read import view, view_output
 from .streams import current_stream, hold, launch_stream, stream_pointer
 from .types import View
@@ -21,6 +21,7 @@ __all__ = [
     "Device",
     "View",
     "allocate",
+    "cupy_arrays",
     "current_stream",
     "empty",
     "fetched",
@@ -28,10 +29,8 @@ __all__ = [
     "hold",
     "launch_stream",
     "overlap",
-    "require_same_device",
     "stream_pointer",
     "to_numpy",
     "view",
     "view_output",
-    "writable_arrays",
 ]

@@ -215,7 +215,9 @@ def allocate(like: View, shape: tuple[int, ...], dtype: str, stream: int | None 
         dtype: label.
         stream: the stream that the memory is written on, where it is not like's current stream.
 
-    Raises UnsupportedError when memory for JAX on a CUDA device is wanted without CuPy.
+    Raw memory has no framework: what is allocated for it are NumPy and CuPy arrays.
+
+    Raises UnsupportedError when memory for JAX or raw memory on a CUDA device is wanted without CuPy.
     """
     if like.framework == "cupy":
         return _allocate_cupy(like, shape, dtype, stream)
@@ -233,20 +235,19 @@ def allocate(like: View, shape: tuple[int, ...], dtype: str, stream: int | None 
     return _allocate_handover(like, shape, dtype, current_stream(like) if stream is None else stream)
 
 
-def writable_arrays(
-    like: View, wanted: Sequence[tuple[tuple[int, ...], str]], stream: int | None = None
-) -> list[Any] | None:
-    """Uninitialised CuPy arrays of these (shape, dtype label)s, the short way: what `allocate` makes, without the
-    allocations around them. None for other frameworks, and where another device or stream has to be made current first.
+def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any], list[int]]:
+    """Uninitialised CuPy arrays of these (shape, dtype label)s on the current device, and their addresses.
+
+    What `allocate` makes, the short way: ordinary calls with CuPy arrays come through here.
     """
-    if like.framework != "cupy" or stream is not None:
-        return None
-    cupy: Any = sys.modules["cupy"]
-    if cupy.cuda.runtime.getDevice() != like.device.index:
-        return None
-    # The bare constructor is what cupy.empty ends in; every call of an operator comes through here.
-    make = cupy.ndarray
-    return [make(shape, _CUPY_DTYPES[dtype]) for shape, dtype in wanted]
+    # The bare constructor is what cupy.empty ends in.
+    make = sys.modules["cupy"].ndarray
+    arrays, pointers = [], []
+    for shape, dtype in wanted:
+        array = make(shape, _CUPY_DTYPES[dtype])
+        arrays.append(array)
+        pointers.append(array.data.ptr)
+    return arrays, pointers
 
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:

@@ -1,8 +1,10 @@
 """Arrays in: one reader per kind of array, chosen once per type.
 
-NumPy, CuPy and torch arrays are read by their attributes, which takes less time than a DLPack capsule and tells more
-(a tensor's grad flag and lazy negation). Everything else is asked for the DLPack C exchange API, a DLPack capsule, or
-an array interface, in this order. No framework is imported: a type belongs to one when its module says so.
+A `View` stands for itself: a caller who already knows address, layout and device, such as a foreign-function handler,
+passes it where an array goes. NumPy, CuPy and torch arrays are read by their attributes, which takes less time than a
+DLPack capsule and tells more (a tensor's grad flag and lazy negation). Everything else is asked for the DLPack C
+exchange API, a DLPack capsule, or an array interface, in this order. No framework is imported: a type belongs to one
+when its module says so.
 
 Sources: the DLPack Python specification (https://dmlc.github.io/dlpack/latest/python_spec.html), NumPy's
 `__array_interface__` version 3, Numba's `__cuda_array_interface__` version 3.
@@ -10,6 +12,7 @@ Sources: the DLPack Python specification (https://dmlc.github.io/dlpack/latest/p
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import sys
@@ -41,7 +44,7 @@ def view(array: Any, argument: str, label: str | None = None) -> View:
     """Look at an array without copying it.
 
     Args:
-        array: NumPy, CuPy, torch or JAX array, or any object with `__dlpack__`, `__cuda_array_interface__` or
+        array: NumPy, CuPy, torch or JAX array, a `View`, or any object with `__dlpack__`, `__cuda_array_interface__` or
             `__array_interface__`.
         argument: the parameter's name, for the error.
         label: declares what bytes hold: a "uint8" array is seen as that 8-bit (or packed 4-bit) floating-point type.
@@ -54,14 +57,14 @@ def view(array: Any, argument: str, label: str | None = None) -> View:
         reader = _remember(_readers, type(array), _choose(type(array)))
     seen = reader(array, argument)
     shape = seen.shape
-    if reader is not _read_cupy and (1 in shape or 0 in shape):
+    if reader is not _read_cupy and reader is not _read_view and (1 in shape or 0 in shape):
         seen.strides = _settled(shape, seen.strides)
     if not seen.ptr and 0 not in shape:
         raise InputError(argument, "an array whose memory can be addressed", f"a {type(array).__name__} without memory")
     if label is not None and seen.dtype != label:
         if seen.dtype != "uint8" or label not in BYTE_LABELS:
             raise InputError(argument, f"{label}, or uint8 that holds it", seen.dtype)
-        seen.dtype = label
+        seen = dataclasses.replace(seen, dtype=label)
     return seen
 
 
@@ -111,6 +114,8 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def _choose(kind: type) -> Reader:
     """The reader for a type: the framework that the type or one of its bases belongs to, else its protocols."""
+    if kind is View:
+        return _read_view
     if issubclass(kind, np.ma.MaskedArray):
         return _refuse_masked
     if issubclass(kind, np.ndarray):
@@ -148,6 +153,11 @@ def _element_strides(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     if any(stride % itemsize for stride in strides):
         return None
     return tuple(stride // itemsize for stride in strides)
+
+
+def _read_view(array: Any, argument: str) -> View:
+    seen: View = array
+    return seen
 
 
 def _read_unknown(array: Any, argument: str) -> View:

@@ -51,8 +51,9 @@ class View:
         dtype: label, such as "float32", "bfloat16", "float8_e4m3fn" or "float4_e2m1fn_x2" (two per byte).
         device: where the memory is.
         readonly: whether writing is forbidden.
-        framework: "numpy", "cupy", "torch", "jax", or "dlpack" for any other.
-        owner: the caller's array, kept alive.
+        framework: "numpy", "cupy", "torch", "jax", "dlpack" for any other, or "raw" for memory that is known by its
+            address alone, whose stream and life are the caller's affair.
+        owner: the caller's array, kept alive; None for raw memory.
         stream: the CUDA stream behind which the data is ready, as an address, when the array's protocol names one;
             None where the framework's current stream is that stream (or on the CPU).
         capsule: what else must stay alive while the memory is used, such as a DLPack capsule.

@@ -7,15 +7,16 @@ from typing import Any
 
 from ..errors import InputError, UnsupportedError
 from ..ops.case import Case
-from . import machine, timing
+from . import machine, rivals, timing
 from .operators import Subject
-from .report import Benchmark, Row
+from .report import Benchmark, RivalRow, Row
 from .timing import Ceilings, Timer
 
 # Their arithmetic is a chain of matrix products and takes longer than their memory traffic; the others only stream.
 MATRIX_BOUND = frozenset({"sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"})
 
 HOST_COLUMNS = ("bare", "prepared", "ordinary")
+FRAMEWORK_COLUMNS = ("torch", "jax")
 
 
 def chosen(subject: Subject, names: Sequence[str]) -> list[Case]:
@@ -37,15 +38,19 @@ def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:
     return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), round(share, 4))
 
 
-def time_case(subject: Subject, case: Case, timer: Timer) -> float:
-    """Median time of a prepared call of the case, in microseconds."""
+def time_case(subject: Subject, case: Case, timer: Timer, *, beside: bool = True) -> tuple[float, list[RivalRow]]:
+    """Median time of a prepared call of the case, in microseconds, and those of what else can run it, if wanted."""
     import cupy
 
-    prepared = subject.call.prepare(**subject.cases.inputs(case, 0, cupy))
+    inputs = subject.cases.inputs(case, 0, cupy)
+    prepared = subject.call.prepare(**inputs)
     us = timer.us(prepared)
     del prepared
+    others = rivals.of(subject.name, case, inputs) if beside else ()
+    rows = [RivalRow(case.name, name, round(timer.us(call), 2)) for name, call in others]
+    del inputs
     cupy.get_default_memory_pool().free_all_blocks()
-    return us
+    return us, rows
 
 
 def run(
@@ -73,9 +78,11 @@ def run(
         raise UnsupportedError(f"timing {subject.name}", "cpu", "CUDA GPUs")
     timer = Timer()
     limits = ceilings or timing.ceilings(timer)
-    rows = []
+    rows, beside = [], []
     for case in cases:
-        rows.append(row(subject, case, time_case(subject, case, timer), limits))
+        us, others = time_case(subject, case, timer)
+        rows.append(row(subject, case, us, limits))
+        beside.extend(others)
         progress(case.name)
     return Benchmark(
         gpu=driver.device_name(0),
@@ -84,6 +91,7 @@ def run(
         commit=commit or machine.commit(),
         ceilings=limits.as_dict(),
         rows=rows,
+        rivals=beside,
     )
 
 
@@ -91,9 +99,12 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     """Host microseconds per call of the operator's cheapest benchmark case, and the case's name.
 
     `bare` is the driver's launch function alone, with everything laid out; `prepared` a prepared call; `ordinary` a
-    public call with CuPy arrays that allocates its outputs.
+    public call with CuPy arrays that allocates its outputs. `torch` and `jax`, where they are installed for this GPU,
+    are a torch operator and a custom call outside of a CUDA graph, of the operator's smallest case.
     """
     import cupy
+
+    from . import frameworks
 
     case = min(subject.cases.BENCH, key=subject.cases.flops)
     inputs = subject.cases.inputs(case, 0, cupy)
@@ -104,7 +115,8 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
         "ordinary": lambda: subject.call(**inputs),
     }
     wait = cupy.cuda.get_current_stream().synchronize
-    return {"case": case.name, **{name: round(timing.host_us(calls[name], wait), 2) for name in HOST_COLUMNS}}
+    found = {name: round(timing.host_us(calls[name], wait), 2) for name in HOST_COLUMNS}
+    return {"case": case.name, **found, **frameworks.overhead(subject)}
 
 
 def bare_launch(launcher: Any) -> Callable[[], object]:

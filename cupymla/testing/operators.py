@@ -95,8 +95,7 @@ def kernel_for(entry: OperatorEntry, capability: tuple[int, int]) -> KernelEntry
 
 def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
     """A kernel's translation unit without definitions: what stands for all its variants where content is hashed."""
-    folder = kernel.arch.rstrip("abcdefghijklmnopqrstuvwxyz").replace("_", "")
-    return KernelSource(f"{entry.name}/{folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
+    return KernelSource(f"{entry.name}/{kernel.folder}/{kernel.name}.cu", kernel.name, (), kernel.arch)
 
 
 def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:

@@ -13,10 +13,10 @@ from .machine import gpu_slug
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One timed case.
+    """One timed case, or another way to the same result, which then counts the case's operations and bytes.
 
     Attributes:
-        case: its name.
+        case: its name; for another way, what it is follows the name.
         us: one launch between two CUDA events, as measured, in microseconds.
         tflops: the case's operations per time less the empty kernel's, in 10**12 per second.
         tbps: its bytes, likewise.
@@ -31,6 +31,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class RivalRow:
+    """Another library's time for a case.
+
+    Attributes:
+        case: its name.
+        name: the library and what it was given.
+        us: as of `Row`.
+    """
+
+    case: str
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Benchmark:
     """What was measured of one operator on one GPU in one run.
 
@@ -41,6 +56,7 @@ class Benchmark:
         commit: the sources' commit, "-dirty" appended when they differed from it.
         ceilings: cublas_bf16_tflops, copy_tbps, read_tbps, empty_us, measured in the same run.
         rows: the cases.
+        rivals: what else was timed on them in the same run.
     """
 
     gpu: str
@@ -49,12 +65,14 @@ class Benchmark:
     commit: str
     ceilings: dict[str, float]
     rows: list[Row] = field(default_factory=list)
+    rivals: list[RivalRow] = field(default_factory=list)
 
     @classmethod
     def read(cls, file: Path) -> Benchmark:
         """A benchmark file. Raises OSError, ValueError, TypeError when it is none."""
         content = json.loads(file.read_text())
-        return cls(**{**content, "rows": [Row(**row) for row in content["rows"]]})
+        rows = [Row(**row) for row in content["rows"]]
+        return cls(**{**content, "rows": rows, "rivals": [RivalRow(**row) for row in content.get("rivals", ())]})
 
     def write(self, folder: Path, operator: str) -> Path:
         """Write `<folder>/<gpu>/<operator>.json`; returns the file.

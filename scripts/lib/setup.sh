@@ -14,13 +14,13 @@ die() {
 
 base_python() {
     local name
-    for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$name"
             return
         fi
     done
-    die "no Python 3.10 or newer found as python3; install one (Debian, Ubuntu: sudo apt install python3 python3-venv)"
+    die "no Python 3.11 or newer found as python3; install one (Debian, Ubuntu: sudo apt install python3 python3-venv)"
 }
 
 # The CUDA extra that suits the machine's driver; cuda12 where there is none, since its compiler needs no GPU.

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupymla import InputError, nvfp4_gemv, tensor
-from cupymla.ops.overlap import overlap
-from cupymla.tensor import Device, View
+from cupymla.tensor import Device, View, overlap
 
 
 def addresses(array: Any) -> set[int]:

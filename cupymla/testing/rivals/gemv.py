@@ -1,0 +1,91 @@
+"""cuBLAS beside nvfp4_gemv: what a user without a 4-bit kernel would call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+
+Call = Callable[[], object]
+
+
+def calls(case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
+    """As `rivals.of`, for the first of the cases of each size."""
+    if case.format == "nvfp4" and case.b_dtype == "e2m1":
+        yield "cuBLAS bf16", _cublas_bf16(case)
+        yield "dequantize_nvfp4, then cuBLAS bf16", _dequantize_then_cublas(case, inputs)
+
+
+def _cublas_bf16(case: Any) -> Call:
+    """The product of matrices that are bfloat16 from the beginning."""
+    return _bf16_product(
+        _random_bf16((case.batches, case.m, case.k), 0), _random_bf16((case.batches, case.n, case.k), 1)
+    )
+
+
+def _dequantize_then_cublas(case: Any, inputs: dict[str, Any]) -> Call:
+    """Both 4-bit operands decoded to bfloat16 by `dequantize_nvfp4`, then multiplied; replayed as a graph."""
+    import cupy
+
+    from ...ops.nvfp4_gemv import dequantize_nvfp4
+
+    packed = [cupy.moveaxis(inputs[name], -1, 0) for name in ("a", "b", "sfa", "sfb")]
+    outs = [cupy.empty((*codes.shape[:2], case.k), ml_dtypes.bfloat16) for codes in packed[:2]]
+    product = _bf16_product(*outs)
+
+    def enqueue() -> None:
+        for codes, scales, out in zip(packed[:2], packed[2:], outs, strict=True):
+            dequantize_nvfp4(codes, scales, batch_axis=0, out=out)
+        product()
+
+    enqueue()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        enqueue()
+        graph = stream.end_capture()
+    stream.synchronize()
+    return _Replay(graph, (packed, outs, product))
+
+
+class _Replay:
+    """Launches a graph on the current stream, and keeps the arrays alive that it works on."""
+
+    def __init__(self, graph: Any, arrays: object) -> None:
+        self._graph, self._arrays = graph, arrays
+
+    def __call__(self) -> None:
+        import cupy
+
+        self._graph.launch(cupy.cuda.get_current_stream())
+
+
+def _bf16_product(a: Any, b: Any) -> Callable[[], object]:
+    """`[l, m, k]` times `[l, n, k]` transposed, bfloat16 with float32 sums, by cuBLAS through CuPy."""
+    import cupy
+    import numpy as np
+    from cupy.cuda import cublas, device, runtime
+
+    batches, m, k = a.shape
+    n = b.shape[1]
+    out = cupy.empty((batches, n, m), np.uint16)
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    bf16, fp32 = runtime.CUDA_R_16BF, cublas.CUBLAS_COMPUTE_32F
+
+    def run() -> None:
+        handle = device.get_cublas_handle()
+        cublas.gemmStridedBatchedEx(
+            handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, m, n, k, one.ctypes.data,
+            a.data.ptr, bf16, k, m * k, b.data.ptr, bf16, k, n * k, zero.ctypes.data,
+            out.data.ptr, bf16, m, n * m, batches, fp32, cublas.CUBLAS_GEMM_DEFAULT,
+        )  # fmt: skip
+
+    return run
+
+
+def _random_bf16(shape: tuple[int, ...], seed: int) -> Any:
+    """Normal random bfloat16, the upper halves of float32."""
+    import cupy
+
+    values = cupy.random.default_rng(seed).standard_normal(shape, dtype=cupy.float32)
+    return (values.view(cupy.uint32) >> 16).astype(cupy.uint16).view(ml_dtypes.bfloat16)

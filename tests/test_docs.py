@@ -1,0 +1,54 @@
+"""The pages under docs/ are true: their snippets run, top to bottom, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# Pages of interfaces and prose, and one whose code wants the reader's own kernel and a Hopper GPU.
+PROSE = {"architecture.md", "testing.md", "emulation.md"}
+PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), flags=re.M | re.S)
+
+
+def run(page: str, **settings: str) -> None:
+    """All snippets of a page as one program."""
+    code = "\n".join(snippets(page))
+    for package in ("jax", "torch"):
+        if re.search(rf"^import {package}\b", code, flags=re.M) and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_has_code_that_runs(page: str) -> None:
+    assert snippets(page)
+    run(page, JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", ["cupy_numpy_dlpack.md", "streams_and_graphs.md", "torch.md"])
+def test_parts_for_a_gpu_run_there(page: str) -> None:
+    """What stands under `if available` is skipped elsewhere."""
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("cupy is not installed")
+    run(page)
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
+def test_links_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", (DOCS / page).read_text())
+    assert [target for target in targets if not (DOCS / target).exists()] == []
