@@ -14,10 +14,10 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -70,6 +70,8 @@ class DeviceArray:
 
 
 DeviceArray.__name__ = "ndarray"
+
+_Machine = TypeVar("_Machine", bound="Interpreted")
 
 
 class _Entered:
@@ -204,6 +206,22 @@ class Interpreted:
             for number, content in enumerate(parameters)
             if content.startswith(_MAP_MARK)
         }
+        self.execute(kernel, geometry, parameters, maps)
+        self.seed += 1
+        self.launches.append(geometry)
+        return 0
+
+    def execute(
+        self, kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
+    ) -> None:
+        """Run a kernel to its end.
+
+        Args:
+            kernel: what `kernel` made.
+            geometry: of the launch.
+            parameters: the bytes of each.
+            maps: what the parameters that are tensor maps were encoded from, by their number.
+        """
         machine = interpret(
             kernel.program,
             geometry,
@@ -216,10 +234,7 @@ class Interpreted:
             max_steps=self.max_steps,
             strict=self.strict,
         )
-        self.seed += 1
         self.steps += machine.count
-        self.launches.append(geometry)
-        return 0
 
     def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
         shape, strides, box, _, _, swizzle, promotion, fill = rest
@@ -343,7 +358,13 @@ def interpreted(
         group: threads that are simulated together, see `interpret`.
         resident: clusters that run at the same time.
     """
-    made = Interpreted(arch, multiprocessors, seed, group, resident)
+    with installed(Interpreted(arch, multiprocessors, seed, group, resident)) as machine:
+        yield machine
+
+
+@contextlib.contextmanager
+def installed(made: _Machine) -> Iterator[_Machine]:
+    """A block in which a machine stands in the driver's place. One at a time in a process."""
     with contextlib.ExitStack() as stack:
         for name, replacement in made.replacements().items():
             stack.enter_context(mock.patch.object(driver, name, replacement, create=True))

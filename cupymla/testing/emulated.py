@@ -1,0 +1,125 @@
+"""Operators' sm_100a kernels on a machine without a GPU: their own plans and bindings, with the host emulator where
+the driver is (docs/emulation.md).
+
+    with emulated("sm_100a", multiprocessors=4, settings=Settings("random", seed=1)) as machine:
+        reports = machine.check("sparse_mla_fwd", case)
+
+Arrays and driver are those of `interpreted`. Arrays lie between guard bytes, so that a write past one of them shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..build import KernelSource, content_hash, ptx
+from ..emulate import Settings
+from ..emulate.host.machine import HostMap, HostProgram, load
+from ..interpret import program_of
+from ..launch import Geometry
+from ..tensormap import TileMap
+from .compare import Mismatch
+from .interpreted import DeviceArray, Interpreted, Kernel, installed
+from .operators import Array
+from .poison import strided_like
+
+_GUARD_BYTES, _GUARD = 1024, 0xA5
+_ALIGNMENT = 256
+
+_programs: dict[tuple[KernelSource, str], HostProgram] = {}
+_lock = threading.Lock()
+
+
+class _Placed:
+    """A kernel parameter by its bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = ctypes.create_string_buffer(content, len(content))
+        self.address = ctypes.addressof(self._content)
+
+
+class Emulated(Interpreted):
+    """A Blackwell GPU that is none.
+
+    Attributes:
+        settings: mode and checks of all launches; the seed of a launch is `seed`, which each launch raises by one.
+    """
+
+    def __init__(self, arch: str, multiprocessors: int, settings: Settings) -> None:
+        super().__init__(arch, multiprocessors, settings.seed, group=0, resident=0)
+        self.settings = settings
+        self._zones: list[tuple[str, Array]] = []
+        self._hosts: dict[int, HostProgram] = {}
+
+    def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:
+        """A copy of a NumPy array, strides kept, gaps poisoned and guarded, as an array of the device."""
+        like = strided_like(np, host)
+        span = _span(like)
+        copy = np.lib.stride_tricks.as_strided(self._guarded(name, span).view(like.dtype), like.shape, like.strides)
+        copy[...] = like
+        self._memory.add(name, copy, writable)
+        return DeviceArray(copy)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "allocated") -> DeviceArray:
+        """A fresh array, all bytes 0xFF, guarded."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        host = self._guarded(name, size)[:size].view(dtype).reshape(shape)
+        self._memory.add(name, host, True)
+        return DeviceArray(host)
+
+    def kernel(self, source: KernelSource, device: int) -> Kernel:
+        """In the place of `build.kernel`."""
+        made = super().kernel(source, device)
+        key = source, content_hash(source)
+        with _lock, self.real_cupy():
+            if key not in _programs:
+                _programs[key] = load(ptx(source), source.entry, str(source))
+            self._hosts[made.function] = _programs[key]
+        return made
+
+    def execute(
+        self, kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
+    ) -> None:
+        """Run a kernel to its end. Raises EmulationError, HostError, and Mismatch for a write beside an array."""
+        values = [
+            HostMap(maps[number]) if number in maps else _Placed(content) for number, content in enumerate(parameters)
+        ]
+        self._hosts[kernel.function].launch(geometry, values, replace(self.settings, seed=self.seed))
+        for name, zone in self._zones:
+            if (zone != _GUARD).any():
+                raise Mismatch(f"{kernel.program.name}: wrote outside {name}")
+
+    def _guarded(self, name: str, size: int) -> Array:
+        """Bytes, all 0xFF, between guard zones; those behind them begin where the next 16 bytes do."""
+        padded = -(-max(size, 1) // 16) * 16
+        raw = np.full(padded + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
+        first = _GUARD_BYTES + -(raw.ctypes.data + _GUARD_BYTES) % _ALIGNMENT
+        self._zones += [(name, raw[:first]), (name, raw[first + padded :])]
+        inside: Array = raw[first : first + padded]
+        inside[...] = 0xFF
+        return inside
+
+
+def _span(array: Array) -> int:
+    """Bytes from an array's first element to the end of its last; strides must not be negative."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True))
+    return reach + array.itemsize if array.size else 0
+
+
+@contextlib.contextmanager
+def emulated(arch: str = "sm_100a", multiprocessors: int = 148, settings: Settings | None = None) -> Iterator[Emulated]:
+    """A block in which operators run in the host emulator. One at a time in a process.
+
+    Args:
+        arch: the target that the GPU is taken to be.
+        multiprocessors: how many SMs it is taken to have; plans depend on it.
+        settings: mode, checks and first seed of the launches.
+    """
+    with installed(Emulated(arch, multiprocessors, settings or Settings())) as machine:
+        yield machine
