@@ -21,7 +21,6 @@ import numpy as np
 from ..build import KernelSource, content_hash, ptx
 from ..emulate import Settings
 from ..emulate.host.machine import HostMap, HostProgram, load
-from ..interpret import program_of
 from ..launch import Geometry
 from ..tensormap import TileMap
 from .compare import Mismatch

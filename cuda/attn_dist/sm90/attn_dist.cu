@@ -1,7 +1,7 @@
 // The attention distribution summed over heads, for Hopper: a CTA takes all heads of one or several queries. The
 // pipeline and the barriers are drawn in storage.cuh, the mathematics are in cupymla/ops/attn_dist/README.md.
 #include "../../common/entry.cuh"
-#include "../../common/sm90/registers.cuh"
+#include "../../common/registers.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
 
@@ -54,10 +54,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == ThisConfig::kConsumers) {
-    sm90::registers_give_back<ThisConfig::kProducerRegisters>();
+    registers_give_back<ThisConfig::kProducerRegisters>();
     Producer<ThisConfig>(storage, params, q_map).run();
   } else {
-    sm90::registers_take<ThisConfig::kConsumerRegisters>();
+    registers_take<ThisConfig::kConsumerRegisters>();
     Consumer<ThisConfig, Element>(storage, params, warpgroup).run();
   }
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/pin.cuh"
-#include "../../common/sm90/registers.cuh"
+#include "../../common/registers.cuh"
 #include "producer.cuh"
 #include "statistics.cuh"
 
@@ -109,17 +109,17 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   const SparseQuery<Config::kSlots> query(params, token);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == 2) {
-    sm90::registers_give_back<Config::kProducerRegisters>();
+    registers_give_back<Config::kProducerRegisters>();
     Producer<Config> producer(storage, params);
     for (int32_t pass = 0; pass < params.passes; ++pass) {
       producer.run(query, pass, q_map, dout_map);
       sync_cluster<Config>();
     }
   } else if (warpgroup == 0) {
-    sm90::registers_take<Config::kConsumerRegisters>();
+    registers_take<Config::kConsumerRegisters>();
     consume_query<Config, Element, 0>(storage, params, query);
   } else {
-    sm90::registers_take<Config::kConsumerRegisters>();
+    registers_take<Config::kConsumerRegisters>();
     consume_query<Config, Element, 1>(storage, params, query);
   }
 }

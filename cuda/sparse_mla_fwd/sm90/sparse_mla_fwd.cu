@@ -2,7 +2,7 @@
 // and the barriers are drawn in storage.cuh and few_heads_storage.cuh, the mathematics are in
 // cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/entry.cuh"
-#include "../../common/sm90/registers.cuh"
+#include "../../common/registers.cuh"
 #include "few_heads_scores.cuh"
 #include "few_heads_values.cuh"
 #include "merge.cuh"
@@ -89,13 +89,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / ThisConfig::kWarpgroup, 0);
   if (warpgroup == 2) {
-    sm90::registers_give_back<ThisConfig::kProducerRegisters>();
+    registers_give_back<ThisConfig::kProducerRegisters>();
     Producer<ThisConfig>(storage, params, q_map).run(Share<ThisConfig>(params));
   } else if (warpgroup == 0) {
-    sm90::registers_take<ThisConfig::kConsumerRegisters>();
+    registers_take<ThisConfig::kConsumerRegisters>();
     consume<ThisConfig, 0>(storage, params);
   } else {
-    sm90::registers_take<ThisConfig::kConsumerRegisters>();
+    registers_take<ThisConfig::kConsumerRegisters>();
     consume<ThisConfig, 1>(storage, params);
   }
 }

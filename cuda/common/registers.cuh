@@ -1,9 +1,9 @@
-// Moving registers between warpgroups (PTX ISA, "setmaxnreg"; sm_90a).
+// Moving registers between warpgroups (PTX ISA, "setmaxnreg"; sm_90a and later "a" targets).
 #pragma once
 
-#include "../integers.cuh"
+#include "integers.cuh"
 
-namespace cupymla::sm90 {
+namespace cupymla {
 
 template <uint32_t kRegisters>
 __device__ __forceinline__ void registers_give_back() {
@@ -17,4 +17,4 @@ __device__ __forceinline__ void registers_take() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-}  // namespace cupymla::sm90
+}  // namespace cupymla
