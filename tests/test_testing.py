@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
-from cupymla.testing import bench, evidence, gpu, machine, operators, report
-from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
+from cupymla.testing import bench, evidence, gpu, machine, operators, report, without_gpu
+from cupymla.testing.compare import Mismatch, Report, compare, dissimilarity, half_ulp, require
+from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.poison import GUARD_BYTES, Guarded, strided_like
 from cupymla.testing.timing import Ceilings
 
@@ -283,6 +284,42 @@ def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path)
     edited = replace(plain, content_hash="2" * 64)
     assert evidence.write(edited, tmp_path) == file
     assert evidence.read(file) == edited
+
+
+def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:
+    """It is told beside what GPUs have shown, and only while it is of the present sources."""
+    entry, kernel = a_kernel()
+    digest = evidence.current_hash(entry, kernel)
+    assert digest is not None
+    errors = {"out": {"error": 1e-3, "limit": 2e-3}}
+    told = evidence.WithoutGpu(
+        entry.name, kernel.name, kernel.arch, digest, "interpreted", "", "nvrtc", 5, 9, errors, "2026-01-03"
+    )
+    evidence.write_without_gpu(told, tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current, row.without_gpu) == ("none", False, told)
+    note = "without a GPU: 5 of 9 cases interpreted, 2026-01-03"
+    assert evidence.status(row) == f"unverified: not run on a GPU yet; {note}"
+    evidence.write(some_evidence("0" * 64), tmp_path)
+    assert evidence.status(row_of(evidence.support_rows(tmp_path))).endswith(f"2026-01-02; {note}")
+    evidence.write(some_evidence(digest), tmp_path)
+    assert evidence.status(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
+    evidence.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
+    assert row_of(evidence.support_rows(tmp_path)).without_gpu is None
+
+
+@pytest.mark.compile
+def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs what is small enough and leaves evidence; nothing where a case fails."""
+    kept: list[evidence.WithoutGpu] = []
+    monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
+    assert [(found.operator, found.ran, found.cases) for found in kept] == [("attn_dist", "interpreted", 3)]
+    assert 0 < kept[0].cases < kept[0].of
+    fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
+    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
+    assert len(kept) == 1
 
 
 def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:

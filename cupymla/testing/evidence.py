@@ -2,6 +2,7 @@
 
 One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds the content hash of the kernel's
 include closure, so that an edit of any file the kernel is made from shows as evidence that is no longer current.
+A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`, which never makes a kernel "verified".
 """
 
 from __future__ import annotations
@@ -61,6 +62,35 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutGpu:
+    """What a run of a kernel's small cases on a CPU showed (`cupymla.testing.without_gpu`).
+
+    Attributes:
+        operator, kernel, arch: which kernel.
+        content_hash: of the sources that ran.
+        ran: "interpreted" (docs/interpreter.md) or "emulated" (docs/emulation.md).
+        how: what was varied, such as the emulator's modes.
+        toolkit: compiler and headers.
+        cases: how many cases passed, all that were small enough.
+        of: how many cases the operator has.
+        worst_errors: as of `Evidence`.
+        date: ISO 8601, UTC.
+    """
+
+    operator: str
+    kernel: str
+    arch: str
+    content_hash: str
+    ran: Literal["interpreted", "emulated"]
+    how: str
+    toolkit: str
+    cases: int
+    of: int
+    worst_errors: dict[str, dict[str, float]]
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
 class Support:
     """A row of the support table.
 
@@ -71,6 +101,7 @@ class Support:
         evidence: how the kernel has been run: "hardware", "emulated" or "none".
         current: whether that was with the present sources.
         found: the evidence itself, None when there is none.
+        without_gpu: what a run of the present sources on a CPU showed, None when there was none.
     """
 
     operator: str
@@ -79,6 +110,7 @@ class Support:
     evidence: Literal["hardware", "emulated", "none"]
     current: bool
     found: Evidence | None = field(default=None, repr=False)
+    without_gpu: WithoutGpu | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, str | bool]:
         """The row as `list --json` prints it."""
@@ -89,6 +121,11 @@ class Support:
 def path(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
     """Where a kernel's evidence is kept."""
     return folder / f"{operator}.{kernel.name}.{kernel.arch}.json"
+
+
+def path_without_gpu(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
+    """Where a kernel's evidence from runs on a CPU is kept."""
+    return path(operator, kernel, folder).with_suffix(".cpu.json")
 
 
 def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
@@ -105,6 +142,22 @@ def read(file: Path) -> Evidence | None:
         return Evidence(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def read_without_gpu(file: Path) -> WithoutGpu | None:
+    """The same for a run on a CPU."""
+    try:
+        return WithoutGpu(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
+    """Keep evidence of a run on a CPU; returns its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = path_without_gpu(found.operator, KernelEntry(found.kernel, found.arch), folder)
+    file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    return file
 
 
 def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
@@ -192,9 +245,14 @@ def support_rows(folder: Path | None = None) -> list[Support]:
     rows = []
     for entry in registry.OPERATORS:
         for kernel in entry.kernels:
+            digest = current_hash(entry, kernel)
             found = read(path(entry.name, kernel, folder))
-            current = found is not None and found.content_hash == current_hash(entry, kernel)
-            rows.append(Support(entry.name, kernel.name, kernel.arch, found.ran if found else "none", current, found))
+            current = found is not None and found.content_hash == digest
+            cpu = read_without_gpu(path_without_gpu(entry.name, kernel, folder))
+            if cpu is not None and cpu.content_hash != digest:
+                cpu = None
+            ran: Literal["hardware", "emulated", "none"] = found.ran if found else "none"
+            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu))
         if not entry.kernels:
             rows.append(Support(entry.name, "reference", "cpu", "none", False))
     return rows
@@ -204,12 +262,14 @@ def status(row: Support) -> str:
     """What the support table says of a row."""
     if row.arch == "cpu":
         return "NumPy reference only; CUDA arrays raise `UnsupportedError`"
+    cpu = row.without_gpu
+    small = f"; without a GPU: {cpu.cases} of {cpu.of} cases {cpu.ran}, {cpu.date}" if cpu else ""
     if row.found is None:
-        return "unverified: not run yet"
+        return f"unverified: not run on a GPU yet{small}"
     how = "emulated on" if row.evidence == "emulated" else "on"
     compiler = " ".join(row.found.toolkit.split()[:2])
     run = f"{row.found.cases} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
-    return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}"
+    return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"
 
 
 def support_markdown(rows: Sequence[Support] | None = None) -> str:

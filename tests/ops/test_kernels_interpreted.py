@@ -11,26 +11,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from cupymla import arch as arches
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
 from cupymla.testing.interpreted import interpreted
+from cupymla.testing.without_gpu import MULTIPROCESSORS, is_interpreted, machine_for, small_cases
 
-# The interpreter has no tcgen05.
-NEWEST = (9, 0)
-MULTIPROCESSORS = (1, 132, 3)
-MOST_FLOPS = 4e8
 CHEAP_FLOPS = 4e7
-# These kernels read shared memory past what they filled and drop what they read: it is NaN here, so it would show.
-READS_UNWRITTEN = {"nvfp4_gemv"}
 
 
 def subjects() -> Iterator[tuple[operators.Subject, str]]:
     """Each operator with each target that it has a kernel for."""
     for entry in registry.OPERATORS:
         for arch in dict.fromkeys(kernel.arch for kernel in entry.kernels):
-            if arches.named(arch).capability <= NEWEST:
+            if is_interpreted(arch):
                 yield operators.Subject(entry.name), arch
 
 
@@ -42,20 +36,18 @@ def always(subject: operators.Subject) -> list[Case]:
 def parameters() -> Iterator[object]:
     for subject, arch in subjects():
         chosen = {case.name: k for k, case in enumerate(always(subject))}
-        small = [case for case in subject.cases.CASES if subject.cases.flops(case) <= MOST_FLOPS]
-        for case in small:
+        for case in small_cases(subject):
             for k, multiprocessors in enumerate(MULTIPROCESSORS):
                 runs = case.name in chosen and chosen[case.name] % len(MULTIPROCESSORS) == k
                 marks = [] if runs else [pytest.mark.interpret_all]
                 name = f"{subject.name}-{arch}-{case.name}-{multiprocessors}"
-                yield pytest.param(subject.name, arch, case, multiprocessors, id=name, marks=marks)
+                yield pytest.param(subject.name, arch, case, k, id=name, marks=marks)
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("operator", "arch", "case", "multiprocessors"), list(parameters()))
-def test_kernel_keeps_the_law(operator: str, arch: str, case: Case, multiprocessors: int) -> None:
-    with interpreted(arch, multiprocessors, seed=multiprocessors) as machine:
-        machine.strict = operator not in READS_UNWRITTEN
+@pytest.mark.parametrize(("operator", "arch", "case", "turn"), list(parameters()))
+def test_kernel_keeps_the_law(operator: str, arch: str, case: Case, turn: int) -> None:
+    with machine_for(operator, arch, turn) as machine:
         compare.require(machine.check(operator, case))
 
 

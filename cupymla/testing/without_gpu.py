@@ -1,0 +1,127 @@
+"""Operators' small cases on a CPU: kernels up to sm_90a in the PTX interpreter, later ones in the host emulator.
+
+    python -m cupymla.testing.without_gpu OP ... [--arch SM] [--most-flops N]
+
+When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
+It never makes a kernel "verified".
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from .. import arch as arches
+from ..build import compiler
+from ..emulate import MODES, Settings
+from ..errors import InputError
+from ..ops.case import Case
+from ..ops.registry import KernelEntry
+from . import compare, evidence, machine
+from .compare import Report
+from .emulated import emulated
+from .evidence import WithoutGpu
+from .interpreted import Interpreted, interpreted
+from .operators import Subject
+
+MULTIPROCESSORS = (1, 132, 3)
+NEWEST_INTERPRETED = (9, 0)
+MOST_FLOPS = 4e8
+# These kernels read shared memory past what they filled and drop what they read: it is NaN here, so it would show.
+READS_UNWRITTEN = frozenset({"nvfp4_gemv"})
+
+
+def is_interpreted(arch: str) -> bool:
+    """Whether kernels for this target run in the interpreter, which has no tcgen05."""
+    return arches.named(arch).capability <= NEWEST_INTERPRETED
+
+
+@contextmanager
+def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
+    """A block in which operators run on a CPU as on a GPU of that target.
+
+    Args:
+        operator: which one will run.
+        arch: the target.
+        turn: chooses the number of multiprocessors, the order of threads and, in the emulator, the mode.
+    """
+    count = MULTIPROCESSORS[turn % len(MULTIPROCESSORS)]
+    if is_interpreted(arch):
+        with interpreted(arch, count, seed=count) as made:
+            made.strict = operator not in READS_UNWRITTEN
+            yield made
+        return
+    with emulated(arch, count, Settings(MODES[turn % len(MODES)], seed=turn)) as made:
+        yield made
+
+
+def small_cases(subject: Subject, most_flops: float = MOST_FLOPS) -> list[Case]:
+    """The cases that a CPU can run."""
+    return [case for case in subject.cases.CASES if subject.cases.flops(case) <= most_flops]
+
+
+def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
+    """Run a kernel's small cases; None when one failed. What is emulated runs in every mode."""
+    arch = kernel.arch
+    turns = 1 if is_interpreted(arch) else len(MODES)
+    reports: list[Sequence[Report]] = []
+    failed = 0
+    chosen = small_cases(subject, most_flops)
+    for number, case in enumerate(chosen):
+        for turn in range(turns):
+            start = time.monotonic()
+            what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
+            try:
+                with machine_for(subject.name, arch, number + turn if turns == 1 else turn) as made:
+                    found = made.check(subject.name, case)
+                compare.require(found)
+                reports.append(found)
+            except Exception as error:
+                failed += 1
+                print(f"{what}: {type(error).__name__}: {error}", flush=True)
+            else:
+                print(f"{what}: ok, {time.monotonic() - start:.1f} s", flush=True)
+    digest = evidence.current_hash(subject.entry, kernel)
+    if failed or digest is None:
+        return None
+    counts = ", ".join(map(str, MULTIPROCESSORS))
+    return WithoutGpu(
+        operator=subject.name,
+        kernel=kernel.name,
+        arch=arch,
+        content_hash=digest,
+        ran="interpreted" if turns == 1 else "emulated",
+        how=f"multiprocessors in turn: {counts}" if turns == 1 else "modes: " + ", ".join(MODES),
+        toolkit=str(compiler.toolchain()),
+        cases=len(chosen),
+        of=len(subject.cases.CASES),
+        worst_errors=evidence.worst(reports),
+        date=machine.today(),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when all cases passed, 1 when one failed."""
+    parser = argparse.ArgumentParser(prog="python -m cupymla.testing.without_gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("operators", nargs="+", metavar="OP")
+    parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
+    parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
+    options = parser.parse_args(arguments)
+    complete = True
+    for name in options.operators:
+        subject = Subject(name)
+        kernels = [k for k in subject.entry.kernels if options.arch is None or k.arch in options.arch]
+        if not kernels:
+            raise InputError("OP and --arch", "an operator with a kernel for the target", f"{name}, {options.arch}")
+        for kernel in kernels:
+            found = run_kernel(subject, kernel, options.most_flops)
+            complete &= found is not None
+            print(evidence.write_without_gpu(found) if found else f"{name} {kernel.arch}: not all cases passed")
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
