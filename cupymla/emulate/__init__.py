@@ -6,8 +6,8 @@ this proves and what it does not.
 
 from __future__ import annotations
 
+from ..ptx import PtxError
 from .failures import EmulationError
-from .lexer import PtxError
 from .program import Program, build
 from .run import CHECKS, MODES, EmulatedKernel, Settings, load
 from .translate import Site, Translation, translate

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .lexer import PtxError, Source
-from .syntax import Address, Block, Constant, Function, Instruction, Name, Negated, Offset, Operand, Variable, Vector
+from ..ptx import PtxError, Source
+from ..ptx.syntax import (
+    Address,
+    Block,
+    Constant,
+    Function,
+    Instruction,
+    Name,
+    Negated,
+    Offset,
+    Operand,
+    Variable,
+    Vector,
+)
 
 BUFFER = "cupymla_emulate_buffer"
 BUFFER_BYTES = 512

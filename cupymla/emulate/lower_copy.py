@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..ptx.syntax import Address, Constant, Operand, Vector
 from .code import Code
-from .syntax import Address, Constant, Operand, Vector
 
 
 def bulk(code: Code) -> None:

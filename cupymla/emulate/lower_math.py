@@ -5,8 +5,8 @@ Source: PTX ISA 9.0, "Floating Point Instructions", "cvt", "ld", "st", "redux.sy
 
 from __future__ import annotations
 
+from ..ptx.syntax import Address, Constant, Name, Offset, Operand
 from .code import Code
-from .syntax import Address, Constant, Name, Offset, Operand
 
 
 def packed_pair(code: Code) -> None:

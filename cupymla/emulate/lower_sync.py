@@ -5,8 +5,8 @@ Source: PTX ISA 9.0, "Parallel Synchronization and Communication Instructions".
 
 from __future__ import annotations
 
+from ..ptx.syntax import Negated, Operand
 from .code import Code
-from .syntax import Negated, Operand
 
 
 def _named_space(code: Code) -> bool:

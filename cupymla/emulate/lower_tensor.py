@@ -6,8 +6,8 @@ those of cuda/emulate/descriptor.cuh, tmem.cuh and move.cuh.
 
 from __future__ import annotations
 
+from ..ptx.syntax import Address, Constant, Operand, Vector
 from .code import BUFFER, Code, constant
-from .syntax import Address, Constant, Operand, Vector
 
 KINDS = {"tf32": 0, "f16": 1, "f8f6f4": 2, "i8": 3, "mxf8f6f4": 4, "mxf4": 5, "mxf4nvf4": 6}
 MOVE_SHAPES = {"32x32b": 0, "16x64b": 1, "16x128b": 2, "16x256b": 3, "16x32bx2": 4}

@@ -24,7 +24,7 @@ from ..build import compiler
 from ..build.cubin import Image
 from ..build.source import KernelSource
 from ..errors import CompileError
-from .lexer import PtxError
+from ..ptx import PtxError
 from .translate import TARGET, Site, Translation, translate
 
 MODEL = KernelSource("emulate/model.cu", "", arch=TARGET)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..ptx import Source, parse
+from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
 from .instructions import PLAIN, row_for
-from .lexer import Source
 from .lower_sync import leave
-from .parser import parse
-from .syntax import Block, Directive, Function, Instruction, Label, Module, Variable
 
 TARGET = "sm_90a"
 

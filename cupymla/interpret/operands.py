@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..emulate.syntax import Address, Constant, Name, Negated, Offset, Operand, Pair, Vector
+from ..ptx.syntax import Address, Constant, Name, Negated, Offset, Operand, Pair, Vector
 from .memory import SHARED_START
 from .traps import Unknown
 from .types import BOOL, TYPES, Array, DType, is_float, unsigned

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..emulate import parser
-from ..emulate.syntax import (
+from .. import ptx
+from ..ptx.syntax import (
     Address,
     Block,
     Constant,
@@ -240,7 +240,7 @@ class Program:
 
 def parse(text: str, entry: str) -> Program:
     """The kernel of that name in a PTX text. Raises PtxError where it is no PTX, Trap when it lacks the kernel."""
-    return Program(parser.parse(text, entry), entry)
+    return Program(ptx.parse(text, entry), entry)
 
 
 def _inner_labels(block: Block, unique: int) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..syntax import Address, Constant, Name, Operand, Pair, Vector
+from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
 
 if TYPE_CHECKING:
     from .recompile import Writer

@@ -13,9 +13,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..lexer import PtxError, Source
-from ..parser import parse
-from ..syntax import (
+from ...ptx import PtxError, Source, parse
+from ...ptx.syntax import (
     Address,
     Block,
     Constant,

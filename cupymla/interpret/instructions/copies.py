@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...emulate.syntax import Address, Vector
+from ...ptx.syntax import Address, Vector
 from ...tensormap import TileMap, element_bytes
 from ..barriers import MBarrier
 from ..memory import RANK_SHIFT, SHARED_START

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...emulate.syntax import Vector
+from ...ptx.syntax import Vector
 from ..memory import LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from ..operands import Operands
 from ..program import Step

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...emulate.syntax import Operand
+from ...ptx.syntax import Operand
 from ..operands import Getter, Operands, pair
 from ..outcomes import BLOCK
 from ..program import Step

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...emulate.syntax import Vector
+from ...ptx.syntax import Vector
 from ..memory import SHARED_START
 from ..operands import Getter, Operands, integer, items, number
 from ..outcomes import BLOCK

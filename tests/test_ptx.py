@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.emulate import PtxError
-from cupymla.emulate.parser import parse
-from cupymla.emulate.syntax import (
+from cupymla.ptx import PtxError, parse
+from cupymla.ptx.syntax import (
     Address,
     Block,
     Constant,

@@ -1,0 +1,11 @@
+"""PTX text as a tree: `parse` gives a `Module` in which every node knows its place in the text.
+
+The emulation and the interpreter both read kernels through it.
+"""
+
+from __future__ import annotations
+
+from .lexer import PtxError, Source
+from .parser import parse
+
+__all__ = ["PtxError", "Source", "parse"]
