@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from cupymla.errors import InputError
 from cupymla.ops import registry
+from cupymla.ops.mla_cases import sized
 from cupymla.ops.registry import KernelEntry, OperatorEntry
-from cupymla.testing import bench, evidence, gpu, machine, operators, report, without_gpu
+from cupymla.testing import bench, evidence, gpu, machine, operators, report, timing, training_step, without_gpu
 from cupymla.testing.compare import Mismatch, Report, compare, dissimilarity, half_ulp, require
 from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.poison import GUARD_BYTES, Guarded, strided_like
@@ -221,6 +222,29 @@ def test_copies_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any]) -
     memory = np.lib.stride_tricks.as_strided(gaps, (extent,), (dtype.itemsize,))
     poisoned = np.isnan(memory.astype(np.float64)) | (memory.astype(np.float64) == -1)
     assert np.count_nonzero(poisoned) == extent - gaps.size
+
+
+def test_a_training_step_counts_both_ways() -> None:
+    """Rates follow from the time of both passes, the empty kernel's taken off where operations are counted."""
+    case = training_step.CASES[0]
+    assert (case.h_q, case.s_q, case.s_kv, case.topk, case.wants_dist) == (128, 8192, 8192, 2048, True)
+    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
+    found = training_step.row(case, (1000.0, 3000.0, 4004.0), limits, 7, 9)
+    forward = 2 * 8192 * 2048 * 128 * (576 + 512)
+    backward = 2 * 8192 * 2048 * 128 * (3 * 576 + 2 * 512)
+    assert found.of_ceiling == pytest.approx((forward + backward) / 4e-3 / 800e12, rel=1e-3)
+    assert found.tokens_per_second == pytest.approx(8192 / 4004e-6, rel=1e-3)
+    assert (found.forward_us, found.backward_us, found.peak_bytes, found.input_bytes) == (1000.0, 3000.0, 7, 9)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_training_step_is_measured() -> None:
+    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
+    found = training_step.measure(sized(64, 576, 128, 256, 512, wants_dist=True), timing.Timer(), limits)
+    assert 0 < found.forward_us < found.step_us
+    # The forward's results, the distribution and the gradients at least.
+    assert found.peak_bytes >= 256 * 64 * (512 * 2 + 4 + 576 * 2) + 256 * 128 * 4 + 512 * 576 * 2
 
 
 # Evidence --------------------------------------------------------------------------------------------------------
