@@ -1,15 +1,22 @@
-"""What the operators' bindings to their kernels share: outputs in the caller's framework, and the record check."""
+"""What operators with kernels share: output arrays, the memo of bindings, prepared calls, the record check."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from .. import tensor
+from .. import driver, tensor
 from ..build.source import KernelSource
 from ..errors import CompileError, UnsupportedError
+from ..launch import Launcher
 from ..tensor import Allocation, View
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MEMO_LIMIT = 256
 
 
 class OutputArrays:
@@ -74,6 +81,93 @@ class OutputArrays:
         if self._arrays is not None:
             return tuple(self._arrays)
         return tuple([array.finish() if isinstance(array, Allocation) else array.owner for array in self._allocations])
+
+
+class Bound(Protocol):
+    """Loaded kernels with everything that a launch needs but the stream."""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The launch that computes the result; None when there is nothing to compute."""
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+
+
+class ThreadMemo(threading.local, Generic[T]):
+    """What this thread has made, such as bindings, by what it was made for. Emptied when full.
+
+    Attributes:
+        entries: to look in; `add` puts something in.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[object, T] = {}
+
+    def add(self, key: object, made: T) -> T:
+        """Remember something, and hand it back."""
+        if len(self.entries) >= _MEMO_LIMIT:
+            self.entries.clear()
+        self.entries[key] = made
+        return made
+
+
+class PreparedKernel(Generic[R]):
+    """A prepared call on a GPU; see `cupymla.ops.operator.Prepared`.
+
+    Attributes:
+        launcher: the launch that computes the result; None when there is nothing to compute.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[View],
+        stream: object,
+        outputs: Callable[[int | None], OutputArrays],
+        bind: Callable[[OutputArrays, int], tuple[Bound, object]],
+        result: Callable[[OutputArrays], R] = OutputArrays.finish,
+    ) -> None:
+        """Bind.
+
+        Args:
+            given: the caller's arrays, the one whose framework counts first.
+            stream: as the public function takes it.
+            outputs: makes the outputs; gets the address of `stream`, None without one.
+            bind: makes a binding that has every address, with the device's context current. Gets the outputs and the
+                stream to work on; returns the binding and what must live as long as the call, such as a workspace.
+            result: what a call returns, of the outputs.
+
+        Raises UnsupportedError for outputs that cannot be written twice, and what `outputs` and `bind` raise.
+        """
+        self._given = given
+        pointer = tensor.launch_stream(given, stream)
+        self._stream = None if stream is None else pointer
+        arrays = outputs(self._stream)
+        arrays.require_mutable()
+        like = given[0]
+        self._device = like.device.index
+        with driver.on_device(self._device):
+            self._binding, self._keep = bind(arrays, pointer)
+        self.launcher = self._binding.launcher
+        self._result = result(arrays)
+        # What one framework's current stream orders needs no holding; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
+        if self._loose:
+            tensor.hold(given, pointer)
+
+    def __call__(self, *, stream: object = None) -> R:
+        """Launch once more, without waiting for the result. Raises DriverError."""
+        if stream is not None:
+            pointer = tensor.stream_pointer(stream)
+        elif self._stream is not None:
+            pointer = self._stream
+        else:
+            pointer = tensor.current_stream(self._given[0])
+        with driver.on_device(self._device):
+            self._binding.launch(pointer)
+        if self._loose:
+            tensor.hold(self._given, pointer)
+        return self._result
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from typing import Any
 
 from ... import build, driver, tensor
@@ -12,14 +11,12 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, check_record
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from ..mla import lead_strides
 from . import plan
 from .spec import Problem, Views
 
 Result = Any
-
-_MEMO_LIMIT = 256
 
 
 class Parameters(ctypes.Structure):
@@ -129,14 +126,7 @@ def _parameters(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Pa
     )
 
 
-class _Memo(threading.local):
-    """Bindings of this thread, by what they are made for. Emptied when full."""
-
-    def __init__(self) -> None:
-        self.bindings: dict[object, Binding] = {}
-
-
-_memo = _Memo()
+_memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _output(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
@@ -153,12 +143,9 @@ def _given(views: Views) -> list[View]:
 
 
 def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    binding = _memo.bindings.get(key)
+    binding = _memo.entries.get(key)
     if binding is None:
-        binding = Binding(problem, views.q.device, views.lse, arrays.views[0])
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        _memo.bindings[key] = binding
+        binding = _memo.add(key, Binding(problem, views.q.device, views.lse, arrays.views[0]))
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
 
@@ -180,40 +167,15 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     return arrays.finish()[0]
 
 
-class PreparedDistribution:
-    """A prepared call; see `cupymla.ops.operator.Prepared`.
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
+    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
 
-    Attributes:
-        launcher: what it launches; None when there is no query.
-    """
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
+        binding = Binding(problem, views.q.device, views.lse, arrays.views[0])
+        binding.point(views, arrays.pointers[0])
+        return binding, None
 
-    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
-        self._given = _given(views)
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        pointer = tensor.launch_stream(self._given, stream)
-        arrays = _output(views, problem, self._stream)
-        arrays.require_mutable()
-        self._device = views.q.device.index
-        with driver.on_device(self._device):
-            self._binding = Binding(problem, views.q.device, views.lse, arrays.views[0])
-            self._binding.point(views, arrays.pointers[0])
-        self.launcher = self._binding.launcher
-        self._result: Result = arrays.finish()[0]
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != views.q.framework for seen in self._given)
-        if self._loose:
-            tensor.hold(self._given, pointer)
+    def result(arrays: OutputArrays) -> Result:
+        return arrays.finish()[0]
 
-    def __call__(self, *, stream: object = None) -> Result:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        else:
-            pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
-            self._binding.launch(pointer)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-        return self._result
+    return PreparedKernel(_given(views), stream, lambda own: _output(views, problem, own), bind, result)

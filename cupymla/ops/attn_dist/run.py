@@ -25,7 +25,7 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    return cuda.PreparedDistribution(views, problem, stream)
+    return cuda.prepare(views, problem, stream)
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 from ... import build, driver, tensor
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import OutputArrays, check_record
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
 
-_MEMO_LIMIT = 256
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
 
@@ -140,14 +138,7 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
     )
 
 
-class _Memo(threading.local):
-    """Bindings of this thread, by what they are made for. Emptied when full."""
-
-    def __init__(self) -> None:
-        self.bindings: dict[object, Binding] = {}
-
-
-_memo = _Memo()
+_memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
@@ -179,12 +170,9 @@ def _operands(views: Views) -> list[Operand]:
 def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     strides = [operand.strides for operand in _operands(views)]
     key = (problem, views.alpha_value, views.batch_first, views.c is None, *strides)
-    binding = _memo.bindings.get(key)
+    binding = _memo.entries.get(key)
     if binding is None:
-        binding = Binding(views, problem, _c_strides(views, problem))
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        _memo.bindings[key] = binding
+        binding = _memo.add(key, Binding(views, problem, _c_strides(views, problem)))
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
 
@@ -204,40 +192,16 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
     return arrays.finish()[0]
 
 
-class PreparedGemv:
-    """A prepared call; see `cupymla.ops.operator.Prepared`.
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
+    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
+    given = [operand.view for operand in _operands(views)]
 
-    Attributes:
-        launcher: what it launches.
-    """
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
+        binding = Binding(views, problem, _c_strides(views, problem))
+        binding.point(views, arrays.pointers[0])
+        return binding, None
 
-    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
-        self._given = [operand.view for operand in _operands(views)]
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        pointer = tensor.launch_stream(self._given, stream)
-        arrays = _outputs(views, problem, self._stream)
-        arrays.require_mutable()
-        self._device = problem.device.index
-        with driver.on_device(self._device):
-            self._binding = Binding(views, problem, _c_strides(views, problem))
-            self._binding.point(views, arrays.pointers[0])
-        self.launcher = self._binding.launcher
-        self._result: Any = arrays.finish()[0]
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != views.a.view.framework for seen in self._given)
-        if self._loose:
-            tensor.hold(self._given, pointer)
+    def result(arrays: OutputArrays) -> Any:
+        return arrays.finish()[0]
 
-    def __call__(self, *, stream: object = None) -> Any:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        else:
-            pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
-            self._binding.launch(pointer)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-        return self._result
+    return PreparedKernel(given, stream, lambda own: _outputs(views, problem, own), bind, result)

@@ -80,7 +80,7 @@ def prepare(
         c=c,
     )
     if problem.device.kind != "cpu":
-        return cuda.PreparedGemv(views, problem, stream)
+        return cuda.prepare(views, problem, stream)
     return _on_cpu(views, problem)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,12 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, check_record
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import Problem, Views
 
 Result = tuple[Any, ...]
-
-_MEMO_LIMIT = 256
 
 
 class Parameters(ctypes.Structure):
@@ -194,14 +191,7 @@ class Binding:
             launcher(stream)
 
 
-class _Memo(threading.local):
-    """Bindings of this thread, by what they are made for. Emptied when full."""
-
-    def __init__(self) -> None:
-        self.bindings: dict[object, Binding] = {}
-
-
-_memo = _Memo()
+_memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
@@ -232,12 +222,9 @@ def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
 
 def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
     key = _key(views, problem, arrays)
-    binding = _memo.bindings.get(key)
+    binding = _memo.entries.get(key)
     if binding is None:
-        binding = Binding(problem, views.q.device, views, arrays.views)
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        _memo.bindings[key] = binding
+        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views))
     return binding
 
 
@@ -265,41 +252,13 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     return arrays.finish()  # type: ignore[no-any-return]
 
 
-class PreparedBackward:
-    """A prepared call; see `cupymla.ops.operator.Prepared`. It keeps its workspace.
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
+    """A prepared call on a GPU, which keeps its workspace. Raises UnsupportedError, DriverError."""
 
-    Attributes:
-        launcher: its launch of the attention stage; None when there is no query.
-    """
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
+        binding = Binding(problem, views.q.device, views, arrays.views)
+        workspace = _allocated(binding, views, None if stream is None else pointer)
+        binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
+        return binding, workspace
 
-    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
-        self._given = _given(views)
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        pointer = tensor.launch_stream(self._given, stream)
-        arrays = _outputs(views, problem, self._stream)
-        arrays.require_mutable()
-        self._device = views.q.device.index
-        with driver.on_device(self._device):
-            self._binding = Binding(problem, views.q.device, views, arrays.views)
-            self._workspace = _allocated(self._binding, views, self._stream)
-            self._binding.point(views, arrays.pointers, 0 if self._workspace is None else self._workspace.ptr)
-        self.launcher = self._binding.launcher
-        self._result: Result = arrays.finish()
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != views.q.framework for seen in self._given)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-
-    def __call__(self, *, stream: object = None) -> Result:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        else:
-            pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
-            self._binding.launch(pointer)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-        return self._result
+    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, check_record
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import Views
 
 Result = tuple[Any, Any, Any]
-
-_MEMO_LIMIT = 256
 
 
 class Parameters(ctypes.Structure):
@@ -141,14 +138,7 @@ def _parameters(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int
     )
 
 
-class _Memo(threading.local):
-    """Bindings of this thread, by what they are made for. Emptied when full."""
-
-    def __init__(self) -> None:
-        self.bindings: dict[object, Binding] = {}
-
-
-_memo = _Memo()
+_memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
@@ -171,12 +161,9 @@ def _sink_stride(views: Views) -> int:
 
 
 def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays, stream: int) -> None:
-    binding = _memo.bindings.get(key)
+    binding = _memo.entries.get(key)
     if binding is None:
-        binding = Binding(problem, views.q.device, arrays.views, _sink_stride(views))
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        _memo.bindings[key] = binding
+        binding = _memo.add(key, Binding(problem, views.q.device, arrays.views, _sink_stride(views)))
     binding.point(views, arrays.pointers)
     binding.launch(stream)
 
@@ -198,40 +185,12 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     return arrays.finish()  # type: ignore[no-any-return]
 
 
-class PreparedForward:
-    """A prepared call; see `cupymla.ops.operator.Prepared`.
+def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:
+    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
 
-    Attributes:
-        launcher: what it launches; None when there is no query.
-    """
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
+        binding = Binding(problem, views.q.device, arrays.views, _sink_stride(views))
+        binding.point(views, arrays.pointers)
+        return binding, None
 
-    def __init__(self, views: Views, problem: MlaProblem, stream: object) -> None:
-        self._given = _given(views)
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        pointer = tensor.launch_stream(self._given, stream)
-        arrays = _outputs(views, problem, self._stream)
-        arrays.require_mutable()
-        self._device = views.q.device.index
-        with driver.on_device(self._device):
-            self._binding = Binding(problem, views.q.device, arrays.views, _sink_stride(views))
-            self._binding.point(views, arrays.pointers)
-        self.launcher = self._binding.launcher
-        self._result: Result = arrays.finish()
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != views.q.framework for seen in self._given)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-
-    def __call__(self, *, stream: object = None) -> Result:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        else:
-            pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
-            self._binding.launch(pointer)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-        return self._result
+    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)

@@ -25,7 +25,7 @@ def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Resul
     """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    return cuda.PreparedForward(views, problem, stream)
+    return cuda.prepare(views, problem, stream)
 
 
 def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, check_record
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from . import launches, plan, spec
 from .paging import cache_strides, elements_of_x, head_stride
 from .spec import Problem, Views
 
-_MEMO_LIMIT = 256
 _MAX_CONTEXT = 2**31 - 1
 
 # Counters of arrived CTAs lie in front of what CTAs leave behind, so that calls of any size can share one workspace:
@@ -189,17 +187,17 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1 if size & (size - 1) == 0 else -1
 
 
-class _Memo(threading.local):
-    """Bindings of this thread by what they are made for, emptied when full; and a workspace for each stream."""
+class _Workspaces(ThreadMemo[Workspace]):
+    """This thread's workspaces by device, stream and framework, and those of captured launches, kept for good."""
 
     def __init__(self) -> None:
-        self.bindings: dict[object, Binding] = {}
-        self.workspaces: dict[object, Workspace] = {}
+        super().__init__()
         # A graph may be launched at any time and at the same time as anything else, and nobody says when it is gone.
         self.captured: list[Workspace] = []
 
 
-_memo = _Memo()
+_memo: ThreadMemo[Binding] = ThreadMemo()
+_workspaces = _Workspaces()
 
 
 def _given(views: Views) -> list[View]:
@@ -232,12 +230,9 @@ def _check_values(views: Views, problem: Problem, stream: object) -> None:
 
 def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     device = views.query.device
-    binding = _memo.bindings.get(key)
+    binding = _memo.entries.get(key)
     if binding is None:
-        binding = Binding(views, problem, device, arrays.views)
-        if len(_memo.bindings) >= _MEMO_LIMIT:
-            _memo.bindings.clear()
-        _memo.bindings[key] = binding
+        binding = _memo.add(key, Binding(views, problem, device, arrays.views))
     binding.point(views, arrays.pointers, _workspace(binding, views.query, stream))
     binding.launch(stream)
 
@@ -246,14 +241,12 @@ def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
     """This thread's workspace for a stream; one of its own, kept for good, for a launch that is being captured."""
     if driver.capturing(stream):
         captured = Workspace(like, binding.workspace_bytes, stream)
-        _memo.captured.append(captured)
+        _workspaces.captured.append(captured)
         return captured
     place = (like.device.index, stream, like.framework)
-    found = _memo.workspaces.get(place)
+    found = _workspaces.entries.get(place)
     if found is None or found.size_bytes < _ARRIVALS_BYTES + binding.workspace_bytes:
-        if len(_memo.workspaces) >= _MEMO_LIMIT:
-            _memo.workspaces.clear()
-        found = _memo.workspaces[place] = Workspace(like, binding.workspace_bytes, stream)
+        found = _workspaces.add(place, Workspace(like, binding.workspace_bytes, stream))
     return found
 
 
@@ -276,42 +269,20 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
     return _result(arrays)
 
 
-class PreparedAttention:
-    """A prepared call; see `cupymla.ops.operator.Prepared`. With check_indices, values are checked when it is made.
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
+    """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
 
-    Attributes:
-        launcher: what it launches; None when there is no sequence.
+    Raises InputError, UnsupportedError, DriverError.
     """
 
-    def __init__(self, views: Views, problem: Problem, stream: object) -> None:
-        self._given = _given(views)
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        pointer = tensor.launch_stream(self._given, stream)
+    def outputs(own: int | None) -> OutputArrays:
         _check_values(views, problem, stream)
-        arrays = _outputs(views, problem, self._stream)
-        arrays.require_mutable()
-        self._device = views.query.device.index
-        with driver.on_device(self._device):
-            self._binding = Binding(views, problem, views.query.device, arrays.views)
-            self._workspace = Workspace(views.query, self._binding.workspace_bytes, pointer)
-            self._binding.point(views, arrays.pointers, self._workspace)
-        self.launcher = self._binding.launcher
-        self._result = _result(arrays)
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != views.query.framework for seen in self._given)
-        if self._loose:
-            tensor.hold(self._given, pointer)
+        return _outputs(views, problem, own)
 
-    def __call__(self, *, stream: object = None) -> Any:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
-            pointer = tensor.stream_pointer(stream)
-        elif self._stream is not None:
-            pointer = self._stream
-        else:
-            pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
-            self._binding.launch(pointer)
-        if self._loose:
-            tensor.hold(self._given, pointer)
-        return self._result
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
+        binding = Binding(views, problem, views.query.device, arrays.views)
+        workspace = Workspace(views.query, binding.workspace_bytes, pointer)
+        binding.point(views, arrays.pointers, workspace)
+        return binding, workspace
+
+    return PreparedKernel(_given(views), stream, outputs, bind, _result)

@@ -30,7 +30,7 @@ def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepare
     """A call bound to its arrays. Raises UnsupportedError for devices without a kernel."""
     if problem.device.kind == "cpu":
         return _on_cpu(views, problem)
-    return cuda.PreparedAttention(views, problem, stream)
+    return cuda.prepare(views, problem, stream)
 
 
 def _on_cpu(views: spec.Views, problem: spec.Problem) -> CpuCall[Any]:
