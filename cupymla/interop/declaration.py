@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-_NEVER_PASSED = frozenset({"stream", "check_indices"})
-"""Parameters that no bridge offers: the stream is the framework's, and reading indices would wait for the device."""
+_NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
+"""Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""
 
 
 @dataclass(frozen=True, slots=True)

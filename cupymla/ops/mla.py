@@ -39,7 +39,7 @@ MAX_KEYS = 2**31 - 1
 MAX_SCALE = 2.0**126
 """Bound of |sm_scale|, so that sm_scale * log2(e) is finite in fp32."""
 
-_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,11 +474,13 @@ def attributed(error: InputError, name: str) -> InputError:
     return InputError(error.argument, error.expected, error.got, name)
 
 
-def public(prepare: Callable[..., Prepared[R]]) -> Callable[[Callable[P, R]], Operator[P, R]]:
+def public(
+    prepare: Callable[..., Prepared[R]], workspace_bytes: Callable[..., int] | None = None
+) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Decorator that makes a public call the `Operator` whose prepared form `prepare` makes."""
 
     def joined(call: Callable[P, R]) -> Operator[P, R]:
-        return make_operator(call, prepare)
+        return make_operator(call, prepare, workspace_bytes)
 
     return joined
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -28,7 +29,7 @@ class Prepared(Protocol[R_co]):
 class Operator(Protocol[P, R_co]):
     """A public operator: `op(...)` runs once, `op.prepare(...)` takes the same arguments and returns a `Prepared`.
 
-    It is the public function itself with two attributes, because a wrapper would cost every call half a microsecond.
+    It is the public function itself with attributes, because a wrapper would cost every call half a microsecond.
 
     Attributes:
         name: the operator's one name, the same in Python, `cuda/`, tests and docs.
@@ -42,35 +43,45 @@ class Operator(Protocol[P, R_co]):
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R_co]:
         """Do everything of a call but the launch; see `Prepared`."""
 
+    def workspace_bytes(self, *args: P.args, **kwargs: P.kwargs) -> int:
+        """How large a `workspace` the call needs, in bytes; only operators with that parameter have this."""
 
-def operator(call: Callable[P, R], prepare: Callable[..., Prepared[R]]) -> Operator[P, R]:
+
+def operator(
+    call: Callable[P, R],
+    prepare: Callable[..., Prepared[R]],
+    workspace_bytes: Callable[..., int] | None = None,
+) -> Operator[P, R]:
     """Make a public function the operator whose prepared form `prepare` makes.
 
-    `prepare` gets the arguments by name, those that were left out not at all.
+    `prepare` and `workspace_bytes` get the arguments by name, those that were left out not at all.
     """
     made = cast("Operator[P, R]", call)
     made.name = call.__name__
-    setattr(made, "prepare", _bound(call, prepare))  # noqa: B010 - a method to those who call it, an attribute here
+    # Methods to those who call them, attributes here.
+    setattr(made, "prepare", _bound(call, "prepare", prepare, Prepared[Any]))  # noqa: B010
+    if workspace_bytes is not None:
+        setattr(made, "workspace_bytes", _bound(call, "workspace_bytes", workspace_bytes, int))  # noqa: B010
     return made
 
 
-def _bound(call: Callable[P, R], prepare: Callable[..., Prepared[R]]) -> Callable[P, Prepared[R]]:
-    """`prepare` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
-    name = f"{call.__name__}.prepare"
+def _bound(call: Callable[P, R], method: str, work: Callable[..., T], returns: object) -> Callable[P, T]:
+    """`work` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
+    name = f"{call.__name__}.{method}"
     signature = inspect.signature(call)
 
     @functools.wraps(call)
-    def prepared(*args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+    def bound(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            bound = signature.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
         except TypeError as refused:
             raise TypeError(f"{name}(): {refused}") from None
-        return prepare(**bound.arguments)
+        return work(**given.arguments)
 
-    prepared.__name__ = prepared.__qualname__ = name
-    prepared.__annotations__ = {**call.__annotations__, "return": Prepared[Any]}
-    setattr(prepared, "__signature__", signature.replace(return_annotation=Prepared[Any]))  # noqa: B010
-    return prepared
+    bound.__name__ = bound.__qualname__ = name
+    bound.__annotations__ = {**call.__annotations__, "return": returns}
+    setattr(bound, "__signature__", signature.replace(return_annotation=returns))  # noqa: B010
+    return bound
 
 
 class CpuCall(Generic[R_co]):

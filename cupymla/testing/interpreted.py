@@ -37,6 +37,7 @@ from .poison import strided_like
 _CLUSTER_DIMENSION, _COOPERATIVE = 4, 2
 _MAP_MARK = b"interpreted tensor map "
 _CONTEXT = 0xC0
+_ALIGNMENT = 512  # of what CUDA allocators give
 
 
 class _Pointer:
@@ -148,8 +149,10 @@ class Interpreted:
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "allocated") -> DeviceArray:
         """A fresh array, which a kernel must write before it may read it."""
-        host = np.full(shape, 0, dtype)
-        host.reshape(-1).view(np.uint8)[...] = 0xFF
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        raw = np.full(size + _ALIGNMENT, 0xFF, np.uint8)
+        first = -raw.ctypes.data % _ALIGNMENT
+        host = raw[first : first + size].view(dtype).reshape(shape)
         self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 

@@ -82,6 +82,13 @@ def array_for(argument: str) -> Array:
     return aligned(shape, dtype)
 
 
+def workspace(size: int, offset_bytes: int = 0) -> Array:
+    """Bytes at a distance from an address that a workspace may have."""
+    memory = np.zeros(size + 512, np.uint8)
+    start = -memory.ctypes.data % 256 + offset_bytes
+    return memory[start : start + size]
+
+
 def good(operator: str, outputs: bool = True) -> dict[str, Any]:
     """A complete call that passes, every optional array and output in it."""
     names = INPUTS[operator] + OPTIONAL[operator] + (OUTPUTS[operator] if outputs else ())
@@ -374,3 +381,28 @@ def test_d_qk_and_heads(operator: str) -> None:
     refused(operator, "q", arguments | {"q": np.zeros((S_Q, 0, 576), BF16)})
     refused(operator, "kv", arguments | {"kv": np.zeros((S_KV, 512), BF16)})
     refused(operator, "indices", arguments | {"indices": np.zeros((S_Q, 0), np.int32)})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [workspace(64, 16), workspace(64).reshape(8, 8), workspace(64)[::2], workspace(64).view(np.int8), [0] * 64],
+    ids=["misaligned", "two axes", "strided", "dtype", "list"],
+)
+def test_workspace_is_looked_at(array: Any) -> None:
+    refused("sparse_mla_bwd", "workspace", good("sparse_mla_bwd") | {"workspace": array})
+
+
+def test_workspace_of_its_own() -> None:
+    arguments = good("sparse_mla_bwd")
+    memory = workspace(arguments["dq"].nbytes)
+    arguments["dq"] = memory.view(BF16).reshape(arguments["dq"].shape)
+    arguments["dq"][...] = 7
+    refused("sparse_mla_bwd", "workspace", arguments | {"workspace": memory})
+
+
+def test_the_cpu_needs_no_workspace() -> None:
+    arguments = good("sparse_mla_bwd", outputs=False)
+    assert sparse_mla_bwd.workspace_bytes(**arguments) == 0
+    sparse_mla_bwd(**arguments, workspace=workspace(0))
+    with pytest.raises(TypeError, match=r"sparse_mla_bwd\.workspace_bytes"):
+        sparse_mla_bwd.workspace_bytes(**arguments, nonsense=1)  # type: ignore[call-arg]

@@ -16,7 +16,12 @@ def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]
     return run.prepare(views, problem, stream)
 
 
-@mla.public(_prepare)
+def _workspace_bytes(*, stream: object = None, **arguments: Any) -> int:
+    views, problem = spec.read(**arguments, stream=stream)
+    return run.workspace_bytes(views, problem)
+
+
+@mla.public(_prepare, _workspace_bytes)
 def sparse_mla_bwd(
     q: Any,
     kv: Any,
@@ -38,6 +43,7 @@ def sparse_mla_bwd(
     dkv: Any = None,
     dkv_dtype: str | None = None,
     d_sink: Any = None,
+    workspace: Any = None,
     check_indices: bool = False,
     stream: object = None,
 ) -> tuple[Any, ...]:
@@ -79,6 +85,9 @@ def sparse_mla_bwd(
         dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
         dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding.
         d_sink: array to write, [h_q] float32; only with attn_sink.
+        workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 256 bytes, n at least
+            `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
+            Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
@@ -95,6 +104,6 @@ def sparse_mla_bwd(
     """
     views, problem = spec.read(
         *(q, kv, out, dout, lse, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
-        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, check_indices, stream),
+        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, workspace, check_indices, stream),
     )
     return run.call(views, problem, stream)

@@ -17,7 +17,7 @@ from ...tensormap import TileMap, encoded
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from ..mla import MlaProblem, lead_strides
 from . import plan
-from .spec import Problem, Views
+from .spec import Problem, Views, require_workspace
 
 Result = tuple[Any, ...]
 
@@ -206,7 +206,7 @@ def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays
 def _given(views: Views) -> list[View]:
     """Every array of the caller's, q first."""
     given = [views.q, views.kv, views.out, views.dout, views.lse, views.indices]
-    optional = (views.topk_length, views.attn_sink, views.attn_dist, views.dq, views.dkv, views.d_sink)
+    optional = (views.topk_length, views.attn_sink, views.attn_dist, views.dq, views.dkv, views.d_sink, views.workspace)
     return given + [view for view in optional if view is not None]
 
 
@@ -228,24 +228,37 @@ def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
     return binding
 
 
-def _allocated(binding: Binding, views: Views, stream: int | None) -> Allocation | None:
-    """The workspace, from the allocator of the caller's framework; None where none is needed.
+def _workspace(binding: Binding, views: Views, stream: int | None) -> View | Allocation | None:
+    """The caller's workspace, or one from the allocator of the caller's framework; None where none is needed.
 
     Its memory may be given back as soon as the launches are queued: allocators hand it out again in stream order.
+    Raises InputError for one that is too small.
     """
     size = binding.plan.workspace.bytes
+    if views.workspace is not None:
+        require_workspace(views.workspace, size)
+        return views.workspace
     return tensor.allocate(views.q, (size,), "uint8", stream) if size else None
 
 
+def workspace_bytes(views: Views, problem: Problem) -> int:
+    """How large a workspace a call needs, in bytes. Raises UnsupportedError."""
+    device = views.q.device
+    return plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index)).workspace.bytes
+
+
 def call(views: Views, problem: Problem, stream: object) -> Result:
-    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    """One call on a GPU: launch and return, without waiting for the result.
+
+    Raises InputError, UnsupportedError, DriverError.
+    """
     given = _given(views)
     pointer = tensor.launch_stream(given, stream)
     own_stream = None if stream is None else pointer
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
         binding = _bound(views, problem, arrays)
-        workspace = _allocated(binding, views, own_stream)
+        workspace = _workspace(binding, views, own_stream)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         binding.launch(pointer)
     tensor.hold(given, pointer)
@@ -255,9 +268,9 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
     """A prepared call on a GPU, which keeps its workspace. Raises UnsupportedError, DriverError."""
 
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, View | Allocation | None]:
         binding = Binding(problem, views.q.device, views, arrays.views)
-        workspace = _allocated(binding, views, None if stream is None else pointer)
+        workspace = _workspace(binding, views, None if stream is None else pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         return binding, workspace
 

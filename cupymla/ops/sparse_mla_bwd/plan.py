@@ -11,7 +11,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
-from .spec import OPERATOR, Problem
+from .spec import OPERATOR, WORKSPACE_ALIGNMENT, Problem
 
 Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum"]
 STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum")
@@ -30,7 +30,6 @@ stored at a time where they need more."""
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _SINK_CTA_HEADS = 32
 _CTAS_PER_MULTIPROCESSOR = 8  # of stages whose CTAs go over their rows again and again
-_WORKSPACE_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def workspace(problem: Problem, chunk: int) -> Workspace:
         if not wanted:
             return None
         start = end
-        end += -(-words * 4 // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+        end += -(-words * 4 // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
         return start
 
     ordered = problem.deterministic

@@ -12,6 +12,8 @@ from .. import mla
 
 OPERATOR = "sparse_mla_bwd"
 
+WORKSPACE_ALIGNMENT = 256
+
 
 @dataclass(slots=True)
 class Views:
@@ -29,6 +31,7 @@ class Views:
     dq: View | None
     dkv: View | None
     d_sink: View | None
+    workspace: View | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ def read(
     dkv: Any = None,
     dkv_dtype: Any = None,
     d_sink: Any = None,
+    workspace: Any = None,
     check_indices: Any = False,
     stream: Any = None,
 ) -> tuple[Views, Problem]:
@@ -81,7 +85,7 @@ def read(
             view(indices, "indices"),
             None if topk_length is None else view(topk_length, "topk_length"),
             None if attn_sink is None else view(attn_sink, "attn_sink"),
-            *(None, None, None, None),
+            *(None, None, None, None, None),
         )
         shared = mla.read_problem(
             *(views.q, views.kv, views.indices, views.topk_length, views.attn_sink),
@@ -97,8 +101,8 @@ def read(
             mla.choice("dkv_dtype", dkv_dtype, (None, "float32")) or shared.dtype,
             views.kv.shape,
         )
-        if attn_dist is not None or dq is not None or dkv is not None or d_sink is not None:
-            _read_outputs(views, problem, attn_dist, dq, dkv, d_sink)
+        if any(array is not None for array in (attn_dist, dq, dkv, d_sink, workspace)):
+            _read_outputs(views, problem, attn_dist, dq, dkv, d_sink, workspace)
         if check_indices is not False and mla.flag("check_indices", check_indices):
             mla.check_index_values(views.indices, views.topk_length, shared.s_kv, stream)
     except InputError as error:
@@ -106,7 +110,9 @@ def read(
     return views, problem
 
 
-def _read_outputs(views: Views, problem: Problem, attn_dist: Any, dq: Any, dkv: Any, d_sink: Any) -> None:
+def _read_outputs(
+    views: Views, problem: Problem, attn_dist: Any, dq: Any, dkv: Any, d_sink: Any, workspace: Any
+) -> None:
     shared = problem.shared
     if d_sink is not None and not shared.has_sink:
         raise InputError("d_sink", "None without attn_sink", "an array")
@@ -115,10 +121,32 @@ def _read_outputs(views: Views, problem: Problem, attn_dist: Any, dq: Any, dkv: 
     views.dq = mla.check_output(dq, "dq", views.q.shape, shared.dtype, views.q, "rows")
     views.dkv = mla.check_output(dkv, "dkv", problem.dkv_shape, problem.dkv_dtype, views.q, "rows")
     views.d_sink = mla.check_output(d_sink, "d_sink", (shared.h_q,), "float32", views.q, "free")
+    views.workspace = _read_workspace(workspace, views.q)
     mla.check_overlap(
-        (("attn_dist", views.attn_dist), ("dq", views.dq), ("dkv", views.dkv), ("d_sink", views.d_sink)),
+        (
+            *(("attn_dist", views.attn_dist), ("dq", views.dq), ("dkv", views.dkv), ("d_sink", views.d_sink)),
+            ("workspace", views.workspace),
+        ),
         (
             *(("q", views.q), ("kv", views.kv), ("out", views.out), ("dout", views.dout), ("lse", views.lse)),
             *(("indices", views.indices), ("topk_length", views.topk_length), ("attn_sink", views.attn_sink)),
         ),
     )
+
+
+def _read_workspace(array: Any, like: View) -> View | None:
+    if array is None:
+        return None
+    seen = tensor.view_output(array, "workspace")
+    if len(seen.shape) != 1:
+        raise InputError("workspace", "one axis", f"shape {list(seen.shape)}")
+    mla.check_array(seen, "workspace", seen.shape, "uint8", like, "lists")
+    if seen.ptr % WORKSPACE_ALIGNMENT and seen.shape[0]:
+        raise InputError("workspace", f"an address that is a multiple of {WORKSPACE_ALIGNMENT} bytes", hex(seen.ptr))
+    return seen
+
+
+def require_workspace(workspace: View, size_bytes: int) -> None:
+    """Raise InputError when a workspace is smaller than a call needs."""
+    if workspace.shape[0] < size_bytes:
+        raise mla.attributed(InputError("workspace", f"at least {size_bytes} bytes", workspace.shape[0]), OPERATOR)
