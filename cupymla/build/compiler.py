@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from .. import arch as arches
 from .. import config
 from ..errors import CompileError, UnsupportedError
-from .cubin import Resources
+from .cubin import Resources, whole_bytes
 from .source import KernelSource, Tree, package_folder, trees
 
 Backend = Literal["nvrtc", "nvcc"]
@@ -217,8 +217,11 @@ def _run_nvrtc(source: KernelSource, options: Sequence[str], text_only: bool = F
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
             return b"", nvrtc.getProgramLog(program) or str(error), False
-        made = nvrtc.getPTX(program) if text_only else nvrtc.getCUBIN(program)
-        return bytes(made), nvrtc.getProgramLog(program), True
+        if text_only:
+            return bytes(nvrtc.getPTX(program)), nvrtc.getProgramLog(program), True
+        # CuPy takes the image for text and drops its last byte, which is zero.
+        image = bytes(nvrtc.getCUBIN(program))
+        return image.ljust(whole_bytes(image), b"\0"), nvrtc.getProgramLog(program), True
     finally:
         nvrtc.destroyProgram(program)
 
@@ -324,9 +327,7 @@ def relocatable(source: KernelSource, registers: int) -> Compiled:
 
     Raises CompileError and UnsupportedError like `compile`.
     """
-    compiled = _compile(source, (f"-maxrregcount={registers}", "-rdc=true"))
-    # CuPy's getCUBIN takes the image for text and drops its last byte, part of a section header and zero.
-    return replace(compiled, data=compiled.data + b"\0") if toolchain().backend == "nvrtc" else compiled
+    return _compile(source, (f"-maxrregcount={registers}", "-rdc=true"))
 
 
 def ptx(source: KernelSource, linked: bool = False) -> str:

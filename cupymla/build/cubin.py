@@ -100,6 +100,18 @@ class _Section:
     link: int
 
 
+def whole_bytes(image: bytes) -> int:
+    """Where an ELF-64 image's header tables end, which is where the image ends (ELF-64 object file format, ELF header).
+
+    The size of the bytes themselves when they are no ELF header.
+    """
+    if len(image) < 64 or image[:4] != b"\x7fELF":
+        return len(image)
+    program, section = struct.unpack_from("<QQ", image, 32)
+    program_step, programs, section_step, sections = struct.unpack_from("<HHHH", image, 54)
+    return int(max(len(image), program + program_step * programs, section + section_step * sections))
+
+
 class Image:
     """A parsed cubin. Raises ValueError when the bytes are no complete CUDA ELF-64 image."""
 
@@ -107,6 +119,8 @@ class Image:
         self._data = data
         if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
             raise ValueError("not a little-endian ELF-64 image")
+        if whole_bytes(data) > len(data):
+            raise ValueError(f"{len(data)} bytes of an ELF image of {whole_bytes(data)}")
         try:
             self._sections = self._read_sections()
             self._symbols = self._read_symbols()
