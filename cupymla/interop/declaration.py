@@ -93,7 +93,7 @@ class Declaration:
         either: those of `arrays` that may be numbers instead.
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
-            replayed at any time. One with a workspace of its own may not: two replays at once would share it.
+            replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
     """

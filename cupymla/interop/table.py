@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from ..errors import InputError
 from ..ops.mla import D_V
 from ..ops.nvfp4_gemv.formats import named, padded
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
@@ -74,6 +75,10 @@ def _gemv(arrays: Arrays, options: Options) -> Results:
 
 def _quantized(arrays: Arrays, options: Options) -> Results:
     x = arrays["x"]
+    if options.get("global_scale") == "amax":
+        # The function returns the factor that it finds beside its outputs, which no compiled program would see.
+        expected = "a number or an array in a compiled program, such as 448 * 6 / max(abs(x))"
+        raise InputError("global_scale", expected, "'amax'", operator="quantize_nvfp4")
     m, k = _extents(x, options)
     rows, columns = m, named(options["format"]).scale_columns(k)  # type: ignore[arg-type]
     if options["scale_layout"] == "128x4":
@@ -149,6 +154,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         results=_backward,
         varies=True,
         requests=("attn_dist",),
+        replayable=False,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), never_results=("d_sink",)),
     ),
     Declaration(
@@ -222,6 +228,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("query", "pos_emb", "context_lens", "pos_bias_v"),
         outputs=("out",),
         results=_dense_bias,
+        replayable=False,
     ),
 )
 

@@ -343,3 +343,9 @@ def test_every_function_is_there() -> None:
     assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
         _ = mla.sparse_mla_sideways
+
+
+def test_a_factor_that_would_be_lost_is_refused() -> None:
+    """quantize_nvfp4 returns the factor it finds beside its outputs: without it the codes mean nothing."""
+    with pytest.raises(InputError, match=r"quantize_nvfp4: argument 'global_scale': expected a number or an array"):
+        mla.quantize_nvfp4(jnp.ones((4, 64)), global_scale="amax")

@@ -73,14 +73,22 @@ _DATA_OFFSET, _RANK_OFFSET = 24, 32
 
 
 class _Api:
-    """XLA's functions, by their place in XLA_FFI_Api."""
+    """XLA's functions, by their place in XLA_FFI_Api. Only errors are known to every version that calls us."""
 
     def __init__(self, address: int) -> None:
         self._table_bytes = c_size_t.from_address(address).value
         self._address = address
         self.error_create = self._function(0)
-        self.stream_get = self._function(4)
-        self.ordinal_get = self._function(17)
+
+    @functools.cached_property
+    def stream_get(self) -> Any:
+        """XLA_FFI_Stream_Get. Raises UnsupportedError."""
+        return self._function(4)
+
+    @functools.cached_property
+    def ordinal_get(self) -> Any:
+        """XLA_FFI_DeviceOrdinal_Get. Raises UnsupportedError."""
+        return self._function(17)
 
     def _function(self, place: int) -> Any:
         offset = _HEADER_BYTES + 8 * place

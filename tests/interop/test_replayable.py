@@ -1,0 +1,57 @@
+"""A call that a compiled program may record uses no memory but its arrays and results: the rest is gone at a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from interop_kit import Problem, companion_problems, operator_problems
+
+from cupymla.interop.table import DECLARATIONS
+from cupymla.ops import registry
+from cupymla.testing.interpreted import interpreted
+from cupymla.testing.operators import as_tuple
+
+
+def cheapest() -> Iterator[Problem]:
+    """One problem of each function whose kernels the interpreter runs."""
+    cpu_only = {entry.name for entry in registry.OPERATORS if not entry.kernels}
+    seen: set[str] = set(cpu_only)
+    for problem in (*operator_problems(1), *companion_problems()):
+        if problem.declaration.name not in seen:
+            seen.add(problem.declaration.name)
+            yield problem
+
+
+PROBLEMS = {problem.declaration.name: problem for problem in cheapest()}
+
+
+def test_every_function_is_tried() -> None:
+    without = {entry.name for entry in registry.OPERATORS if not entry.kernels}
+    assert set(PROBLEMS) == {declaration.name for declaration in DECLARATIONS} - without
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
+    problem = PROBLEMS[name]
+    with interpreted() as machine:
+        machine.strict = False
+        made: list[str] = []
+        empty = machine.empty
+
+        def counted(shape: tuple[int, ...], dtype: Any, argument: str = "allocated") -> Any:
+            made.append(f"{dtype}{list(shape)}")
+            return empty(shape, dtype, argument)
+
+        inputs = {n: v for n, v in problem.inputs().items() if not n.startswith("return_attn")}
+        updates = problem.declaration.updates
+        given = {n: machine.array(v, n in updates, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        machine.empty = counted  # type: ignore[method-assign, assignment]
+        results = as_tuple(machine.call(problem.declaration.function(), **given))
+    fresh = 0 if updates else len([result for result in results if result is not None])
+    if problem.declaration.replayable:
+        assert len(made) == fresh, made
+    assert len(made) >= fresh
