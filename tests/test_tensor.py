@@ -258,6 +258,21 @@ def test_cupy_is_read_by_attributes(cupy: fake_cupy.FakeCupy) -> None:
     assert refused(fake_cupy.ndarray(np.zeros(3, ">i4"))).expected.startswith("a numeric dtype")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "int64"])
+def test_gpus_read_no_odd_addresses(cupy: fake_cupy.FakeCupy, dtype: str) -> None:
+    """A load from there would end the process's CUDA context; a CPU does not mind."""
+    item = np.dtype(dtype).itemsize
+    memory = np.zeros(8 * item + 16, np.uint8)
+    start = -memory.ctypes.data % 8
+    for offset in range(1, 8):
+        odd = memory[start + offset : start + offset + 8 * item].view(dtype)
+        assert tensor.view(odd, "x").ptr == odd.ctypes.data
+        if offset % item:
+            assert refused(fake_cupy.ndarray(odd)).expected.startswith(f"an address that is a multiple of {item} bytes")
+        else:
+            assert tensor.view(fake_cupy.ndarray(odd), "x").ptr == odd.ctypes.data
+
+
 def test_cupy_subclass_is_cupy(cupy: fake_cupy.FakeCupy) -> None:
     class Mine(fake_cupy.ndarray):
         pass

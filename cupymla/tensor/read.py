@@ -61,6 +61,9 @@ def view(array: Any, argument: str, label: str | None = None) -> View:
         seen.strides = _settled(shape, seen.strides)
     if not seen.ptr and 0 not in shape:
         raise InputError(argument, "an array whose memory can be addressed", f"a {type(array).__name__} without memory")
+    if seen.ptr & 7 and seen.device.kind == "cuda" and seen.ptr % seen.itemsize:
+        expected = f"an address that is a multiple of {seen.itemsize} bytes, as GPUs need for {seen.dtype}"
+        raise InputError(argument, expected, hex(seen.ptr))
     if label is not None and seen.dtype != label:
         if seen.dtype != "uint8" or label not in BYTE_LABELS:
             raise InputError(argument, f"{label}, or uint8 that holds it", seen.dtype)
