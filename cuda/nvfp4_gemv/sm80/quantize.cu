@@ -15,10 +15,18 @@ constexpr int kThreads = 256;
 constexpr bool kMxfp4 = CUPYMLA_MXFP4 != 0;
 constexpr int kBlock = kMxfp4 ? 32 : 16;
 
-// 448 * 6 / amax, which spreads the largest element over both scales; 1 for nothing but zeros.
+// 448 * 6 / amax, which spreads the largest element over both scales; 1 for nothing but zeros. All threads of the CTA;
+// the first one gets it.
 __device__ __forceinline__ float factor_of(const QuantizeParameters& params) {
+  __shared__ float warps[kThreads / 32];
   float amax = 0.0f;
-  for (int i = 0; i < params.partials; ++i) amax = fmaxf(amax, params.partial[i]);
+  for (int i = threadIdx.x; i < params.partials; i += kThreads) amax = fmaxf(amax, params.partial[i]);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = amax;
+  __syncthreads();
+  if (threadIdx.x != 0) return 0.0f;
+  for (float part : warps) amax = fmaxf(amax, part);
   const float factor = amax == 0.0f ? 1.0f : fminf(__fdiv_rn(2688.0f, amax), 3.402823466e38f);
   if (blockIdx.x == 0) *params.made_factor = factor;
   return factor;
@@ -80,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::kThreads)
     nvfp4_quantize(const __grid_constant__ cupymla::nvfp4_gemv::QuantizeParameters params) {
   using namespace cupymla::nvfp4_gemv;
   __shared__ float shared_factor;
+  const float found = params.partial != nullptr ? factor_of(params) : 0.0f;
   if (threadIdx.x == 0) {
-    shared_factor = params.partial != nullptr  ? factor_of(params)
+    shared_factor = params.partial != nullptr  ? found
                     : params.factor != nullptr ? *params.factor
                                                : params.factor_value;
   }
