@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..errors import InputError, shown
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from . import bindings
-from .declaration import Declaration, Facts
+from .declaration import Arrays, Declaration, Facts, Options, Results
 from .table import declared
 
 VERSION = 1
@@ -55,7 +56,7 @@ class Call:
     def of(declaration: Declaration, arrays: Mapping[str, Facts], options: Mapping[str, Any]) -> Call:
         """The call that these arguments make. Raises InputError for an option that is no plain value."""
         chosen = {name: plain(declaration.name, name, value) for name, value in options.items()}
-        results = declaration.results(arrays, chosen)
+        results = complete(declaration, arrays, chosen)
         return Call(declaration.name, tuple(arrays.items()), tuple(results.items()), tuple(chosen.items()))
 
     @property
@@ -86,16 +87,39 @@ class Call:
         prepare = getattr(declared(self.name).function(), "prepare", None)
         if prepare is None:
             return
-        addresses = []
-        free = _CHECK_ADDRESS
-        for _, facts in (*self.arrays, *self.results):
-            addresses.append(free)
-            size = NUMPY_DTYPES[facts.dtype].itemsize * int(np.prod([int(n) for n in facts.shape], dtype=object))
-            free += -(-size // _PAGE) * _PAGE + _PAGE
-        views = _views(self, CPU)
-        for (_, seen), address in zip(views, addresses, strict=True):
-            seen.ptr = address
-        prepare(**dict(views), **declared(self.name).passed(dict(self.options)))
+        prepare(**_placed(self), **declared(self.name).passed(dict(self.options)))
+
+
+def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
+    """The results of a call, and a last one that nobody looks at where the call works in memory that it is given.
+
+    Raises InputError where the arguments do not fit each other.
+    """
+    results = declaration.results(arrays, options)
+    facts = (*arrays.values(), *results.values())
+    if not declaration.has_workspace or not all(isinstance(n, int) for each in facts for n in each.shape):
+        return results
+    spec: Any = import_module(f"cupymla.ops.{declaration.name}.spec")
+    plan: Any = import_module(f"cupymla.ops.{declaration.name}.plan")
+    made = Call(declaration.name, tuple(arrays.items()), (), ())
+    _, problem = spec.read(**_placed(made), **declaration.passed(options))
+    return {**results, "workspace": Facts((plan.workspace_limit(problem),), "uint8")}
+
+
+def is_replayable(declaration: Declaration, call: Call) -> bool:
+    """Whether recordings of a call may be replayed at any time; see `Declaration.replayable`."""
+    return declaration.replayable or any(name == "workspace" for name, _ in call.results)
+
+
+def _placed(call: Call) -> dict[str, View]:
+    """Views of all arrays and results at addresses that nobody reads."""
+    views = _views(call, CPU)
+    free = _CHECK_ADDRESS
+    for (_, seen), (_, facts) in zip(views, (*call.arrays, *call.results), strict=True):
+        seen.ptr = free
+        size = NUMPY_DTYPES[facts.dtype].itemsize * int(np.prod([int(n) for n in facts.shape], dtype=object))
+        free += -(-size // _PAGE) * _PAGE + _PAGE
+    return dict(views)
 
 
 def _spelled(name: str, facts: Facts) -> list[Any]:

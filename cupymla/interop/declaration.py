@@ -94,6 +94,7 @@ class Declaration:
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
+        has_workspace: whether the function has a parameter `workspace`, and its `plan` says how much is enough.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
     """
@@ -107,6 +108,7 @@ class Declaration:
     either: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     replayable: bool = True
+    has_workspace: bool = False
     batching: Batching | None = None
     gradient: Gradient | None = None
     signature: inspect.Signature = field(init=False, compare=False, repr=False)

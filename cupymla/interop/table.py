@@ -155,6 +155,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         varies=True,
         requests=("attn_dist",),
         replayable=False,
+        has_workspace=True,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), never_results=("d_sink",)),
     ),
     Declaration(

@@ -349,3 +349,27 @@ def test_a_factor_that_would_be_lost_is_refused() -> None:
     """quantize_nvfp4 returns the factor it finds beside its outputs: without it the codes mean nothing."""
     with pytest.raises(InputError, match=r"quantize_nvfp4: argument 'global_scale': expected a number or an array"):
         mla.quantize_nvfp4(jnp.ones((4, 64)), global_scale="amax")
+
+
+def test_the_backward_is_recorded_with_its_workspace() -> None:
+    """The workspace is a result of the custom call that nobody sees; where its size is unknown nothing is recorded."""
+    case = next(p for p in kit.operator_problems(1) if p.declaration.name == "sparse_mla_bwd")
+    inputs = {n: jnp.asarray(v) if isinstance(v, np.ndarray) else v for n, v in case.inputs().items()}
+    arrays = {n: v for n, v in inputs.items() if isinstance(v, jax.Array)}
+    options = {n: v for n, v in inputs.items() if n not in arrays}
+    text = jax.jit(lambda a: mla.sparse_mla_bwd(**a, **options)).lower(arrays).as_text()
+    assert "@cupymla_call(" in text and "unrecorded" not in text
+    (call,) = [line for line in text.splitlines() if "@cupymla_call(" in line]
+    assert call.count("ui8>") == 1
+    text = (
+        jax.jit(lambda x: mla.matrix_bd(**x, max_context=12))
+        .lower(
+            {
+                "query": jnp.ones((4, 2, 32)),
+                "pos_emb": jnp.ones((6, 2, 32)),
+                "context_lens": jnp.zeros(4, jnp.int32),
+            }
+        )
+        .as_text()
+    )
+    assert "@cupymla_call_unrecorded(" in text

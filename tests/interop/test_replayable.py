@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interop_kit import Problem, companion_problems, operator_problems
+from interop_kit import Problem, companion_problems, facts_of, operator_problems
 
+from cupymla.interop.call import complete
 from cupymla.interop.table import DECLARATIONS
 from cupymla.ops import registry
 from cupymla.testing.interpreted import interpreted
@@ -49,9 +50,13 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
         inputs = {n: v for n, v in problem.inputs().items() if not n.startswith("return_attn")}
         updates = problem.declaration.updates
         given = {n: machine.array(v, n in updates, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        if problem.declaration.has_workspace:
+            chosen = {name: given.get(name, p.default) for name, p in problem.declaration.options.items()}
+            facts = complete(problem.declaration, facts_of(problem.declaration, inputs), chosen)["workspace"]
+            given["workspace"] = machine.empty(facts.shape, np.dtype(facts.dtype))
         machine.empty = counted  # type: ignore[method-assign, assignment]
         results = as_tuple(machine.call(problem.declaration.function(), **given))
     fresh = 0 if updates else len([result for result in results if result is not None])
-    if problem.declaration.replayable:
+    if problem.declaration.replayable or problem.declaration.has_workspace:
         assert len(made) == fresh, made
     assert len(made) >= fresh

@@ -385,7 +385,7 @@ def test_d_qk_and_heads(operator: str) -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [workspace(64, 16), workspace(64).reshape(8, 8), workspace(64)[::2], workspace(64).view(np.int8), [0] * 64],
+    [workspace(64, 8), workspace(64).reshape(8, 8), workspace(64)[::2], workspace(64).view(np.int8), [0] * 64],
     ids=["misaligned", "two axes", "strided", "dtype", "list"],
 )
 def test_workspace_is_looked_at(array: Any) -> None:

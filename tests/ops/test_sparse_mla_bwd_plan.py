@@ -177,3 +177,21 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     with pytest.raises(InputError) as caught:
         raw_module("sparse_mla_bwd", arch="sm_90a", **{word: value})
     assert (caught.value.operator, caught.value.argument) == ("sparse_mla_bwd", word)
+
+
+@given(
+    multiprocessors=st.integers(1, 200),
+    s_q=st.integers(0, 5000),
+    topk=st.integers(1, 4096),
+    deterministic=st.booleans(),
+    has_sink=st.booleans(),
+    dkv_dtype=st.sampled_from(["bfloat16", "float32"]),
+)
+def test_the_limit_is_enough_everywhere(
+    multiprocessors: int, s_q: int, topk: int, deterministic: bool, has_sink: bool, dkv_dtype: str
+) -> None:
+    """A compiled program gives its workspace before it knows the GPU."""
+    shared = replace(SHARED, s_q=s_q, topk=topk, has_sink=has_sink)
+    problem = replace(PROBLEM, shared=shared, deterministic=deterministic, dkv_dtype=dkv_dtype)
+    needed = plan.plan(problem, HOPPER, multiprocessors).workspace.bytes
+    assert needed <= plan.workspace_limit(problem) <= needed + plan.PARTIAL_BYTES + (topk * 4 + 576 * 4) * s_q + 1024

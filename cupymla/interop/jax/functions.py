@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import InputError, UnsupportedError
-from ..call import Call, Plain, label_of
+from ..call import Call, Plain, is_replayable, label_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import declared
 from .handler import Handler
@@ -84,9 +84,10 @@ def _bind(declaration: Declaration, names: Names, options: Options, arrays: Sequ
         call.check()
     results = [_result(f, arrays[0]) for _, f in call.results]
     aliases = {names.index(name): place for place, (name, _) in enumerate(call.results) if name in declaration.updates}
-    target = TARGETS[declaration.replayable]
+    target = TARGETS[is_replayable(declaration, call)]
     made = jax.ffi.ffi_call(target, results, vmap_method="sequential", input_output_aliases=aliases)
-    return tuple(made(*arrays, call=call.text()))
+    wanted = [name for name, _ in call.results if name != "workspace"]
+    return tuple(made(*arrays, call=call.text()))[: len(wanted)]
 
 
 # Batching ------------------------------------------------------------------------------------------------------------

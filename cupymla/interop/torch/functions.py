@@ -13,7 +13,7 @@ from ...errors import InputError, UnsupportedError
 from ...tensor import View, view
 from ...tensor.types import BYTE_LABELS, strides_of
 from ..bindings import has_kernel
-from ..call import Runner, Runners, plain
+from ..call import Runner, Runners, complete, plain
 from ..declaration import Declaration, Facts, Gradient
 from ..table import DECLARATIONS, declared
 
@@ -146,13 +146,13 @@ class _OnGpu:
     Not run on a GPU yet.
 
     Attributes:
-        serves: whether there is a kernel, and one that needs no memory from torch but its results.
+        serves: whether there is a kernel, and one that needs no memory but what torch gives it here.
     """
 
     def __init__(self, declaration: Declaration) -> None:
-        self.serves = has_kernel(declaration.name) and declaration.replayable
+        self.serves = has_kernel(declaration.name) and (declaration.replayable or declaration.has_workspace)
         self._declaration = declaration
-        self._plans: dict[object, tuple[list[tuple[Any, Any]], Callable[[], Runner]]] = {}
+        self._plans: dict[object, tuple[list[tuple[Any, Any]], int, Callable[[], Runner]]] = {}
         self._runners = Runners()
 
     def __call__(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -166,18 +166,19 @@ class _OnGpu:
                 self._plans.clear()
                 self._runners = Runners()
             self._plans[key] = plan
-        wanted, make = plan
+        wanted, count, make = plan
         device = given[0].device
         results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in wanted]
         addresses = [tensor.data_ptr() for tensor in (*given, *results)]
         self._runners.run(key, make, addresses, torch._C._cuda_getCurrentRawStream(device.index))
-        return results if self._declaration.varies else results[0] if len(results) == 1 else tuple(results)
+        returned = results[:count]
+        return returned if self._declaration.varies else returned[0] if count == 1 else tuple(returned)
 
     def _planned(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Shapes and dtypes of the results, and how a runner for these layouts is made."""
+        """Shapes and dtypes of the results, how many of them are returned, and how a runner is made."""
         declaration = self._declaration
         tensors, chosen = _given(declaration, arguments, options)
-        wanted = declaration.results(_facts(tensors), chosen)
+        wanted = complete(declaration, _facts(tensors), chosen)
         # Without the tensors themselves: a plan outlives the call that it was made for.
         seen = {
             name: dataclasses.replace(view(tensor, name), framework="raw", owner=None, readonly=True)
@@ -193,7 +194,8 @@ class _OnGpu:
             ]
             return Runner(declaration.name, [*arrays, *results], chosen)
 
-        return [(facts.shape, getattr(torch, facts.dtype)) for facts in wanted.values()], make
+        count = len(wanted) - ("workspace" in wanted)
+        return [(facts.shape, getattr(torch, facts.dtype)) for facts in wanted.values()], count, make
 
 
 def _fake(declaration: Declaration) -> Callable[..., Any]:

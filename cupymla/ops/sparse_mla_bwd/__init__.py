@@ -85,7 +85,7 @@ def sparse_mla_bwd(
         dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
         dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding.
         d_sink: array to write, [h_q] float32; only with attn_sink.
-        workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 256 bytes, n at least
+        workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
             `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
             Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the

@@ -11,7 +11,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..mla import D_QK, DTYPES
-from .spec import OPERATOR, WORKSPACE_ALIGNMENT, Problem
+from .spec import OPERATOR, Problem
 
 Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum"]
 STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum")
@@ -27,6 +27,7 @@ PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
 stored at a time where they need more."""
 
+_PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _SINK_CTA_HEADS = 32
 _CTAS_PER_MULTIPROCESSOR = 8  # of stages whose CTAs go over their rows again and again
@@ -143,7 +144,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
     chunk = max(tokens, 1)
     if problem.deterministic:
-        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, multiprocessors // cluster)
+        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, max(1, multiprocessors // cluster))
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     passes = -(-head_blocks // cluster)
@@ -170,7 +171,7 @@ def workspace(problem: Problem, chunk: int) -> Workspace:
         if not wanted:
             return None
         start = end
-        end += -(-words * 4 // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        end += -(-words * 4 // _PART_ALIGNMENT) * _PART_ALIGNMENT
         return start
 
     ordered = problem.deterministic
@@ -179,6 +180,14 @@ def workspace(problem: Problem, chunk: int) -> Workspace:
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
     return Workspace(sums, sink_terms, partials, row_ends, slot_list, end)
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
+    shared = problem.shared
+    tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
+    chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, 1) if problem.deterministic else tokens
+    return workspace(problem, max(chunk, 1)).bytes
 
 
 def variant(

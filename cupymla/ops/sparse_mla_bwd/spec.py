@@ -12,7 +12,7 @@ from .. import mla
 
 OPERATOR = "sparse_mla_bwd"
 
-WORKSPACE_ALIGNMENT = 256
+WORKSPACE_ALIGNMENT = 16
 
 
 @dataclass(slots=True)
