@@ -184,13 +184,6 @@ def is_current(index: int) -> bool:
     return current_context() == _contexts.get(index)
 
 
-def activate(index: int) -> None:
-    """Make the device's primary context current in a thread that has no context; leave any other thread alone."""
-    if not current_context():
-        cu = _bindings()
-        check(cu.cuCtxSetCurrent(cu.CUcontext(primary_context(index))), f"making CUDA device {index} current")
-
-
 class on_device:
     """A block in which a device's primary context is current, whatever was current before.
 

@@ -85,22 +85,12 @@ class EncodedMap:
         request: what it was encoded from.
     """
 
-    __slots__ = ("_buffer", "_shared", "address", "request")
+    __slots__ = ("_buffer", "address", "request")
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(2 * BYTES - 1)
         self.address: int = -(-ctypes.addressof(self._buffer) // BYTES) * BYTES
-        self._shared = False
         self.request: TileMap | None = None
-
-    def reencode(self, request: TileMap) -> None:
-        """Encode another request into the same bytes, so that a launcher that points at them needs no change.
-
-        Raises InputError, DriverError, and ValueError for a map that `encoded` shares among its callers.
-        """
-        if self._shared:
-            raise ValueError("a map from encoded() is shared; encode() makes one that may be changed")
-        self._encode(request)
 
     def _encode(self, request: TileMap) -> None:
         check(request)
@@ -136,7 +126,7 @@ def _encode_tiled() -> driver.RawFunction:
 
 
 def encode(request: TileMap) -> EncodedMap:
-    """A new map of the caller's own. Needs a current context. Raises InputError and DriverError."""
+    """A new map. Needs a current context. Raises InputError and DriverError."""
     made = EncodedMap()
     made._encode(request)
     return made
@@ -157,7 +147,6 @@ class _Cache:
                 self._maps.move_to_end(request)
                 return found
         made = encode(request)
-        made._shared = True
         with self._lock:
             self._maps[request] = made
             if len(self._maps) > self._capacity:
@@ -173,7 +162,7 @@ _cache = _Cache(_CACHED_MAPS)
 
 
 def encoded(request: TileMap) -> EncodedMap:
-    """The map of a request, from a small cache when it was asked for lately; shared, so it cannot be re-encoded.
+    """The map of a request, from a small cache when it was asked for lately; shared by all who ask.
 
     A map says nothing about who owns the address: it stays right when the memory is freed and handed out again.
     Raises InputError and DriverError.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import settings
@@ -70,3 +70,18 @@ def where(request: pytest.FixtureRequest) -> Literal["host", "gpu"]:
     """The machine that an emulated kernel runs on."""
     found: Literal["host", "gpu"] = request.param
     return found
+
+
+@pytest.fixture
+def cp() -> Any:
+    """CuPy; a test without it is skipped."""
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def hopper() -> None:
+    """Skips a test of a kernel for Hopper on any other GPU."""
+    from cupymla import driver
+
+    if driver.compute_capability(0) != (9, 0):
+        pytest.skip("the kernel is for Hopper")

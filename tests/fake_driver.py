@@ -100,11 +100,6 @@ class FakeDriver:
         self.calls.append(("cuDevicePrimaryCtxRetain", device))
         return OK, real.CUcontext(0xC0 + device)
 
-    def cuCtxSetCurrent(self, context: Any) -> tuple[Any, ...]:
-        self.calls.append(("cuCtxSetCurrent", int(context)))
-        self.context = int(context)
-        return (OK,)
-
     def cuCtxPushCurrent(self, context: Any) -> tuple[Any, ...]:
         self.calls.append(("cuCtxPushCurrent", int(context)))
         self.previous, self.context = self.context, int(context)

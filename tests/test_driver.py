@@ -91,13 +91,6 @@ def test_entry_points_use_the_legacy_default_stream(fake: FakeDriver) -> None:
         driver.function("cuNothing")
 
 
-def test_activate_leaves_a_current_context_alone(fake: FakeDriver) -> None:
-    driver.activate(1)
-    assert fake.named("cuCtxSetCurrent") == [(0xC1,)]
-    driver.activate(0)
-    assert fake.context == 0xC1
-
-
 def test_on_device_pushes_only_what_is_not_current(fake: FakeDriver) -> None:
     fake.context = 0xC0
     with driver.on_device(0):

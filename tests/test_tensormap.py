@@ -160,13 +160,6 @@ def test_refusal_by_the_driver_shows_the_request(encoder: FakeEncoder) -> None:
         tensormap.encode(GOOD)
 
 
-def test_reencode_keeps_the_address(encoder: FakeEncoder) -> None:
-    made = tensormap.encode(GOOD)
-    before = made.address
-    made.reencode(GOOD._replace(ptr=0x2000))
-    assert (made.address, made.data, made.request) == (before, b"\x02" * 128, GOOD._replace(ptr=0x2000))
-
-
 def test_cache_returns_one_map_per_request_and_forgets_the_oldest(encoder: FakeEncoder) -> None:
     first = tensormap.encoded(GOOD)
     assert tensormap.encoded(GOOD) is first
@@ -184,11 +177,6 @@ def test_cache_keeps_what_is_in_use(encoder: FakeEncoder) -> None:
     for i in range(2 * tensormap._CACHED_MAPS):
         tensormap.encoded(GOOD._replace(ptr=0x100000 + 16 * i))
         assert tensormap.encoded(GOOD) is first
-
-
-def test_shared_map_cannot_be_changed_under_others(encoder: FakeEncoder) -> None:
-    with pytest.raises(ValueError, match="shared"):
-        tensormap.encoded(GOOD).reencode(GOOD)
 
 
 def test_failed_request_is_not_remembered(encoder: FakeEncoder) -> None:

@@ -21,9 +21,4 @@ __device__ __forceinline__ void copy_async_16_or_zero(uint32_t destination, cons
                : "memory");
 }
 
-// Asks for `bytes`, a multiple of 16, to be brought into L2 (PTX ISA, "cp.async.bulk.prefetch").
-__device__ __forceinline__ void prefetch_l2(const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 }  // namespace cupymla

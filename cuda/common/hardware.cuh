@@ -1,9 +1,13 @@
-// The cluster a CTA belongs to, and its peers' shared memory (PTX ISA, "Special Registers", "mapa", "mbarrier").
+// What the emulation's model takes from the hardware: special registers, and the shared memory of a cluster's other
+// CTAs (PTX ISA, "Special Registers", "getctarank", "ld", "st", "mbarrier").
 #pragma once
 
-#include "integers.cuh"
+#include "cluster_exchange.cuh"
 
 namespace cupymla::hardware {
+
+using cupymla::cluster_rank;
+using cupymla::cluster_size;
 
 #define CUPYMLA_SPECIAL_REGISTER(function, name)                    \
   __device__ __forceinline__ uint32_t function() {                  \
@@ -12,8 +16,6 @@ namespace cupymla::hardware {
     return value;                                                   \
   }
 
-CUPYMLA_SPECIAL_REGISTER(cluster_rank, "cluster_ctarank")
-CUPYMLA_SPECIAL_REGISTER(cluster_size, "cluster_nctarank")
 CUPYMLA_SPECIAL_REGISTER(cluster_cta_x, "cluster_ctaid.x")
 CUPYMLA_SPECIAL_REGISTER(cluster_cta_y, "cluster_ctaid.y")
 CUPYMLA_SPECIAL_REGISTER(cluster_cta_z, "cluster_ctaid.z")
@@ -33,9 +35,7 @@ __device__ __forceinline__ uint64_t global_nanoseconds() {
 
 // Where a shared-memory address of this CTA lies in CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
-  uint32_t mapped;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
+  return cluster_address(address, rank);
 }
 
 // The rank of the CTA that a shared-memory address lies in (PTX ISA, "getctarank").
@@ -73,9 +73,7 @@ __device__ __forceinline__ void store_shared_u32(uint32_t address, uint32_t valu
 }
 
 // Arrives at an mbarrier anywhere in the cluster, with release semantics for the cluster.
-__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier) { cluster_arrive_at(barrier); }
 
 // Counts bytes as copied at an mbarrier anywhere in the cluster.
 __device__ __forceinline__ void complete_bytes_in_cluster(uint32_t barrier, uint32_t bytes) {

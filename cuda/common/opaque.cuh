@@ -1,13 +1,14 @@
-// Values that the compiler should keep rather than compute again.
+// Values whose origin the compiler is not to know.
 #pragma once
 
 #include "integers.cuh"
 
 namespace cupymla {
 
-// Hides where a value comes from, so that it stays in a register: an empty statement that might have changed it.
-__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep(int32_t& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep(int64_t& value) { asm volatile("" : "+l"(value)); }
+// An empty statement that might have changed the value: it stays in its register, for it cannot be computed again, and
+// what depends on it is computed behind this point.
+__device__ __forceinline__ void make_opaque(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void make_opaque(int32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void make_opaque(int64_t& value) { asm volatile("" : "+l"(value)); }
 
 }  // namespace cupymla

@@ -296,7 +296,6 @@ class Interpreted:
             "current_context": lambda: _CONTEXT,
             "primary_context": lambda index: _CONTEXT,
             "is_current": lambda index: True,
-            "activate": lambda index: None,
             "on_device": lambda index: _Entered(),
             "order": lambda first, then: None,
             "capturing": lambda stream: False,

@@ -30,15 +30,17 @@ class Memory:
         self._address = ctypes.c_uint64(self._array.ctypes.data)
         if where == "gpu":
             size = ctypes.c_size_t(max(self._array.nbytes, 16))
-            allocate = driver.function("cuMemAlloc_v2", ctypes.c_void_p, ctypes.c_size_t)
-            _check(allocate(ctypes.addressof(self._address), size))
+            with driver.on_device(0):
+                allocate = driver.function("cuMemAlloc_v2", ctypes.c_void_p, ctypes.c_size_t)
+                _check(allocate(ctypes.addressof(self._address), size))
             self.fill()
 
     def fill(self) -> None:
         """Put the array's content there (again)."""
         if self._where == "gpu":
-            copy = driver.function("cuMemcpyHtoD_v2", ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
-            _check(copy(self._address, self._array.ctypes.data, self._array.nbytes))
+            with driver.on_device(0):
+                copy = driver.function("cuMemcpyHtoD_v2", ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+                _check(copy(self._address, self._array.ctypes.data, self._array.nbytes))
 
     @property
     def pointer(self) -> int:
@@ -54,15 +56,17 @@ class Memory:
         """What it holds now."""
         if self._where == "host":
             return np.array(self._array)
-        copy = driver.function("cuMemcpyDtoH_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
         found = np.empty_like(self._array)
-        _check(copy(found.ctypes.data, self._address, found.nbytes))
+        with driver.on_device(0):
+            copy = driver.function("cuMemcpyDtoH_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
+            _check(copy(found.ctypes.data, self._address, found.nbytes))
         return found
 
     def free(self) -> None:
         """Give it back."""
         if self._where == "gpu":
-            _check(driver.function("cuMemFree_v2", ctypes.c_uint64)(self._address))
+            with driver.on_device(0):
+                _check(driver.function("cuMemFree_v2", ctypes.c_uint64)(self._address))
 
 
 def _aligned(array: Array) -> Array:
@@ -81,7 +85,10 @@ def _check(code: int) -> None:
 
 def tile_map(request: tensormap.TileMap, where: Where) -> Any:
     """A tensor map for either machine."""
-    return HostMap(request) if where == "host" else tensormap.encode(request)
+    if where == "host":
+        return HostMap(request)
+    with driver.on_device(0):
+        return tensormap.encode(request)
 
 
 class Kernel:
@@ -138,8 +145,6 @@ def run(
     words = np.zeros(ARGUMENTS, np.uint64)
     words[: len(arguments)] = arguments
     arrays = (smem, tmem, np.zeros_like(tmem), words, np.zeros((group, LANES, REGISTERS), np.uint32))
-    if where == "gpu":
-        driver.activate(0)
     memories = [Memory(array, where) for array in arrays]
     source, before, after, given, registers = memories
     size = ctypes.c_uint32(smem.shape[1])

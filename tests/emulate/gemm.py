@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from device import Kernel, Memory, Where, tile_map
 
-from cupymla import driver, tensormap
+from cupymla import tensormap
 from cupymla.build import KernelSource, compiler
 from cupymla.emulate import Program, Settings, build
 from cupymla.launch import Geometry
@@ -46,8 +46,6 @@ class Runner:
         rng = np.random.default_rng(7)
         self._a = rng.integers(-3, 4, (m, k)).astype(ml_dtypes.bfloat16)
         self._b = rng.integers(-3, 4, (n, k)).astype(ml_dtypes.bfloat16)
-        if where == "gpu":
-            driver.activate(0)
         self._memory = [Memory(array, where) for array in (self._a, self._b)]
 
     def _maps(self, d: Memory) -> list[Any]:

@@ -11,7 +11,6 @@ import pytest
 from device import Kernel, Memory, Where
 from isa_oracle import Array
 
-from cupymla import driver
 from cupymla.emulate import Settings
 from cupymla.launch import Geometry
 
@@ -58,8 +57,6 @@ def evaluate(operation: str, inputs: Array, where: Where) -> Array:
     ret;
 }}
 """
-    if where == "gpu":
-        driver.activate(0)
     source, target = Memory(inputs.astype(np.uint32), where), Memory(np.zeros((THREADS, 2), np.uint32), where)
     parameters: list[Any] = [source.parameter, target.parameter]
     Kernel(text, "arithmetic.ptx", where, THREADS).launch(Geometry((1, 1, 1), THREADS, 0), parameters, Settings())

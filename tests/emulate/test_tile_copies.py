@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from device import Kernel, Memory, Where, tile_map
 
-from cupymla import driver
 from cupymla.emulate import EmulationError, Settings
 from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
@@ -95,8 +94,6 @@ def source() -> np.ndarray[Any, Any]:
 
 def run(text: str, box_rows: int, ctas: int, where: Where, mode: Mode, told: bool = True) -> np.ndarray[Any, Any]:
     """What the CTAs' shared memory holds afterwards: (CTAs, 4 rows, 64) uint16."""
-    if where == "gpu":
-        driver.activate(0)
     data, out = Memory(source(), where), Memory(np.zeros((ctas, 4, WIDTH), np.uint16), where)
     request = TileMap(data.pointer, "uint16", (COLUMNS, ROWS), (2 * COLUMNS,), (WIDTH, box_rows))
     encoded = tile_map(request, where)

@@ -24,7 +24,7 @@ import numpy as np
 from device import Kernel, Memory, Where, tile_map
 from isa_oracle import instruction
 
-from cupymla import driver, tensormap
+from cupymla import tensormap
 from cupymla.build.source import package_folder
 from cupymla.emulate import MODES, EmulationError, Settings
 from cupymla.emulate.host.machine import HostError
@@ -158,8 +158,6 @@ class Runner:
         self._a = rng.integers(-3, 4, (M, k)).astype(np.float16)
         self._b = rng.integers(-3, 4, (N, k)).astype(np.float16)
         self._c = rng.integers(-3, 4, (M, N)).astype(np.float32)
-        if where == "gpu":
-            driver.activate(0)
         self._memory = [Memory(array, where) for array in (self._a, self._b, self._c)]
 
     def _parameters(self, d: Memory) -> list[Any]:

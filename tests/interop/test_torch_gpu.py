@@ -29,12 +29,6 @@ def on_gpu() -> None:
 
 
 @pytest.fixture
-def hopper() -> None:
-    if driver.compute_capability(0) != (9, 0):
-        pytest.skip("the kernel is for Hopper")
-
-
-@pytest.fixture
 def mla() -> Any:
     from cupymla.interop import torch as bridge
 

@@ -6,38 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, torch_with_gpu
 
 import cupymla
-from cupymla import InputError, driver
+from cupymla import InputError
 from cupymla.ops.attn_dist import cases
 from cupymla.ops.attn_dist.reference import attn_dist as reference
 from cupymla.ops.mla_cases import sized
-from cupymla.testing import compare, operators
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-CASE = next(case for case in cases.CASES if case.name == "h64_d576_k130_q3_kv300")
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if driver.compute_capability(0) != (9, 0):
-        pytest.skip("the kernel is for Hopper")
-
-
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
-def problem(cp: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments on the host and on the GPU."""
-    host = cases.inputs(CASE, seed)
-    return host, operators.arguments_on(cp, host)
-
-
-def require_right(host: dict[str, Any], dist: Any) -> None:
-    compare.require([compare.compare("dist", dist.get(), reference(**host, precision="same"), reference(**host))])
+ON_GPU = OnGpu("attn_dist", "h64_d576_k130_q3_kv300")
+problem, require_right = ON_GPU.problem, ON_GPU.require_right
 
 
 LARGE = [sized(h, d, k, q, 8192) for h, d, k, q in ((128, 576, 2048, 5), (64, 512, 2048, 300), (200, 576, 1000, 40))]
@@ -46,9 +26,7 @@ LARGE = [sized(h, d, k, q, 8192) for h, d, k, q in ((128, 576, 2048, 5), (64, 51
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 def test_softmax_in_torch_gives_the_same(cp: Any, case: Any) -> None:
     """An independent computation, from scores to sums, in float64: neither this package's reference nor its lse."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    torch = torch_with_gpu()
     arguments = cases.inputs(case, 0, cp)
     lse = cupymla.sparse_mla_fwd(arguments["q"], arguments["kv"], arguments["indices"])[2]
     dist = cupymla.attn_dist(**(arguments | {"lse": lse}))
@@ -118,18 +96,9 @@ def test_call_runs_on_the_stream_it_is_given(cp: Any) -> None:
 
 
 def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    torch = torch_with_gpu()
     host, _ = problem(cp)
-    # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
-    arguments = {
-        name: torch.from_numpy(np.ascontiguousarray(value).view(np.int16)).cuda().view(torch.bfloat16)
-        if value.dtype.itemsize == 2
-        else torch.from_numpy(np.ascontiguousarray(value)).cuda()
-        for name, value in host.items()
-        if isinstance(value, np.ndarray)
-    }
+    arguments = in_torch(torch, host)
     with torch.cuda.stream(torch.cuda.Stream()):
         dist = cupymla.attn_dist(**arguments)
         assert isinstance(dist, torch.Tensor)
@@ -138,11 +107,9 @@ def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
 
 
 def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
-    jax = pytest.importorskip("jax")
-    if not any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("jax sees no GPU")
+    jax = jax_with_gpu()
     host, _ = problem(cp)
-    arguments = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+    arguments = in_jax(jax, host)
     dist = cupymla.attn_dist(**arguments)
     assert isinstance(dist, jax.Array)
     np.testing.assert_allclose(np.asarray(dist), reference(**host), rtol=1e-3, atol=1e-6)

@@ -2,64 +2,35 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import MLA, queries_of, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.errors import shown
 from cupymla.ops.attn_dist import cuda, plan
 from cupymla.ops.attn_dist.spec import Problem
-from cupymla.ops.mla import MlaProblem
-
-SHARED = MlaProblem(
-    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
-    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
-    indices_strides=(0, 8), topk_length_strides=(0, 0),
-)  # fmt: skip
-
-HEADER = Path(__file__).resolve().parents[2] / "cuda" / "attn_dist" / "sm90" / "params.cuh"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
 
 def problem(normalize: str | None = None, **sizes: int) -> Problem:
-    return Problem(replace(SHARED, **sizes), normalize)  # type: ignore[arg-type]
-
-
-def record_fields() -> list[tuple[str, object]]:
-    """Name and type of each member of the header's `Parameters`, in order."""
-    text = re.sub(r"//.*", "", HEADER.read_text())
-    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, object]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-        fields += [(name.strip(), kind) for name in declared[3].split(",")]
-    return fields
+    return Problem(replace(MLA, **sizes), normalize)  # type: ignore[arg-type]
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
+    require_twin(cuda.Parameters, "attn_dist/sm90/params.cuh")
 
 
 def covered(dealt: plan.Deal, row_blocks: int) -> list[tuple[int, int]]:
-    """(query, block) of each CTA in turn; the twin of `Walk` in walk.cuh and `QueryRange` in sparse_query.cuh."""
+    """(query, block) of each CTA in turn; the twin of `Walk` in walk.cuh."""
     places = []
     for cta in range(dealt.ctas):
         index, part = divmod(cta, dealt.slices)
-        grouped = index < dealt.groups
-        first = index * dealt.group_tokens if grouped else dealt.groups * (dealt.group_tokens - 1) + index
         blocks = range(part * dealt.slice_blocks, min((part + 1) * dealt.slice_blocks, row_blocks))
         assert blocks, "a CTA without work"
-        places += [(first + n, b) for n in range(dealt.group_tokens if grouped else 1) for b in blocks]
+        places += [(query, block) for query in queries_of(dealt, index) for block in blocks]
     return places
 
 

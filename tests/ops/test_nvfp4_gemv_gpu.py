@@ -16,11 +16,6 @@ from cupymla.testing import compare, operators
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 def on_host(result: Any) -> Any:
     return result.get()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.device import Device
@@ -17,8 +16,6 @@ from cupymla.errors import shown
 from cupymla.ops.nvfp4_gemv import companions, cuda, formats, plan, spec
 from cupymla.ops.nvfp4_gemv.door import Operand
 
-FOLDER = Path(__file__).resolve().parents[2] / "cuda" / "nvfp4_gemv" / "sm80"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 RECORDS = [
     ("params.cuh", "Parameters", cuda.Parameters),
     ("companion_params.cuh", "AmaxParameters", companions.AmaxParameters),
@@ -32,17 +29,7 @@ RECORDS = [
 def test_parameter_records_are_those_that_the_kernels_read(
     file: str, name: str, record: type[ctypes.Structure]
 ) -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    text = re.sub(r"//.*", "", (FOLDER / file).read_text())
-    body = re.search(rf"struct {name} \{{(.*?)\}};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, object]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-        fields += [(member.strip(), kind) for member in declared[3].split(",")]
-    assert [(field[0], field[1]) for field in record._fields_] == fields
+    require_twin(record, f"nvfp4_gemv/sm80/{file}", name)
 
 
 def problem(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: str = "e2m1") -> spec.Problem:

@@ -6,39 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, torch_with_gpu
 
 import cupymla
-from cupymla import InputError, driver
-from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import cases, plan
+from cupymla import InputError
+from cupymla.ops.mla_cases import sized
+from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.ops.sparse_mla_bwd.reference import sparse_mla_bwd as reference
-from cupymla.testing import compare, operators
+from cupymla.testing import compare
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-CASE = next(case for case in cases.CASES if case.name == "h128_d576_k130_q3_kv300")
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if driver.compute_capability(0) != (9, 0):
-        pytest.skip("the kernels are for Hopper")
-
-
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
-def problem(cp: Any, seed: int = 0, case: MlaCase = CASE) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments on the host and on the GPU."""
-    host = cases.inputs(case, seed)
-    return host, operators.arguments_on(cp, host)
-
-
-def require_right(host: dict[str, Any], results: tuple[Any, ...]) -> None:
-    rows = zip(cases.OUTPUTS, results, reference(**host, precision="same"), reference(**host), strict=False)
-    compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+ON_GPU = OnGpu("sparse_mla_bwd", "h128_d576_k130_q3_kv300")
+problem, require_right = ON_GPU.problem, ON_GPU.require_right
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128, 192])
@@ -115,18 +95,9 @@ def test_deterministic_bits_hold_beside_other_work(cp: Any) -> None:
 
 
 def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    torch = torch_with_gpu()
     host, _ = problem(cp)
-    # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
-    arguments = {
-        name: torch.from_numpy(np.ascontiguousarray(value).view(np.int16)).cuda().view(torch.bfloat16)
-        if value.dtype.itemsize == 2
-        else torch.from_numpy(np.ascontiguousarray(value)).cuda()
-        for name, value in host.items()
-        if isinstance(value, np.ndarray)
-    }
+    arguments = in_torch(torch, host)
     with torch.cuda.stream(torch.cuda.Stream()):
         results = cupymla.sparse_mla_bwd(**arguments)
         assert all(isinstance(result, torch.Tensor) for result in results)
@@ -135,11 +106,9 @@ def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
 
 
 def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
-    jax = pytest.importorskip("jax")
-    if not any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("jax sees no GPU")
+    jax = jax_with_gpu()
     host, _ = problem(cp)
-    arguments = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+    arguments = in_jax(jax, host)
     results = cupymla.sparse_mla_bwd(**arguments)
     assert all(isinstance(result, jax.Array) for result in results)
     require_right(host, tuple(cp.asarray(np.asarray(result)) for result in results))

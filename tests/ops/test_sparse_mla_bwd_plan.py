@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import CUDA, MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
-from cupymla.ops.mla import MlaProblem
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 
-SHARED = MlaProblem(
-    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
-    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
-    indices_strides=(0, 8), topk_length_strides=(0, 0),
-)  # fmt: skip
-PROBLEM = spec.Problem(SHARED, deterministic=False, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
+PROBLEM = spec.Problem(MLA, deterministic=False, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
 HOPPER = arch.named("sm_90a")
-
-FOLDER = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_bwd" / "sm90"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
-
-
-def record_fields() -> list[tuple[str, object]]:
-    """Name and type of each member of the header's `Parameters`, in order."""
-    text = re.sub(r"//.*", "", (FOLDER / "params.cuh").read_text())
-    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, object]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-        fields += [(name.strip(), kind) for name in declared[3].split(",")]
-    return fields
 
 
 def planned(problem: spec.Problem = PROBLEM, **shared: object) -> plan.Plan:
@@ -50,13 +26,12 @@ def planned(problem: spec.Problem = PROBLEM, **shared: object) -> plan.Plan:
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
+    require_twin(cuda.Parameters, "sparse_mla_bwd/sm90/params.cuh")
 
 
 def test_stages_are_numbered_as_the_translation_unit_numbers_them() -> None:
     """A stage compiled under another's number would run, and compute something else."""
-    text = (FOLDER / "sparse_mla_bwd.cu").read_text()
+    text = (CUDA / "sparse_mla_bwd" / "sm90" / "sparse_mla_bwd.cu").read_text()
     enumerated = re.search(r"enum Stage \{(.*?)\};", text)
     assert enumerated is not None
     assert [word.strip() for word in enumerated[1].split(",")] == [f"k{stage.title()}" for stage in plan.STAGES]
@@ -86,7 +61,7 @@ def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
 @given(topk=st.integers(1, 1 << 20), tokens=st.integers(1, 1 << 20), multiprocessors=st.integers(2, 200))
 def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) -> None:
     """However many queries there are, their partial rows take no more than the bound, or one query's."""
-    shared = replace(SHARED, topk=topk, s_q=tokens, h_q=8)
+    shared = replace(MLA, topk=topk, s_q=tokens, h_q=8)
     chosen = plan.plan(replace(PROBLEM, shared=shared, deterministic=True), HOPPER, multiprocessors)
     partials = chosen.chunk * topk * 576 * 4
     assert partials <= max(plan.PARTIAL_BYTES, topk * 576 * 4)

@@ -7,38 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, torch_with_gpu
 
 import cupymla
-from cupymla import InputError, driver
+from cupymla import InputError
 from cupymla.ops.sparse_mla_fwd import cases
 from cupymla.ops.sparse_mla_fwd.reference import sparse_mla_fwd as reference
-from cupymla.testing import compare, operators
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-CASE = next(case for case in cases.CASES if case.name == "h64_d576_k130_q3_kv300")
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if driver.compute_capability(0) != (9, 0):
-        pytest.skip("the kernel is for Hopper")
-
-
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
-def problem(cp: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments on the host and on the GPU."""
-    host = cases.inputs(CASE, seed)
-    return host, operators.arguments_on(cp, host)
-
-
-def require_right(host: dict[str, Any], results: tuple[Any, ...]) -> None:
-    rows = zip(cases.OUTPUTS, results, reference(**host, precision="same"), reference(**host), strict=True)
-    compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+ON_GPU = OnGpu("sparse_mla_fwd", "h64_d576_k130_q3_kv300")
+problem, require_right = ON_GPU.problem, ON_GPU.require_right
 
 
 def test_prepared_call_follows_its_inputs(cp: Any) -> None:
@@ -192,32 +171,20 @@ def test_valid_slots_that_score_minus_infinity_are_not_empty(cp: Any) -> None:
 
 
 def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
+    torch = torch_with_gpu()
     host, _ = problem(cp)
-    # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
-    arguments = {
-        name: torch.from_numpy(np.ascontiguousarray(value).view(np.int16)).cuda().view(torch.bfloat16)
-        if value.dtype.itemsize == 2
-        else torch.from_numpy(np.ascontiguousarray(value)).cuda()
-        for name, value in host.items()
-        if isinstance(value, np.ndarray)
-    }
-    options = {name: value for name, value in host.items() if not isinstance(value, np.ndarray)}
+    arguments = in_torch(torch, host)
     with torch.cuda.stream(torch.cuda.Stream()):
-        results = cupymla.sparse_mla_fwd(**arguments, **options)
+        results = cupymla.sparse_mla_fwd(**arguments)
         assert all(isinstance(result, torch.Tensor) for result in results)
         torch.cuda.current_stream().synchronize()
     require_right(host, tuple(cp.from_dlpack(result) for result in results))
 
 
 def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
-    jax = pytest.importorskip("jax")
-    if not any(device.platform == "gpu" for device in jax.devices()):
-        pytest.skip("jax sees no GPU")
+    jax = jax_with_gpu()
     host, _ = problem(cp)
-    arguments = {k: jax.numpy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in host.items()}
+    arguments = in_jax(jax, host)
     out, max_logits, lse = cupymla.sparse_mla_fwd(**arguments)
     assert isinstance(out, jax.Array)
     exact = reference(**host, precision="same")

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import MLA, queries_of, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.errors import shown
 from cupymla.ops import shares
-from cupymla.ops.mla import MlaProblem
 from cupymla.ops.sparse_mla_fwd import cuda, plan
-
-PROBLEM = MlaProblem(
-    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
-    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
-    indices_strides=(0, 8), topk_length_strides=(0, 0),
-)  # fmt: skip
-
-HEADER = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_fwd" / "sm90" / "params.cuh"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
-
-
-def record_fields() -> list[tuple[str, object]]:
-    """Name and type of each member of the header's `Parameters`, in order."""
-    text = re.sub(r"//.*", "", HEADER.read_text())
-    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, object]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-        fields += [(name.strip(), kind) for name in declared[3].split(",")]
-    return fields
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
-
-
-def shares_of(dealt: shares.Shares) -> list[range]:
-    """What each CTA of a block of heads takes; the twin of `Share` in query.cuh."""
-    taken = []
-    for index in range(dealt.ctas):
-        grouped = index < dealt.groups
-        first = index * dealt.group_tokens if grouped else dealt.groups * (dealt.group_tokens - 1) + index
-        taken.append(range(first, first + (dealt.group_tokens if grouped else 1)))
-    return taken
+    require_twin(cuda.Parameters, "sparse_mla_fwd/sm90/params.cuh")
 
 
 @given(tokens=st.integers(0, 20_000), head_blocks=st.integers(1, 8), multiprocessors=st.integers(1, 200))
 def test_every_query_is_dealt_once(tokens: int, head_blocks: int, multiprocessors: int) -> None:
     dealt = shares.shares(tokens, head_blocks, multiprocessors)
-    assert [token for share in shares_of(dealt) for token in share] == list(range(tokens))
+    assert [token for cta in range(dealt.ctas) for token in queries_of(dealt, cta)] == list(range(tokens))
 
 
 def test_few_queries_go_one_to_a_cta() -> None:
@@ -112,7 +75,7 @@ def test_a_split_never_asks_for_more_ctas_than_run_at_once(work: int, topk: int,
 
 
 def test_few_queries_take_the_split_kernel_as_clusters() -> None:
-    chosen = plan.plan(replace(PROBLEM, s_q=1, topk=2048), arch.named("sm_90a"), 132)
+    chosen = plan.plan(replace(MLA, s_q=1, topk=2048), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == 1
     assert (chosen.parts, chosen.ctas) == (16, 32)
 
@@ -121,26 +84,26 @@ def test_few_queries_take_the_split_kernel_as_clusters() -> None:
     ("h_q", "heads", "head_blocks"), [(1, 16, 1), (16, 16, 1), (17, 32, 1), (32, 32, 1), (33, 64, 1), (65, 64, 2)]
 )
 def test_few_heads_are_not_padded_to_many(h_q: int, heads: int, head_blocks: int) -> None:
-    chosen = plan.plan(replace(PROBLEM, h_q=h_q), arch.named("sm_90a"), 132)
+    chosen = plan.plan(replace(MLA, h_q=h_q), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == chosen.heads == heads
     assert chosen.head_blocks == head_blocks
 
 
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
 def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
-    chosen = plan.plan(replace(PROBLEM, sm_scale=sm_scale), arch.named("sm_90a"), 132)
+    chosen = plan.plan(replace(MLA, sm_scale=sm_scale), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
-        plan.plan(replace(PROBLEM, batch=2**10, s_q=2**20), arch.named("sm_90a"), 132)
+        plan.plan(replace(MLA, batch=2**10, s_q=2**20), arch.named("sm_90a"), 132)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
-        plan.plan(PROBLEM, arch.named(name), 132)
+        plan.plan(MLA, arch.named(name), 132)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,6 @@ GQA: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 2, "head_size": 64, "cont
 BF16 = ml_dtypes.bfloat16
 
 
-@pytest.fixture
-def cp() -> Any:
-    return pytest.importorskip("cupy")
-
-
 @pytest.fixture(autouse=True)
 def recent() -> None:
     if driver.compute_capability(0) < (8, 0):

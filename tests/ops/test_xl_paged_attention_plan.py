@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.device import Device
@@ -25,8 +23,6 @@ PROBLEM = Problem(
     rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e", check_indices=False,
 )  # fmt: skip
 
-FOLDER = Path(__file__).resolve().parents[2] / "cuda" / "xl_paged_attention" / "sm80"
-C_TYPES = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 RECORDS: list[tuple[str, str, type[ctypes.Structure]]] = [
     ("params.cuh", "Parameters", cuda.Parameters),
     ("relative_scores.cu", "RelativeParameters", launches.RelativeParameters),
@@ -37,27 +33,9 @@ RECORDS: list[tuple[str, str, type[ctypes.Structure]]] = [
 ]
 
 
-def record_fields(file: str, record: str) -> list[tuple[str, Any]]:
-    """Name and type of each member of a record in a device file, in order."""
-    text = re.sub(r"//.*", "", (FOLDER / file).read_text())
-    body = re.search(rf"struct {record} \{{(.*?)\}};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, Any]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        for name in declared[3].split(","):
-            counted = re.fullmatch(r"\s*(\w+)(?:\[(\d+)\])?\s*", name)
-            assert counted is not None, name
-            kind: Any = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-            fields.append((counted[1], kind * int(counted[2]) if counted[2] else kind))
-    return fields
-
-
 @pytest.mark.parametrize(("file", "record", "twin"), RECORDS, ids=[row[1] for row in RECORDS])
 def test_parameter_records_are_the_ones_that_kernels_read(file: str, record: str, twin: type[ctypes.Structure]) -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    assert [(field[0], field[1]) for field in twin._fields_] == record_fields(file, record)
+    require_twin(twin, f"xl_paged_attention/sm80/{file}", record)
 
 
 # How CTAs share the work: a twin of schedule.cuh and of the slots in merge.cuh --------------------------------------

@@ -3,7 +3,7 @@
 
 #include <cute/arch/mma_sm90_gmma.hpp>
 
-#include "../../common/load_matrix.cuh"
+#include "../../common/matrix.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "storage.cuh"
 #include "sums.cuh"

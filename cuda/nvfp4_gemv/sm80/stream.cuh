@@ -19,9 +19,9 @@ class Stream {
     place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
     scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
     four_rows_ = kRowsAtOnce * params.a_row_bytes;
-    keep(place_);
-    keep(scale_place_);
-    keep(four_rows_);
+    make_opaque(place_);
+    make_opaque(scale_place_);
+    make_opaque(four_rows_);
     open();
   }
 

@@ -1,7 +1,7 @@
 // The attention stage: roles to warpgroups, and one query from its first pass to its last.
 #pragma once
 
-#include "../../common/pin.cuh"
+#include "../../common/opaque.cuh"
 #include "../../common/registers.cuh"
 #include "producer.cuh"
 #include "statistics.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void sync_cluster() {
 
 // For addresses that are used once in a pass: worked out before it, they would be kept, and spilled, all the time.
 __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
-  position.batch = pinned(position.batch);
+  make_opaque(position.batch);
   return position;
 }
 

@@ -3,7 +3,6 @@
 
 #include "../../common/math.cuh"
 #include "../../common/matrix.cuh"
-#include "../../common/matrix_load.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
@@ -189,8 +188,8 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t rounded[4], lost[4];
-      load_matrix_x4(fragment_address(storage.p, step), rounded);
-      load_matrix_x4(fragment_address(storage.ds, step), lost);
+      load_matrix_x4(rounded, fragment_address(storage.p, step));
+      load_matrix_x4(lost, fragment_address(storage.ds, step));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 first = unpack(rounded[j]), second = unpack(lost[j]);

@@ -1,6 +1,7 @@
 // The producer warpgroup: brings in Q, gathers the selected KV rows into shared memory and says which slots are valid.
 #pragma once
 
+#include "../../common/prefetch.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "few_heads_storage.cuh"

@@ -3,7 +3,7 @@
 // A tile is prepared one step before it is copied, because its block-table entries take a memory access of their own.
 #pragma once
 
-#include "../../common/async_group.cuh"
+#include "../../common/stream_copy.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const T
 #pragma unroll
     for (int pair = 0; pair < divide_up(Config::kPaddedChunks, 2); ++pair) {
       const bool inside_head = Config::kRowChunks % 2 == 0 || 2 * pair + half < Config::kRowChunks;
-      stream_16_or_zero(key_to + pair * 2 * Config::kTile * 16, key + pair * key_step, take_key && inside_head);
+      const uint32_t bytes = take_key && inside_head ? 16u : 0u;
+      stream_copy_16_or_zeros(key_to + pair * 2 * Config::kTile * 16, key + pair * key_step, bytes);
     }
 
     const bool take_value = value_chunk * Config::kChunk < tokens;
@@ -106,7 +107,8 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const T
 #pragma unroll
     for (int pass = 0; pass < divide_up(Config::kHeadSize, kPassChannels); ++pass) {
       if (Config::kHeadSize % kPassChannels == 0 || pass * kPassChannels + channel < Config::kHeadSize) {
-        stream_16_or_zero(value_to + pass * 512, value + pass * kPassChannels * channel_step, take_value);
+        const uint32_t bytes = take_value ? 16u : 0u;
+        stream_copy_16_or_zeros(value_to + pass * 512, value + pass * kPassChannels * channel_step, bytes);
       }
     }
   }
@@ -140,12 +142,13 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
     const int64_t offset = take ? unit * kUnitBytes : 0;
     const uint8_t* key = source.keys + __shfl_sync(kFullWarp, k_row, token) + offset;
     const uint8_t* value = source.values + __shfl_sync(kFullWarp, v_row, token) + offset;
+    const uint32_t bytes = take ? kUnitBytes : 0u;
     if constexpr (kHalves) {
-      stream_8_or_zero(to, key, take);
-      stream_8_or_zero(to + Config::kKeyBytes, value, take);
+      stream_copy_8_or_zeros(to, key, bytes);
+      stream_copy_8_or_zeros(to + Config::kKeyBytes, value, bytes);
     } else {
-      stream_16_or_zero(to, key, take);
-      stream_16_or_zero(to + Config::kKeyBytes, value, take);
+      stream_copy_16_or_zeros(to, key, bytes);
+      stream_copy_16_or_zeros(to + Config::kKeyBytes, value, bytes);
     }
   }
   return existing;
@@ -203,7 +206,7 @@ struct Feeder {
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
       stage = stage + 1 == Config::kStages ? 0 : stage + 1;
     }
-    stream_commit();
+    stream_copy_commit();
   }
 };
 

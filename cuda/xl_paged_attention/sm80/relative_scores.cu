@@ -4,8 +4,8 @@
 // 16-bit operands go from global memory to registers: a lane reads 16 bytes, eight channels, of a row of the table,
 // which are its part of two steps of the product, and Q's channels are taken in the same order.
 #include "../../common/entry.cuh"
-#include "../../common/fragment.cuh"
 #include "../../common/math.cuh"
+#include "../../common/warp_mma.cuh"
 
 // CUPYMLA_HEAD_SIZE: 32 to 256. CUPYMLA_QUERY: 32 for fp32, 16 for fp16, 0 for bf16.
 #if CUPYMLA_QUERY == 32
@@ -111,8 +111,8 @@ __device__ __forceinline__ void score_block(const RelativeParameters& params, in
       const int channel = 32 * chunk + 8 * (lane % 4);
       uint4 part = {0, 0, 0, 0};
       if (kHeadSize % 32 == 0 || channel < kHeadSize) part = __ldg(reinterpret_cast<const uint4*>(row + 2 * channel));
-      multiply_add<Query>(sums, query[chunk][0], part.x, part.y);
-      multiply_add<Query>(sums, query[chunk][1], part.z, part.w);
+      mma_16x8x16<Query>(sums, query[chunk][0], part.x, part.y);
+      mma_16x8x16<Query>(sums, query[chunk][1], part.z, part.w);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -2,9 +2,10 @@
 //
 // what         | written by                  | read by             | ordered by
 // -------------+-----------------------------+---------------------+------------------------------------------------
-// ring[warp]   | copies of that warp         | that warp           | stream_wait for its own copies, then __syncwarp
-//              |                             |                     | for the other lanes'; a stage is refilled after
-//              |                             |                     | the __syncwarp that follows its last read
+// ring[warp]   | copies of that warp         | that warp           | stream_copy_wait for its own copies, then
+//              |                             |                     | __syncwarp for the other lanes'; a stage is
+//              |                             |                     | refilled after the __syncwarp that follows its
+//              |                             |                     | last read
 // query        | all warps, a segment begins | all warps           | __syncthreads after writing; the ones in
 //              |                             |                     | `finish` before the next segment's writes
 // query_scale  | one lane of the row's warp  | all warps           | the same

@@ -7,8 +7,9 @@
 // of each step, so Q is stored in that order and the keys' columns are read in the order that P then has.
 #pragma once
 
-#include "../../common/fragment.cuh"
 #include "../../common/fp8.cuh"
+#include "../../common/matrix.cuh"
+#include "../../common/warp_mma.cuh"
 #include "bias.cuh"
 #include "copies.cuh"
 
@@ -215,13 +216,13 @@ struct TensorEngine {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             if (step + i % 2 < Config::kChannelSteps) {
-              multiply_add<Operand>(scores[sub][i / 2], q[i % 2], pair_to_half<Cache>(b[i]),
-                                    pair_to_half<Cache>(b[i] >> 16));
+              mma_16x8x16<Operand>(scores[sub][i / 2], q[i % 2], pair_to_half<Cache>(b[i]),
+                                   pair_to_half<Cache>(b[i] >> 16));
             }
           }
         } else {
-          multiply_add<Operand>(scores[sub][0], q[0], b[0], b[1]);
-          multiply_add<Operand>(scores[sub][1], q[0], b[2], b[3]);
+          mma_16x8x16<Operand>(scores[sub][0], q[0], b[0], b[1]);
+          mma_16x8x16<Operand>(scores[sub][1], q[0], b[2], b[3]);
         }
       }
     }
@@ -240,8 +241,8 @@ struct TensorEngine {
         const int channel = column * 8 + matrix / 2 * 8 + row;
         uint32_t b[4];
         load_matrix_x4(b, base + channel * 32 + ((matrix % 2) ^ ((channel >> 2) & 1)) * 16);
-        multiply_add<Operand>(out[column], a, b[0], b[1]);
-        if (column + 1 < Config::kColumnTiles) multiply_add<Operand>(out[column + 1], a, b[2], b[3]);
+        mma_16x8x16<Operand>(out[column], a, b[0], b[1]);
+        if (column + 1 < Config::kColumnTiles) mma_16x8x16<Operand>(out[column + 1], a, b[2], b[3]);
       }
     } else if constexpr (Config::kPages) {
       const uint32_t base = values + sub * Config::kValueSubBytes;
@@ -252,7 +253,7 @@ struct TensorEngine {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (column + i < Config::kColumnTiles) {
-            multiply_add<Operand>(out[column + i], a, pair_to_half<Cache>(b[i]), pair_to_half<Cache>(b[i] >> 16));
+            mma_16x8x16<Operand>(out[column + i], a, pair_to_half<Cache>(b[i]), pair_to_half<Cache>(b[i] >> 16));
           }
         }
       }
@@ -271,14 +272,14 @@ struct TensorEngine {
             if (column + 2 * pair < Config::kColumnTiles) {
               const uint32_t low = __byte_perm(b[2 * pair], 0u, 0x3120);
               const uint32_t high = __byte_perm(b[2 * pair + 1], 0u, 0x3120);
-              multiply_add<Operand>(out[column + 2 * pair], a, pair_to_half<Cache>(low), pair_to_half<Cache>(high));
-              multiply_add<Operand>(out[column + 2 * pair + 1], a, pair_to_half<Cache>(low >> 16),
-                                    pair_to_half<Cache>(high >> 16));
+              mma_16x8x16<Operand>(out[column + 2 * pair], a, pair_to_half<Cache>(low), pair_to_half<Cache>(high));
+              mma_16x8x16<Operand>(out[column + 2 * pair + 1], a, pair_to_half<Cache>(low >> 16),
+                                   pair_to_half<Cache>(high >> 16));
             }
           }
         } else {
-          multiply_add<Operand>(out[column], a, b[0], b[1]);
-          if (column + 1 < Config::kColumnTiles) multiply_add<Operand>(out[column + 1], a, b[2], b[3]);
+          mma_16x8x16<Operand>(out[column], a, b[0], b[1]);
+          if (column + 1 < Config::kColumnTiles) mma_16x8x16<Operand>(out[column + 1], a, b[2], b[3]);
         }
       }
     }
@@ -336,7 +337,7 @@ struct TensorEngine {
     if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
       load_bias(next_bias, bias, rows, tile + kWarps, segment.count);
     }
-    stream_wait<Config::kStages - 1>();
+    stream_copy_wait<Config::kStages - 1>();
     __syncwarp();
 
     float scores[kSubs][2][4];
