@@ -166,7 +166,7 @@ def test_the_limit_is_enough_everywhere(
     multiprocessors: int, s_q: int, topk: int, deterministic: bool, has_sink: bool, dkv_dtype: str
 ) -> None:
     """A compiled program gives its workspace before it knows the GPU."""
-    shared = replace(SHARED, s_q=s_q, topk=topk, has_sink=has_sink)
+    shared = replace(MLA, s_q=s_q, topk=topk, has_sink=has_sink)
     problem = replace(PROBLEM, shared=shared, deterministic=deterministic, dkv_dtype=dkv_dtype)
     needed = plan.plan(problem, HOPPER, multiprocessors).workspace.bytes
     assert needed <= plan.workspace_limit(problem) <= needed + plan.PARTIAL_BYTES + (topk * 4 + 576 * 4) * s_q + 1024
