@@ -9,18 +9,24 @@ namespace machine {
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
+constexpr uint64_t kLongestRest = 64;  // rounds of all threads
 
 struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
-  uint64_t switches = 0, random = 1, limit = 0;
+  uint64_t switches = 0, random = 1, limit = 0, alive = 0;
   void* scheduler = nullptr;
-  Thread* current = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;
 };
 
 Machine* the;
+
+}  // namespace
+
+Thread* current;
+
+namespace {
 
 extern "C" void cupymla_switch(void** save, void* next);
 asm(R"(
@@ -51,7 +57,7 @@ uint64_t shuffle_bits(uint64_t& state) {
 }
 
 void fiber() {
-  Thread& t = *the->current;
+  Thread& t = *current;
   try {
     the->entry(t);
   } catch (const Ended&) {
@@ -60,6 +66,9 @@ void fiber() {
   }
   t.ended = true;
   t.warp->ended |= 1u << t.lane;
+  for (Thread* other : t.warp->lanes) {
+    if (other) other->resting = false;
+  }
   ++t.cta->ended;
   ++*t.cta->cluster_ended;
   void* unused;
@@ -96,10 +105,32 @@ void yield(Thread& t) {
   if (!the->failure.empty()) throw Ended{};
 }
 
+void rest(Thread& t, const Rest& until) {
+  t.rest = until;
+  t.resting = true;
+  yield(t);
+}
+
+void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, uint64_t rounds) {
+  Rest until;
+  until.word = word, until.mask = mask, until.value = value;
+  until.until = the->switches + rounds * the->alive;
+  rest(t, until);
+}
+
+void rest_at_barrier(Thread& t) {
+  Rest until;
+  until.word = t.barrier_word, until.mask = ~0ull, until.value = t.barrier_seen;
+  until.events = t.cta->cluster_issued, until.seen = t.issued_seen;
+  until.until = the->switches + t.patience * the->alive;
+  t.patience = std::min<uint64_t>(2 * t.patience, kLongestRest);
+  rest(t, until);
+}
+
 void sleep(Thread& t, uint32_t nanoseconds) {
-  const uint64_t until = now() + nanoseconds;
-  do yield(t);
-  while (now() < until);
+  Rest until;
+  until.until = the->switches + nanoseconds / kNanosecondsPerSwitch + 1;
+  rest(t, until);
 }
 
 void end_thread(Thread&) { throw Ended{}; }
@@ -152,7 +183,9 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
       ++meeting.generation;
       break;
     }
-    yield(t);
+    Rest until;
+    until.word = &meeting.generation, until.mask = ~0ull, until.value = generation, until.until = ~0ull;
+    rest(t, until);
   }
   switch (what) {
     case kShuffleIndex: return meeting.results[operand & 31];
@@ -226,8 +259,15 @@ void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) {
 }
 
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
-  const bool done = State(load<uint64_t>(place(t, barrier))).phase != (parity & 1);
-  if (!done) yield(t);
+  const unsigned char* where = place(t, barrier);
+  const uint64_t word = load<uint64_t>(where);
+  const bool done = State(word).phase != (parity & 1);
+  if (done) {
+    t.patience = 1;
+  } else {
+    t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
+    t.issued_seen = *t.cta->cluster_issued;
+  }
   return done;
 }
 
@@ -406,7 +446,7 @@ namespace {
 void run_copies() {
   for (auto it = the->copies.begin(); it != the->copies.end();) {
     const uint64_t age = the->switches - (*it)->issued;
-    if (age > 400 || shuffle_bits(the->random) % 64 == 0) {
+    if (age > 16 * the->alive || shuffle_bits(the->random) % 4 == 0) {
       (*it)->perform(**it);
       (*it)->done = true;
       it = the->copies.erase(it);
@@ -421,13 +461,16 @@ void schedule() {
   for (auto& t : the->threads) alive.push_back(t.get());
   while (!alive.empty()) {
     for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[shuffle_bits(the->random) % i]);
+    the->alive = alive.size();
     for (Thread* t : alive) {
-      the->current = t;
       ++the->switches;
+      if (t->resting && !t->rest.over(the->switches) && the->failure.empty()) continue;
+      t->resting = false;
+      current = t;
       cupymla_switch(&the->scheduler, t->stack_pointer);
-      if (the->switches % 32 == 0 && !the->copies.empty()) run_copies();
-      if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     }
+    if (!the->copies.empty()) run_copies();
+    if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
   }
   if (the->failure.empty() && !the->copies.empty()) run_copies();
@@ -458,6 +501,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   std::vector<Cta> all(ctas);
   std::vector<std::vector<Cta*>> clusters(ctas / size, std::vector<Cta*>(size));
   std::vector<uint32_t> ended(clusters.size());
+  std::vector<uint64_t> issued(clusters.size());
   const uint32_t bytes = kSystemBytes + request->static_bytes + request->dynamic_bytes;
   std::vector<std::unique_ptr<unsigned char, void (*)(void*)>> memory;
   for (uint32_t i = 0; i < ctas; ++i) {
@@ -472,7 +516,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       rank += cta.in_cluster[d] * rank_scale, rank_scale *= extent[d];
     }
     cta.rank = rank, cta.cluster_size = size, cta.cluster = clusters[cluster_index].data();
-    cta.cluster_ended = &ended[cluster_index];
+    cta.cluster_ended = &ended[cluster_index], cta.cluster_issued = &issued[cluster_index];
     clusters[cluster_index][rank] = &cta;
     cta.smem_bytes = bytes, cta.dynamic_bytes = request->dynamic_bytes, cta.threads = request->block;
     auto* block = static_cast<unsigned char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
@@ -493,6 +537,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->parameters = parameters;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
       prepare(*t);
+      t->warp->lanes[t->lane] = t.get();
       machine.threads.push_back(std::move(t));
     }
   }

@@ -34,6 +34,7 @@ struct Meeting {
 
 struct Warp {
   uint32_t ended = 0;
+  Thread* lanes[32] = {};
   std::map<uint64_t, Meeting> meetings;
 };
 
@@ -52,6 +53,7 @@ struct Cta {
   uint32_t cluster_size = 1, cluster_extent[3] = {1, 1, 1};
   Barrier* cluster_barrier = nullptr;
   uint32_t* cluster_ended = nullptr;
+  uint64_t* cluster_issued = nullptr;  // operations issued in the cluster that will complete a phase of a barrier
 };
 
 struct Copy {
@@ -65,6 +67,18 @@ struct Copy {
   Cta* cta = nullptr;
 };
 
+// What a thread that does not run waits for: that a word changes, that something is issued, that time passes.
+struct Rest {
+  const uint64_t* word = nullptr;
+  uint64_t mask = 0, value = 0;
+  const uint64_t* events = nullptr;
+  uint64_t seen = 0, until = 0;
+
+  bool over(uint64_t now) const {
+    return now >= until || (word && (*word & mask) != value) || (events && *events != seen);
+  }
+};
+
 struct Thread {
   uint32_t id[3] = {}, lane = 0, index = 0;
   uint32_t grid[3] = {}, block[3] = {};
@@ -73,13 +87,18 @@ struct Thread {
   const unsigned char* parameters = nullptr;
   uint32_t fuel = 256;
   uint64_t random = 1;
-  bool ended = false;
+  bool ended = false, resting = false;
+  Rest rest;
+  const uint64_t* barrier_word = nullptr;  // the mbarrier whose phase this thread has last found incomplete
+  uint64_t barrier_seen = 0, issued_seen = 0, patience = 1;
   uint64_t cluster_generation = 0;
   void* stack_pointer = nullptr;
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
   std::vector<std::shared_ptr<Copy>> open_group;
 };
+
+extern Thread* current;  // the one that runs
 
 struct Ended {};
 struct Broken {
@@ -88,6 +107,11 @@ struct Broken {
 
 [[noreturn]] void broken(const char* format, ...);
 void yield(Thread& t);
+void rest(Thread& t, const Rest& until);
+// For some rounds of all threads, or until those bits of the word change.
+void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, uint64_t rounds);
+// Until the barrier that this thread has just tested changes, or something is issued that may complete it; for a while.
+void rest_at_barrier(Thread& t);
 [[noreturn]] void end_thread(Thread& t);
 uint64_t now();
 void sleep(Thread& t, uint32_t nanoseconds);
@@ -160,7 +184,11 @@ inline To as(From value) {
   std::memcpy(&result, &value, sizeof(To));
   return result;
 }
-inline float from_half(uint16_t bits) { return static_cast<float>(as<_Float16>(bits)); }
+inline float from_half(uint16_t bits) {
+  const float scaled = as<float>((bits & 0x7fffu) << 13) * as<float>(0x77800000u);  // 2^112, the biases' difference
+  const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+  return as<float>(as<uint32_t>(scaled) | special | (bits & 0x8000u) << 16);
+}
 inline uint16_t to_half(double value) { return as<uint16_t>(static_cast<_Float16>(value)); }
 inline float from_bfloat(uint16_t bits) { return as<float>(static_cast<uint32_t>(bits) << 16); }
 inline uint16_t to_bfloat(float value) {
