@@ -126,6 +126,7 @@ def _wrapper(name: str) -> str:
     return f'extern "C" void {mangled(f"cupymla_emulate_{name}")}({", ".join(heads)}) {{ {body}; }}'
 
 
+@functools.lru_cache(maxsize=1)
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
     text = re.sub(r"^\s*\.loc .*$", "", compiler.ptx(MODEL, linked=True), flags=re.MULTILINE)
@@ -181,7 +182,8 @@ def _digest(*parts: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _sources() -> tuple[str, ...]:
     """Digests of all that decides what a library does, besides the kernel: this package's part, the compiler."""
-    files = sorted([*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*")])
+    parser = _HERE.parents[1] / "ptx"
+    files = sorted([*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*"), *parser.glob("*.py")])
     own = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
     version = subprocess.run(("c++", "-dumpfullversion"), capture_output=True, text=True, check=False).stdout
     return (*own, *(member.digest for member in closure(MODEL)), version)

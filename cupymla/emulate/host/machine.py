@@ -20,7 +20,10 @@ from ..translate import Translation, translate
 from .library import Model, available, cta_bytes, library
 from .recompile import mangled
 
-_SWITCHES = 400_000_000
+_SWITCHES = 4_000_000_000
+
+# `Number` of runtime.hpp: what reductions by a tensor map take its elements for.
+NUMBERS = {"uint32": 0, "int32": 1, "uint64": 2, "int64": 3, "float32": 4, "float64": 5, "float16": 6, "bfloat16": 7}
 
 
 class HostError(CupymlaError, RuntimeError):
@@ -53,6 +56,8 @@ class _HostMap(ctypes.Structure):
         ("element_bytes", ctypes.c_uint32),
         ("swizzle", ctypes.c_uint32),
         ("box", ctypes.c_uint32 * 5),
+        ("nan", ctypes.c_uint16),
+        ("number", ctypes.c_uint16),
     )
 
 
@@ -69,6 +74,8 @@ class HostMap:
         rank = len(request.shape)
         element = ELEMENT_BYTES[request.dtype]
         self._map = _HostMap(0x70614D656C69546D, request.ptr, rank=rank, element_bytes=element, swizzle=request.swizzle)
+        self._map.nan = request.fill == "nan"
+        self._map.number = NUMBERS.get(request.dtype, 0)
         self._map.shape[:rank] = request.shape
         self._map.strides[: rank - 1] = request.strides_bytes
         self._map.box[:rank] = request.box

@@ -12,9 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace machine {
@@ -34,8 +36,8 @@ struct Meeting {
 
 struct Warp {
   uint32_t ended = 0;
-  Thread* lanes[32] = {};
   std::map<uint64_t, Meeting> meetings;
+  Thread* lanes[32] = {};
 };
 
 struct Barrier {
@@ -56,6 +58,16 @@ struct Cta {
   uint64_t* cluster_issued = nullptr;  // operations issued in the cluster that will complete a phase of a barrier
 };
 
+// What a copy does with what is there: nothing, or adds to it.
+enum Operation : uint32_t { kReplace, kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor };
+enum Number : uint32_t { kU32, kS32, kU64, kS64, kF32, kF64, kF16, kBf16 };
+struct Reduction {
+  Operation operation = kReplace;
+  Number number = kU32;
+};
+// Combines `bytes` of numbers with those that are there.
+void reduce(void* to, const void* from, uint32_t bytes, Reduction how);
+
 struct Copy {
   uint64_t issued = 0;
   bool done = false;
@@ -63,7 +75,9 @@ struct Copy {
   Thread* thread = nullptr;
   uint64_t map = 0, global = 0;
   int32_t at[5] = {};
-  uint32_t shared = 0, barrier = 0, mask = 0, bytes = 0, operation = 0;
+  uint32_t shared = 0, barrier = 0, mask = 0, bytes = 0, from = 0;
+  uint64_t data[2] = {};
+  Reduction reduction;
   Cta* cta = nullptr;
 };
 
@@ -127,14 +141,17 @@ inline void breathe(Thread& t) {
 
 // Memory --------------------------------------------------------------------------------------------------------
 
-inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) {
+// `one` is any CTA of the cluster.
+inline unsigned char* shared(const Cta& one, uint32_t address, uint32_t bytes) {
   const uint32_t rank = address >> 24, offset = address & 0xffffffu;
-  if (rank >= t.cta->cluster_size) broken("shared address %#x names rank %u", address, rank);
-  Cta& cta = *t.cta->cluster[rank];
+  if (rank >= one.cluster_size) broken("shared address %#x names rank %u", address, rank);
+  Cta& cta = *one.cluster[rank];
   if (offset < kSystemBytes || offset + bytes > cta.smem_bytes) broken("shared address %#x is outside", address);
   if (offset % (bytes ? bytes : 1)) broken("shared address %#x is not aligned to %u", address, bytes);
   return cta.smem + offset;
 }
+
+inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) { return shared(*t.cta, address, bytes); }
 
 inline uint32_t shared_address(Thread& t, uint32_t offset) { return t.cta->rank << 24 | offset; }
 
@@ -207,23 +224,52 @@ inline To to_integer(From value) {
   return static_cast<To>(number);
 }
 uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);
+// Two narrow formats that sm_90 converts to, rounded to nearest even and saturated.
+uint32_t to_e4m3(float value, bool relu);
+uint32_t to_e5m2(float value, bool relu);
+uint32_t to_tf32(float value, bool away, bool relu);
+inline float extreme(float a, float b, bool largest, bool nan) {
+  if (a != a || b != b) return nan || (a != a && b != b) ? NAN : a != a ? b : a;
+  return largest ? std::fmax(a, b) : std::fmin(a, b);
+}
+template <typename T>
+inline uint32_t highest_bit(T value, bool distance) {
+  constexpr int kBits = 8 * sizeof(T);
+  using Plain = std::make_unsigned_t<T>;
+  const auto plain = static_cast<Plain>(std::is_signed_v<T> && value < 0 ? ~value : value);
+  if (plain == 0) return ~0u;
+  const int at = 63 - __builtin_clzll(static_cast<unsigned long long>(plain));
+  return static_cast<uint32_t>(distance ? kBits - 1 - at : at);
+}
+inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
+  if (!clamps) first &= 31, count &= 31;
+  if (first >= 32) return 0;
+  return (count >= 32 ? ~0u : (1u << count) - 1u) << first;
+}
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------
 
 enum Together : uint32_t { kSync, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny, kVoteAny, kVoteAll, kBallot };
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
+uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed);
+void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
+void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed);
 
 // mbarriers, bulk copies ----------------------------------------------------------------------------------------------
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
-void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes);
+void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
+inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity);
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask);
-void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, uint32_t operation);
-void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes);
+void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction);
+// From shared memory to another CTA's.
+void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction);
+void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation);
+void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction);
 void commit_group(Thread& t);
 void wait_group(Thread& t, uint32_t newest);
 
