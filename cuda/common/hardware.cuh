@@ -64,8 +64,10 @@ __device__ __forceinline__ void store_cluster_u32(uint32_t address, uint32_t val
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ void store_cluster_u8(uint32_t address, uint32_t value) {
-  asm volatile("st.shared::cluster.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+__device__ __forceinline__ void store_cluster_16(uint32_t address, uint4 value) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 __device__ __forceinline__ void store_shared_u32(uint32_t address, uint32_t value) {

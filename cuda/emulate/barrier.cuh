@@ -56,7 +56,11 @@ __device__ __noinline__ void poll(uint32_t barrier, uint32_t site) {
   } else if (out_of_patience(mine.poll_start_ns)) {
     fail(kHang, site, offset_of_address(barrier), rank_of_address(barrier));
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::rest_at_barrier(*machine::current);
+#else
   __nanosleep(64);
+#endif
 }
 
 // Holds this thread up, so that others get far ahead of it.
@@ -122,6 +126,16 @@ __device__ __forceinline__ bool passed(CountedBarrier& barrier, uint32_t generat
   return true;
 }
 
+// Lets others run while that generation has not passed.
+__device__ __forceinline__ void rest_at(const CountedBarrier& barrier, uint32_t generation) {
+#ifdef CUPYMLA_HOST_MACHINE
+  const uint64_t value = static_cast<uint64_t>(generation) << 32;
+  machine::rest_until(*machine::current, &barrier.word, 0xffffffffull << 32, value, 16);
+#else
+  __nanosleep(32);
+#endif
+}
+
 // barrier.sync, .arrive and .red; `count` 0 stands for all threads of the CTA that have not ended. Returns how many
 // threads arrived in the high half and how many of them voted yes in the low half.
 __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool waits, bool vote, uint32_t site) {
@@ -137,6 +151,7 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
     stop_if_asked();
     help(home);
     if (out_of_patience(start)) fail(kHangNamedBarrier, site, id, watched(barrier.word) & 0xffffffffu, expected);
+    rest_at(barrier, generation);
   }
   __threadfence();
   return (expected - (everybody ? watched(home.exited) : 0)) << 16 | watched(barrier.result[generation & 1]);
@@ -159,6 +174,7 @@ __device__ __noinline__ void cluster_wait(uint32_t site) {
     if (out_of_patience(start)) {
       fail(kHangClusterBarrier, site, watched(first.cluster.word) & 0xffffffffu, expected);
     }
+    rest_at(first.cluster, generation);
   }
   __threadfence();
 }

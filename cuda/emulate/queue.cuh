@@ -8,6 +8,9 @@
 
 #include "move.cuh"
 #include "tile.cuh"
+#ifdef CUPYMLA_HOST_MACHINE
+#include "product.hpp"
+#endif
 
 // Defined by the translated module: executes the copy instruction of that number on these operands.
 extern "C" __device__ void cupymla_emulate_dispatch(cupymla::uint32_t number, const cupymla::uint64_t* operands);
@@ -99,6 +102,7 @@ __device__ __noinline__ void share(Cta& home, const Operation& operation, uint32
   while (watched(job.done) < total) {
     help(home);
     stop_if_asked();
+    if (watched(job.done) < total) __nanosleep(32);
   }
   __threadfence();
 }
@@ -128,8 +132,12 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
       const Mma mma(operation.words, operation.thread);
       const Shape shape = mma.shape();
       require_peer(mma, operation.site);
+#ifdef CUPYMLA_HOST_MACHINE
+      multiply_on_host(mma, shape, operation, home);
+#else
       share(home, operation, 0, shape.m * a_copies(mma, shape) + shape.n);
       share(home, operation, 1, shape.m * ((shape.n + kColumnsPerItem - 1) / kColumnsPerItem));
+#endif
       break;
     }
     case kTmemCopy: {
@@ -210,6 +218,7 @@ __device__ __forceinline__ void lock_and_help(Cta& home) {
   while (!try_lock(home)) {
     help(home);
     stop_if_asked();
+    __nanosleep(32);
   }
 }
 
@@ -236,6 +245,9 @@ __device__ __noinline__ uint32_t enqueue(uint32_t kind, uint32_t site, const uin
   __threadfence();
   set_state(slot, kPending);
   note_progress();
+#ifdef CUPYMLA_HOST_MACHINE
+  if (kind == kCommit || kind == kLoad || kind == kTile) ++*machine::current->cta->cluster_issued;
+#endif
   return at;
 }
 

@@ -1,10 +1,17 @@
 // What the model keeps: one Launch per loaded module, which the host fills before each launch, and one Cta per CTA of
 // the grid, all zero at its start. Everything lies in global memory, so that the kernel keeps all its shared memory.
 //
-// Python mirrors these structs in cupymla/emulate/state.py; their sizes are launch facts.
+// Python mirrors some of these structs in cupymla/emulate/run.py and maps.py; their sizes are launch facts.
 #pragma once
 
+#ifdef CUPYMLA_HOST_MACHINE
+#include "model_host.hpp"
+#endif
+
+#include "../common/integers.cuh"
+#ifndef CUPYMLA_HOST_MACHINE
 #include "../common/hardware.cuh"
+#endif
 
 namespace cupymla::emulate {
 
@@ -187,6 +194,9 @@ __device__ __forceinline__ T fresh(const T& place) {
 }
 template <typename T>
 __device__ __forceinline__ T watched(const T& place) {
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::breathe(*machine::current);
+#endif
   return *const_cast<const volatile T*>(&place);
 }
 

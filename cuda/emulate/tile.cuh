@@ -70,21 +70,24 @@ __device__ __forceinline__ bool goes_to(const Tile& tile, uint32_t rank) {
   return tile.mask ? tile.mask >> rank & 1 : rank == tile.destination >> 24;
 }
 
-// One row of the box, to every CTA that gets the tile.
+// One row of the box, to every CTA that gets the tile, 16 bytes at a time: rows of a box are a multiple of that.
 __device__ __forceinline__ void copy_tile_row(const Tile& tile, const TileInfo& info, uint32_t row) {
   uint64_t from;
   const bool inside = row_address(tile, info, row, from);
-  const uint32_t bytes = info.element_bytes, offset = tile.destination & 0xffffffu;
-  for (uint32_t x = 0; x < info.box[0]; ++x) {
-    const int64_t column = tile.at(0) + x;
-    const bool here = inside && column >= 0 && column < static_cast<int64_t>(info.shape[0]);
-    const auto* source = reinterpret_cast<const uint8_t*>(from + column * bytes);
-    const uint32_t place = tile_swizzle(offset + (row * info.box[0] + x) * bytes, info.swizzle);
-    for (uint32_t i = 0; i < bytes; ++i) {
-      const uint32_t value = here ? source[i] : info.nan ? 0xffu : 0u;
-      for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
-        if (goes_to(tile, rank)) hardware::store_cluster_u8(hardware::map_to_rank(place + i, rank), value);
-      }
+  const uint32_t bytes = info.element_bytes, offset = tile.destination & 0xffffffu, row_bytes = info.box[0] * bytes;
+  const int64_t first = tile.at(0) * bytes, end = static_cast<int64_t>(info.shape[0]) * bytes;
+  const auto* source = reinterpret_cast<const uint8_t*>(from);
+  for (uint32_t x = 0; x < row_bytes; x += 16) {
+    uint32_t words[4] = {0, 0, 0, 0};
+    for (uint32_t i = 0; i < 16; ++i) {
+      const int64_t at = first + x + i;
+      const bool here = inside && at >= 0 && at < end;
+      words[i / 4] |= (here ? source[at] : info.nan ? 0xffu : 0u) << (i % 4 * 8);
+    }
+    const uint32_t place = tile_swizzle(offset + row * row_bytes + x, info.swizzle);
+    for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
+      if (!goes_to(tile, rank)) continue;
+      hardware::store_cluster_16(hardware::map_to_rank(place, rank), uint4{words[0], words[1], words[2], words[3]});
     }
   }
 }

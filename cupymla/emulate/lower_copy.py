@@ -27,10 +27,8 @@ def bulk(code: Code) -> None:
         code.line("// a prefetch changes no result")
     elif "bulk_group" in parts:
         _to_global(code)
-    elif "global" in parts:
-        _to_shared(code)
     else:
-        code.line(code.original())
+        _to_shared(code)
 
 
 def _wait(code: Code) -> None:
@@ -105,7 +103,8 @@ def _to_shared(code: Code) -> None:
         source = form.take(code.value(base, 64), 64)
         places = [form.take(code.value(item), 32) for item in coordinates]
     else:
-        source = form.take(code.value(code.inner(operands[1]), 64), 64)
+        bits = 64 if "global" in parts else 32  # else another place in shared memory
+        source = form.take(code.value(code.inner(operands[1]), bits), bits)
         size = form.take(code.value(operands.pop(2)), 32)
     barrier = code.shared(operands[2], named=True)
     if tensor and {"cta_group::2", "tile::gather4"} & set(parts):

@@ -15,6 +15,8 @@ from .instructions import PLAIN, row_for
 from .lower_sync import leave
 
 TARGET = "sm_90a"
+SOURCES = ("sm_100", "sm_103")
+"""What is translated: these, their "a" and their "f" variants. What sm_103 alone has is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,8 @@ class _Translator:
         target = self._module.directive(".target")
         if target is None:
             raise self._source.error(0, "a PTX text has a .target")
-        if not target.words[1].startswith("sm_100"):
-            raise self._source.error(target.start, f"expected PTX for sm_100a, found {target.words[1]}")
+        if not target.words[1].startswith(SOURCES):
+            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {target.words[1]}")
         return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
 
     def _head(self) -> _Edit:

@@ -13,6 +13,7 @@ from ptx_kernels import ARGUMENTS, REGISTERS, around
 
 from cupymla import driver, tensormap
 from cupymla.emulate import EmulatedKernel, Settings, build, translate
+from cupymla.emulate.host.library import Model
 from cupymla.emulate.host.machine import HostMap, HostProgram
 from cupymla.launch import Geometry
 
@@ -94,11 +95,13 @@ def tile_map(request: tensormap.TileMap, where: Where) -> Any:
 class Kernel:
     """A translated kernel on either machine."""
 
-    def __init__(self, ptx: str, name: str, where: Where, threads: int = 0, entry: str | None = None) -> None:
+    def __init__(
+        self, ptx: str, name: str, where: Where, threads: int = 0, entry: str | None = None, model: Model = "native"
+    ) -> None:
         translation = translate(ptx, name)
         entry = entry or translation.kernels[0]
         self.sites = translation.sites
-        self._host = HostProgram(translation, entry) if where == "host" else None
+        self._host = HostProgram(translation, entry, model) if where == "host" else None
         self._gpu = EmulatedKernel(build(ptx, name, threads), entry, 0) if where == "gpu" else None
 
     def launch(
@@ -117,14 +120,14 @@ class Kernel:
 
 
 @functools.cache
-def kernel(operation: str, group: int, by: str, where: Where) -> Kernel:
+def kernel(operation: str, group: int, by: str, where: Where, model: Model) -> Kernel:
     """A kernel around an operation."""
-    return Kernel(around(operation, group, by), "around.ptx", where)
+    return Kernel(around(operation, group, by), "around.ptx", where, model=model)
 
 
 def run(
     operation: str, smem: Array, tmem: Array, arguments: list[int], group: int = 1, by: str = "thread",
-    settings: Settings | None = None, where: Where = "host",
+    settings: Settings | None = None, where: Where = "host", model: Model = "native",
 ) -> tuple[Array, Array]:  # fmt: skip
     """Run an operation on state of one CTA or a pair.
 
@@ -137,11 +140,12 @@ def run(
         by: "thread" or "warps".
         settings: of the emulation.
         where: on which machine.
+        model: on the host, the model as C++ or as a GPU's compiler leaves it.
 
     Returns:
         Tensor Memory afterwards, and the registers: (CTAs, 128 threads, 128) uint32.
     """
-    loaded = kernel(operation, group, by, where)
+    loaded = kernel(operation, group, by, where, model)
     words = np.zeros(ARGUMENTS, np.uint64)
     words[: len(arguments)] = arguments
     arrays = (smem, tmem, np.zeros_like(tmem), words, np.zeros((group, LANES, REGISTERS), np.uint32))

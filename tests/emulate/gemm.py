@@ -14,6 +14,7 @@ from device import Kernel, Memory, Where, tile_map
 from cupymla import tensormap
 from cupymla.build import KernelSource, compiler
 from cupymla.emulate import Program, Settings, build
+from cupymla.emulate.host.library import Model
 from cupymla.launch import Geometry
 
 SOURCE = KernelSource("gemm.cu", "gemm", arch="sm_100a", root=str(Path(__file__).resolve().parent))
@@ -40,8 +41,10 @@ def program() -> Program:
 class Runner:
     """A loaded GEMM with a problem in memory. K is no multiple of the ring, and every CTA has more than two tiles."""
 
-    def __init__(self, where: Where, m: int = 256, n: int = 192, k: int = 320, ctas: int = 2) -> None:
-        self.kernel = Kernel(ptx(), "gemm.ptx", where)
+    def __init__(
+        self, where: Where, m: int = 256, n: int = 192, k: int = 320, ctas: int = 2, model: Model = "native"
+    ) -> None:
+        self.kernel = Kernel(ptx(), "gemm.ptx", where, model=model)
         self._shape, self._ctas, self._where = (m, n, k), ctas, where
         rng = np.random.default_rng(7)
         self._a = rng.integers(-3, 4, (m, k)).astype(ml_dtypes.bfloat16)

@@ -10,6 +10,7 @@ import tutorials
 from device import Where
 
 from cupymla.emulate import EmulationError, Settings, mutation
+from cupymla.emulate.host import library
 from cupymla.emulate.run import MODES, Check, Mode
 
 pytestmark = pytest.mark.compile
@@ -38,6 +39,14 @@ def test_the_gemm_is_right_in_every_mode_with_every_check(
 ) -> None:
     for seed in range(3):
         assert runner(runners, where).run(Settings(mode, seed, ALL)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gemm_is_right_with_the_model_as_a_gpu_has_it(mode: Mode) -> None:
+    """The model's PTX, recompiled like the kernel's: what NVRTC makes of it, with threads that share products."""
+    assert gemm.Runner("host", model="ptx").run(Settings(mode, 1, ALL)) == 0
 
 
 def test_a_wait_that_is_missing_shows_in_mode_lazy_and_not_in_eager(

@@ -27,6 +27,8 @@ from isa_oracle import (
 from ptx_kernels import mma
 
 from cupymla.emulate import EmulationError, Settings
+from cupymla.emulate.host import library
+from cupymla.emulate.host.library import Model
 
 pytestmark = pytest.mark.compile
 
@@ -206,13 +208,14 @@ class Problem:
         self.tmem[:, :, : case.n] = words
         return words
 
-    def run(self, where: Where, settings: Settings | None = None) -> Array:
+    def run(self, where: Where, settings: Settings | None = None, model: Model = "native") -> Array:
         case = self.case
         vector = ""
         if case.kind == "mxf4nvf4":
             vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
         text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled)
-        after, _ = run(text, self.smem, self.tmem, self.arguments, case.group, settings=settings, where=where)
+        operands = text, self.smem, self.tmem, self.arguments, case.group
+        after, _ = run(*operands, settings=settings, where=where, model=model)
         return after
 
     def wanted(self) -> Array:
@@ -269,6 +272,33 @@ def test_modes_agree(case: Case, mode: Any, where: Where) -> None:
     problem = Problem(case)
     for seed in range(3):
         np.testing.assert_array_equal(problem.run(where, Settings(mode, seed=seed)), problem.wanted())
+
+
+SAME_BITS = [
+    Case("f16", "bf16", "bf16", 256, 256, 2, transposed=(False, True)),
+    Case("f16", "bf16", "bf16", 128, 96, 2, a_in_tmem=True, accumulate=True, scale=3),
+    Case("f16", "f16", "f16", 64, 24, swizzle=6, d_f16=True, accumulate=True),
+    Case("tf32", "tf32", "tf32", 128, 48),
+    Case("f8f6f4", "e4m3", "e5m2", 128, 256, transposed=(True, True)),
+    Case("i8", "s8", "u8", 64, 32, accumulate=True, saturate=True),
+    Case("mxf8f6f4", "e3m2", "e2m1", 128, 128, block=32, ids=(2, 1)),
+    Case("mxf4nvf4", "e2m1", "e2m1", 128, 64, 2, block=16, ue8m0=False),
+]
+# Bits that keep any random bytes finite and of moderate size.
+_MASKS = {"bf16": 0xBFFFBFFF, "f16": 0xBBFFBBFF, "tf32": 0xBFFFFFFF}
+
+
+@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("case", SAME_BITS, ids=str)
+def test_the_model_as_cpp_and_as_ptx_give_the_same_bits(case: Case) -> None:
+    """On the host the model is C++, with products of its own. These sums do not fit, so every rounding counts."""
+    problem = Problem(case)
+    rng = np.random.default_rng(1)
+    raw = rng.integers(0, 2**32, problem.smem.size // 4, dtype=np.uint32) & _MASKS.get(case.a, 0xB7B7B7B7)
+    problem.smem = raw.view(np.uint8).reshape(problem.smem.shape)
+    found = [problem.run("host", model=model) for model in ("native", "ptx")]
+    np.testing.assert_array_equal(*found)
+    assert (found[0] != problem.wanted()).any()
 
 
 # What each does to an argument: which one, and the bits that it turns over. First, the failure that follows.

@@ -86,6 +86,27 @@ PAIR = f"""
     @%p bra issued;
 {WAIT}
 """
+# Both CTAs gather four rows of their own; the leader's barrier counts for both.
+PAIRED_GATHER = f"""
+    and.b32 %bar, %bar, 0xFEFFFFFF;
+    mad.lo.u32 %r6, %cta, 20, 0;
+    mov.b32 %r1, 8; add.u32 %r2, %r6, 7; add.u32 %r3, %r6, 7; mov.b32 %r4, -5; add.u32 %r5, %r6, 1;
+    setp.ne.u32 %p, %cta, 0;
+    @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {2 * BYTES};
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes.cta_group::2
+        [%smem], [%map, {{%r1, %r2, %r3, %r4, %r5}}], [%bar];
+    @%p bra issued;
+{WAIT}
+"""
+# The first CTA's copy reaches both CTAs, whose barriers count it each for itself.
+MULTICAST = f"""
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {BYTES};
+    mov.b32 %r1, 8; mov.b32 %r2, 12; mov.b16 %mask, 3;
+    setp.ne.u32 %p, %cta, 0;
+    @!%p cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%smem], [%map, {{%r1, %r2}}], [%bar], %mask;
+{WAIT}
+"""
 
 
 def source() -> np.ndarray[Any, Any]:
@@ -127,6 +148,21 @@ def test_a_pair_counts_at_its_first_ctas_barrier(mode: Mode, where: Where) -> No
     found = run(PAIR, 4, 2, where, mode)
     for cta in (0, 1):
         np.testing.assert_array_equal(found[cta], swizzled(source()[4 * cta : 4 * cta + 4, 8:72], 0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pairs_gathers_count_at_the_leaders_barrier(mode: Mode, where: Where) -> None:
+    found = run(PAIRED_GATHER, 1, 2, where, mode)
+    for cta in (0, 1):
+        rows = [source()[20 * cta + 7, 8:72]] * 2 + [np.zeros(64), source()[20 * cta + 1, 8:72]]
+        np.testing.assert_array_equal(found[cta], swizzled(np.stack(rows).astype(np.uint16), 0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_multicast_reaches_all_ctas_and_their_barriers(mode: Mode, where: Where) -> None:
+    found = run(MULTICAST, 4, 2, where, mode)
+    for cta in (0, 1):
+        np.testing.assert_array_equal(found[cta], swizzled(source()[12:16, 8:72], 0))
 
 
 def test_a_map_that_nobody_spoke_of_is_a_failure(where: Where) -> None:

@@ -7,33 +7,23 @@ warp collectives) is `runtime.cpp`'s. Needs g++ or whatever else `c++` is, on x8
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
-import re
-import shutil
-import subprocess
-import tempfile
-import threading
 from collections.abc import Sequence
-from pathlib import Path
 
-from ...build import cache, compiler
-from ...errors import CompileError, CupymlaError, InputError
+from ...errors import CupymlaError, InputError
 from ...launch import Geometry, Parameter
 from ...tensormap import TileMap
 from .. import maps as tables
 from ..failures import EmulationError
 from ..maps import ELEMENT_BYTES, KnownMap
-from ..program import MODEL
 from ..run import CHECKS, MODES, LaunchState, Report, Settings
 from ..translate import Translation, translate
-from .recompile import KernelShape, mangled, recompile
+from .library import Model, available, cta_bytes, library
+from .recompile import mangled
 
-_HERE = Path(__file__).resolve().parent
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w", f"-I{_HERE}")
-_SWITCHES = 400_000_000
+_SWITCHES = 4_000_000_000
+
+# `Number` of runtime.hpp: what reductions by a tensor map take its elements for.
+NUMBERS = {"uint32": 0, "int32": 1, "uint64": 2, "int64": 3, "float32": 4, "float64": 5, "float16": 6, "bfloat16": 7}
 
 
 class HostError(CupymlaError, RuntimeError):
@@ -66,6 +56,8 @@ class _HostMap(ctypes.Structure):
         ("element_bytes", ctypes.c_uint32),
         ("swizzle", ctypes.c_uint32),
         ("box", ctypes.c_uint32 * 5),
+        ("nan", ctypes.c_uint16),
+        ("number", ctypes.c_uint16),
     )
 
 
@@ -82,6 +74,8 @@ class HostMap:
         rank = len(request.shape)
         element = ELEMENT_BYTES[request.dtype]
         self._map = _HostMap(0x70614D656C69546D, request.ptr, rank=rank, element_bytes=element, swizzle=request.swizzle)
+        self._map.nan = request.fill == "nan"
+        self._map.number = NUMBERS.get(request.dtype, 0)
         self._map.shape[:rank] = request.shape
         self._map.strides[: rank - 1] = request.strides_bytes
         self._map.box[:rank] = request.box
@@ -91,54 +85,13 @@ class HostMap:
         self.address = ctypes.addressof(self._bytes)
 
 
-def available() -> bool:
-    """Whether kernels can run here: a C++ compiler, on x86-64."""
-    return shutil.which("c++") is not None and platform.machine() in ("x86_64", "AMD64")
-
-
-def _compile(text: str, name: str) -> Path:
-    """An object file of a C++ text, kept by content."""
-    runtime = (_HERE / "runtime.hpp").read_bytes()
-    key = hashlib.sha256(text.encode() + runtime + " ".join(_FLAGS[:-1]).encode()).hexdigest()[:32]
-    folder = _folder()
-    made = folder / f"{name}-{key}.o"
-    if not made.is_file():
-        source = folder / f"{name}-{key}.{os.getpid()}.cpp"
-        source.write_text(text)
-        part = source.with_suffix(".part")
-        _run(("c++", *_FLAGS, "-c", "-o", str(part), str(source)), name)
-        part.replace(made)
-        source.unlink()
-    return made
-
-
-@functools.lru_cache(maxsize=1)
-def _folder() -> Path:
-    kept = cache.location()
-    if kept is None:
-        return Path(tempfile.mkdtemp(prefix="cupymla-"))
-    folder = kept / "host"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _run(command: Sequence[str], name: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompileError(name, "the C++ compiler rejects it", done.stderr[:4000])
-
-
-_lock = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
-def _model() -> Path:
-    text = re.sub(r"^\s*\.loc .*$", "", compiler.ptx(MODEL, linked=True), flags=re.MULTILINE)
-    return _compile(recompile(text, "model").text, "model")
-
-
 class HostProgram:
     """A translated kernel as a shared library.
+
+    Args:
+        translation: the module.
+        entry: which of its kernels.
+        model: "native" is the model compiled as C++; "ptx" is its PTX, recompiled like the kernel, and slow.
 
     Attributes:
         translation: what it was made from.
@@ -146,27 +99,14 @@ class HostProgram:
         shape: its parameters and static shared memory.
     """
 
-    def __init__(self, translation: Translation, entry: str) -> None:
+    def __init__(self, translation: Translation, entry: str, model: Model = "native") -> None:
         if entry not in translation.kernels:
             raise InputError("entry", "one of " + ", ".join(translation.kernels), repr(entry))
         self.translation = translation
         self.entry = entry
-        with _lock:
-            unit = recompile(translation.text, translation.name, only=entry)
-            self.shape: KernelShape = unit.kernels[entry]
-            stubs = "\n".join(_stub(name, count) for name, count in (("vprintf", 3), ("__assertfail", 5)))
-            objects = [
-                _compile(unit.text + stubs, "kernel"),
-                _compile((_HERE / "runtime.cpp").read_text(), "runtime"),
-                _model(),
-            ]
-            with tempfile.NamedTemporaryFile(prefix="cupymla-", suffix=".so", delete=False) as file:
-                library = Path(file.name)
-            _run(("c++", "-shared", "-o", str(library), *map(str, objects)), translation.name)
-            self._library = ctypes.CDLL(str(library))
-            library.unlink()
+        self._library, self.shape = library(translation, entry, model)
         self._state = LaunchState.in_dll(self._library, mangled("cupymla_emulate_launch"))
-        self._cta_bytes = _fact(self._library)
+        self._cta_bytes = cta_bytes(self._library)
 
     def launch(
         self,
@@ -241,18 +181,6 @@ class HostProgram:
         return message.value.decode()
 
 
-def _stub(name: str, count: int) -> str:
-    """A function of the CUDA runtime that device code may call and nothing here needs: weak, and it does nothing."""
-    parameters = ", ".join(("machine::Thread&", *("void*",) * count))
-    return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{}}\n'
-
-
-def _fact(library: ctypes.CDLL) -> int:
-    """`cta_bytes` of the model's launch facts, the second of them."""
-    values = (ctypes.c_uint32 * 3).in_dll(library, mangled("cupymla_fact_values"))
-    return int(values[1])
-
-
 def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram:
     """Translate PTX for sm_100a and make it ready to run on the host.
 
@@ -272,3 +200,6 @@ def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram
             raise InputError("entry", "a name, for there are " + ", ".join(translation.kernels), None)
         entry = translation.kernels[0]
     return HostProgram(translation, entry)
+
+
+__all__ = ["HostError", "HostMap", "HostProgram", "available", "load"]

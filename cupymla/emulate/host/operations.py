@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
+from . import copies, matrices, numbers
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -328,10 +329,15 @@ def _is_space(w: Writer) -> str:
 
 def _map(w: Writer) -> str:
     rank = w.read(w.operands[2], "u32")
+    if "shared::cluster" not in w.parts:
+        found = f"from_shared(t, {rank} << 24 | (to_shared(t, {w.read(w.operands[1], 'u64')}) & 0xffffffu))"
+        return w.write(w.operands[0], found, "u64")
     return w.write(w.operands[0], f"({rank} << 24 | ({w.read(w.operands[1], 'u32')} & 0xffffffu))", "u32")
 
 
 def _rank(w: Writer) -> str:
+    if "shared::cluster" not in w.parts:
+        return w.write(w.operands[0], f"to_shared(t, {w.read(w.operands[1], 'u64')}) >> 24", "u32")
     return w.write(w.operands[0], f"{w.read(w.operands[1], 'u32')} >> 24", "u32")
 
 
@@ -485,49 +491,6 @@ def _mbarrier(w: Writer) -> str:
     return w.write(w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase})", "pred")
 
 
-# Bulk copies -------------------------------------------------------------------------------------------------------
-
-
-def _coordinates(w: Writer, operand: Operand) -> tuple[str, int, str]:
-    assert isinstance(operand, Address)
-    vector = operand.items[1]
-    items = _vector(vector)
-    listed = ", ".join(w.read(item, "s32") for item in items)
-    return w.read(operand.items[0], "u64"), len(items), f"const int32_t at[{len(items)}] = {{{listed}}};"
-
-
-def _bulk(w: Writer) -> str:
-    parts = w.parts
-    if "commit_group" in parts:
-        return "commit_group(t);"
-    if "wait_group" in parts:
-        return f"wait_group(t, {w.read(w.operands[0], 'u32')});"
-    tensor, reduces = "tensor" in parts, parts[1] == "reduce"
-    if "bulk_group" in parts:
-        if tensor:
-            map_, rank, at = _coordinates(w, w.operands[0])
-            source = w.operands[1]
-            assert isinstance(source, Address)
-            from_ = w.read(source.items[0], "u32")
-            return f"{{ {at} store_tile(t, {map_}, at, {rank}, {from_}, {int(reduces)}); }}"
-        to, source, size = w.operands[:3]
-        assert isinstance(to, Address) and isinstance(source, Address)
-        return f"store_bytes(t, {w.read(to.items[0], 'u64')}, {w.read(source.items[0], 'u32')}, {w.read(size, 'u32')});"
-    mask = w.read(w.operands[-1], "u16") if "multicast::cluster" in parts else "0"
-    target = w.operands[0]
-    assert isinstance(target, Address)
-    to_ = w.read(target.items[0], "u32")
-    if tensor:
-        map_, rank, at = _coordinates(w, w.operands[1])
-        barrier = w.operands[2]
-        assert isinstance(barrier, Address)
-        return f"{{ {at} copy_tile(t, {to_}, {map_}, at, {rank}, {w.read(barrier.items[0], 'u32')}, {mask}); }}"
-    source, size, barrier = w.operands[1:4]
-    assert isinstance(source, Address) and isinstance(barrier, Address)
-    listed = f"{w.read(source.items[0], 'u64')}, {w.read(size, 'u32')}, {w.read(barrier.items[0], 'u32')}, {mask}"
-    return f"copy_bytes(t, {to_}, {listed});"
-
-
 def _sleep(w: Writer) -> str:
     return f"sleep(t, {w.read(w.operands[0], 'u32')});"
 
@@ -546,7 +509,6 @@ _TABLE: dict[str, Lower] = {
     **{"bfi": _insert, "bfe": _extract, "lop3": _lookup, "bra": _branch, "brx": _table_branch, "call": _call},
     **{"shfl": _shuffle, "match": _match, "vote": _vote, "elect": _elect, "activemask": _active},
     **{"bar": _named_barrier, "barrier": _named_barrier, "mbarrier": _mbarrier},
-    "cp": _bulk,
     "ret": lambda w: "return;",
     "exit": lambda w: "end_thread(t);",
     "trap": lambda w: 'broken("trap");',
@@ -559,4 +521,7 @@ def find(parts: tuple[str, ...]) -> Lower | None:
     """What writes an instruction, by its opcode cut at the dots; None when it is not known."""
     if parts[:2] == ("cp", "async") and "bulk" not in parts:
         return None
+    for other in (copies, matrices, numbers):
+        if other.knows(parts):
+            return other.lower
     return _TABLE.get(parts[0])

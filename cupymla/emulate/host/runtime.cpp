@@ -9,18 +9,24 @@ namespace machine {
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
+constexpr uint64_t kLongestRest = 64;  // rounds of all threads
 
 struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
-  uint64_t switches = 0, random = 1, limit = 0;
+  uint64_t switches = 0, random = 1, limit = 0, alive = 0;
   void* scheduler = nullptr;
-  Thread* current = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;
 };
 
 Machine* the;
+
+}  // namespace
+
+Thread* current;
+
+namespace {
 
 extern "C" void cupymla_switch(void** save, void* next);
 asm(R"(
@@ -51,7 +57,7 @@ uint64_t shuffle_bits(uint64_t& state) {
 }
 
 void fiber() {
-  Thread& t = *the->current;
+  Thread& t = *current;
   try {
     the->entry(t);
   } catch (const Ended&) {
@@ -60,6 +66,9 @@ void fiber() {
   }
   t.ended = true;
   t.warp->ended |= 1u << t.lane;
+  for (Thread* other : t.warp->lanes) {
+    if (other) other->resting = false;
+  }
   ++t.cta->ended;
   ++*t.cta->cluster_ended;
   void* unused;
@@ -96,10 +105,32 @@ void yield(Thread& t) {
   if (!the->failure.empty()) throw Ended{};
 }
 
+void rest(Thread& t, const Rest& until) {
+  t.rest = until;
+  t.resting = true;
+  yield(t);
+}
+
+void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, uint64_t rounds) {
+  Rest until;
+  until.word = word, until.mask = mask, until.value = value;
+  until.until = the->switches + rounds * the->alive;
+  rest(t, until);
+}
+
+void rest_at_barrier(Thread& t) {
+  Rest until;
+  until.word = t.barrier_word, until.mask = ~0ull, until.value = t.barrier_seen;
+  until.events = t.cta->cluster_issued, until.seen = t.issued_seen;
+  until.until = the->switches + t.patience * the->alive;
+  t.patience = std::min<uint64_t>(2 * t.patience, kLongestRest);
+  rest(t, until);
+}
+
 void sleep(Thread& t, uint32_t nanoseconds) {
-  const uint64_t until = now() + nanoseconds;
-  do yield(t);
-  while (now() < until);
+  Rest until;
+  until.until = the->switches + nanoseconds / kNanosecondsPerSwitch + 1;
+  rest(t, until);
 }
 
 void end_thread(Thread&) { throw Ended{}; }
@@ -114,6 +145,41 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     result |= byte << (8 * i);
   }
   return result;
+}
+
+namespace {
+
+// A float with that many exponent and mantissa bits, from a magnitude; `largest` is the greatest encoding.
+uint32_t small_float(float value, int mantissa_bits, int bias, uint32_t largest) {
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude == 0) return 0;
+  if (std::isinf(magnitude)) return largest;
+  const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
+  const double steps = std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent));
+  const double code = std::ldexp(exponent + bias - 1, mantissa_bits) + steps;
+  return code > largest ? largest : static_cast<uint32_t>(code);
+}
+
+}  // namespace
+
+uint32_t to_e4m3(float value, bool relu) {
+  if (value != value) return 0x7f;
+  if (relu && !(value > 0)) return 0;
+  return (std::signbit(value) ? 0x80u : 0u) | small_float(value, 3, 7, 0x7e);
+}
+
+uint32_t to_e5m2(float value, bool relu) {
+  if (value != value) return 0x7f;
+  if (relu && !(value > 0)) return 0;
+  return (std::signbit(value) ? 0x80u : 0u) | small_float(value, 2, 15, 0x7b);
+}
+
+uint32_t to_tf32(float value, bool away, bool relu) {
+  if (value != value) return 0x7fffffffu;
+  if (relu && !(value > 0)) return 0;
+  const uint32_t bits = as<uint32_t>(value);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
+  return (bits + (away ? 0x1000u : 0xfffu + (bits >> 13 & 1))) & 0xffffe000u;
 }
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------
@@ -152,7 +218,9 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
       ++meeting.generation;
       break;
     }
-    yield(t);
+    Rest until;
+    until.word = &meeting.generation, until.mask = ~0ull, until.value = generation, until.until = ~0ull;
+    rest(t, until);
   }
   switch (what) {
     case kShuffleIndex: return meeting.results[operand & 31];
@@ -179,6 +247,53 @@ void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits) {
   }
 }
 
+uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed) {
+  uint32_t result = 0;
+  bool first = true;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const auto other = static_cast<uint32_t>(together(t, kShuffleIndex, mask, value, lane));
+    const bool less = is_signed ? static_cast<int32_t>(other) < static_cast<int32_t>(result) : other < result;
+    const uint32_t both[] = {result + other,
+                             less ? other : result,
+                             less ? result : other,
+                             result & other,
+                             result | other,
+                             result ^ other};
+    result = first ? other : both[operation];
+    first = false;
+  }
+  return result;
+}
+
+// Each lane names a row of 8 elements of 16 bits: lanes 0-7 those of the first matrix, and so on. A lane holds two
+// neighbours of row lane / 4, or transposed, of column lane / 4.
+void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed) {
+  for (uint32_t matrix = 0; matrix < count; ++matrix) {
+    uint32_t word = 0;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
+      const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
+      const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
+      word |= static_cast<uint32_t>(load<uint16_t>(shared(t, at, 16) + 2 * column)) << (16 * half);
+    }
+    out[matrix] = word;
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+}
+
+void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed) {
+  for (uint32_t matrix = 0; matrix < count; ++matrix) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
+      const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
+      const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
+      store(shared(t, at, 16) + 2 * column, static_cast<uint16_t>(in[matrix] >> (16 * half)));
+    }
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+}
+
 // mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
 namespace {
 
@@ -195,8 +310,8 @@ struct State {
   }
 };
 
-unsigned char* place(Thread& t, uint32_t barrier) {
-  unsigned char* found = shared(t, barrier, 8);
+unsigned char* place(const Cta& one, uint32_t barrier) {
+  unsigned char* found = shared(one, barrier, 8);
   if (State(load<uint64_t>(found)).count == 0xfffff) broken("mbarrier %#x was not initialised", barrier);
   return found;
 }
@@ -208,7 +323,7 @@ void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
 }
 
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
-  unsigned char* where = place(t, barrier);
+  unsigned char* where = place(*t.cta, barrier);
   const uint64_t before = load<uint64_t>(where);
   State state(before);
   if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
@@ -218,16 +333,23 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
   return before;
 }
 
-void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) {
-  unsigned char* where = place(t, barrier);
+void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes) {
+  unsigned char* where = place(one, barrier);
   State state(load<uint64_t>(where));
   state.bytes += bytes;
   store<uint64_t>(where, state.word());
 }
 
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
-  const bool done = State(load<uint64_t>(place(t, barrier))).phase != (parity & 1);
-  if (!done) yield(t);
+  const unsigned char* where = place(*t.cta, barrier);
+  const uint64_t word = load<uint64_t>(where);
+  const bool done = State(word).phase != (parity & 1);
+  if (done) {
+    t.patience = 1;
+  } else {
+    t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
+    t.issued_seen = *t.cta->cluster_issued;
+  }
   return done;
 }
 
@@ -239,6 +361,7 @@ namespace {
 struct TileMap {
   uint64_t magic, pointer, shape[5], strides[4];
   uint32_t rank, element_bytes, swizzle, box[5];
+  uint16_t nan, number;
 };
 static_assert(sizeof(TileMap) <= 128);
 constexpr uint64_t kMagic = 0x70614d656c69546dull;
@@ -265,7 +388,8 @@ template <typename Visit>
 void each_piece(const TileMap& map, const int32_t* at, const Visit& visit) {
   uint32_t rows = 1;
   for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
-  const uint32_t row_bytes = map.box[0] * map.element_bytes;
+  const uint32_t row_bytes = map.box[0] * map.element_bytes, size = map.element_bytes;
+  const int64_t first = static_cast<int64_t>(at[0]) * size, end = static_cast<int64_t>(map.shape[0]) * size;
   for (uint32_t row = 0; row < rows; ++row) {
     bool inside = true;
     uint64_t base = map.pointer;
@@ -275,19 +399,20 @@ void each_piece(const TileMap& map, const int32_t* at, const Visit& visit) {
       inside = inside && index >= 0 && index < static_cast<int64_t>(map.shape[i]);
       base += index * map.strides[i - 1];
     }
-    for (uint32_t x = 0; x < map.box[0]; ++x) {
-      const int64_t column = at[0] + static_cast<int64_t>(x);
-      const bool here = inside && column >= 0 && column < static_cast<int64_t>(map.shape[0]);
-      visit(here ? base + column * map.element_bytes : 0, row * row_bytes + x * map.element_bytes, map.element_bytes);
+    for (uint32_t x = 0; x < row_bytes;) {
+      const bool whole = x % 16 == 0 && x + 16 <= row_bytes &&
+                         (!inside || (first + x >= 0 && first + x + 16 <= end) || first + x >= end);
+      const uint32_t bytes = whole ? 16 : size;
+      const int64_t column = first + x;
+      visit(inside && column >= 0 && column < end ? base + column : 0, row * row_bytes + x, bytes);
+      x += bytes;
     }
   }
 }
 
-void finish(Copy& copy, uint32_t rank, uint32_t bytes) {
-  Thread probe;
-  probe.cta = copy.cta;
+void count_bytes(Copy& copy, uint32_t rank, uint32_t bytes) {
   const uint32_t offset = copy.barrier & 0xffffffu;
-  barrier_expect(probe, copy.mask ? rank << 24 | offset : copy.barrier, -static_cast<int32_t>(bytes));
+  barrier_expect(*copy.cta, copy.mask ? rank << 24 | offset : copy.barrier, -static_cast<int32_t>(bytes));
 }
 
 template <typename Each>
@@ -299,9 +424,14 @@ void each_target(Copy& copy, const Each& each) {
 }
 
 unsigned char* in_smem(Copy& copy, uint32_t rank, uint32_t offset, uint32_t bytes) {
-  Thread probe;
-  probe.cta = copy.cta;
-  return shared(probe, rank << 24 | offset, bytes);
+  return shared(*copy.cta, rank << 24 | offset, bytes);
+}
+
+// A run of bytes whose ends lie in shared memory and whose start is a multiple of 16.
+unsigned char* run_in_smem(Copy& copy, uint32_t address, uint32_t bytes) {
+  if (bytes % 16 || bytes == 0) broken("a bulk copy of %u bytes, no multiple of 16", bytes);
+  shared(*copy.cta, address + bytes - 16, 16);
+  return shared(*copy.cta, address, 16);
 }
 
 void perform_load(Copy& copy) {
@@ -312,38 +442,102 @@ void perform_load(Copy& copy) {
     each_piece(map, copy.at, [&](uint64_t from, uint32_t offset, uint32_t bytes) {
       unsigned char* to = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
       if (from) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-      if (!from) std::memset(to, 0, bytes);
+      if (!from) std::memset(to, map.nan ? 0xff : 0, bytes);
     });
-    finish(copy, rank, tile_bytes(map));
+    count_bytes(copy, rank, tile_bytes(map));
   });
 }
 
 void perform_bytes(Copy& copy) {
   each_target(copy, [&](uint32_t rank) {
-    const uint32_t first = copy.shared & 0xffffffu;
-    std::memcpy(in_smem(copy, rank, first, 16), reinterpret_cast<const void*>(copy.global), copy.bytes);
-    finish(copy, rank, copy.bytes);
+    const uint32_t address = rank << 24 | (copy.shared & 0xffffffu);
+    std::memcpy(run_in_smem(copy, address, copy.bytes), reinterpret_cast<const void*>(copy.global), copy.bytes);
+    count_bytes(copy, rank, copy.bytes);
   });
+}
+
+void perform_shared(Copy& copy) {
+  unsigned char* to = run_in_smem(copy, copy.shared, copy.bytes);
+  reduce(to, run_in_smem(copy, copy.from, copy.bytes), copy.bytes, copy.reduction);
+  count_bytes(copy, copy.shared >> 24, copy.bytes);
+}
+
+void perform_async(Copy& copy) {
+  reduce(shared(*copy.cta, copy.shared, copy.bytes), copy.data, copy.bytes, copy.reduction);
+  count_bytes(copy, copy.shared >> 24, copy.bytes);
 }
 
 void perform_store(Copy& copy) {
   const TileMap& map = tile_map(copy.map);
   const uint32_t first = copy.shared & 0xffffffu, rank = copy.shared >> 24;
+  const Reduction how{copy.reduction.operation, static_cast<Number>(map.number)};
   each_piece(map, copy.at, [&](uint64_t to, uint32_t offset, uint32_t bytes) {
     const unsigned char* from = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
-    if (!to) return;
-    if (copy.operation == 1) {
-      store<float>(reinterpret_cast<void*>(to), load<float>(reinterpret_cast<void*>(to)) + load<float>(from));
-    } else {
-      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    }
+    if (to) reduce(reinterpret_cast<void*>(to), from, bytes, how);
   });
 }
 
 void perform_store_bytes(Copy& copy) {
-  std::memcpy(reinterpret_cast<void*>(copy.global), in_smem(copy, copy.shared >> 24, copy.shared & 0xffffffu, 16),
-              copy.bytes);
+  reduce(reinterpret_cast<void*>(copy.global), run_in_smem(copy, copy.shared, copy.bytes), copy.bytes, copy.reduction);
 }
+
+template <typename T>
+T combined(T a, T b, Operation how) {
+  switch (how) {
+    case kAdd: return static_cast<T>(a + b);
+    case kMin: return b < a ? b : a;
+    case kMax: return a < b ? b : a;
+    default: break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    switch (how) {
+      case kInc: return a >= b ? 0 : a + 1;
+      case kDec: return a == 0 || a > b ? b : a - 1;
+      case kAnd: return a & b;
+      case kOr: return a | b;
+      case kXor: return a ^ b;
+      default: break;
+    }
+  }
+  broken("a reduction that these numbers do not have");
+}
+
+template <typename T>
+void reduce_as(unsigned char* to, const unsigned char* from, uint32_t bytes, Operation how) {
+  for (uint32_t i = 0; i < bytes; i += sizeof(T)) store(to + i, combined(load<T>(to + i), load<T>(from + i), how));
+}
+
+template <float (*kWide)(uint16_t), uint16_t (*kNarrow)(float)>
+void reduce_halves(unsigned char* to, const unsigned char* from, uint32_t bytes, Operation how) {
+  for (uint32_t i = 0; i < bytes; i += 2) {
+    store(to + i, kNarrow(combined(kWide(load<uint16_t>(to + i)), kWide(load<uint16_t>(from + i)), how)));
+  }
+}
+
+uint16_t half_of(float value) { return to_half(static_cast<double>(value)); }
+
+}  // namespace
+
+void reduce(void* to, const void* from, uint32_t bytes, Reduction how) {
+  if (how.operation == kReplace) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  auto* target = static_cast<unsigned char*>(to);
+  const auto* source = static_cast<const unsigned char*>(from);
+  switch (how.number) {
+    case kU32: return reduce_as<uint32_t>(target, source, bytes, how.operation);
+    case kS32: return reduce_as<int32_t>(target, source, bytes, how.operation);
+    case kU64: return reduce_as<uint64_t>(target, source, bytes, how.operation);
+    case kS64: return reduce_as<int64_t>(target, source, bytes, how.operation);
+    case kF32: return reduce_as<float>(target, source, bytes, how.operation);
+    case kF64: return reduce_as<double>(target, source, bytes, how.operation);
+    case kF16: return reduce_halves<from_half, half_of>(target, source, bytes, how.operation);
+    case kBf16: return reduce_halves<from_bfloat, to_bfloat>(target, source, bytes, how.operation);
+  }
+}
+
+namespace {
 
 std::shared_ptr<Copy> issue(Thread& t, void (*perform)(Copy&)) {
   auto copy = std::make_shared<Copy>();
@@ -369,17 +563,28 @@ void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t 
   copy->global = from, copy->shared = to, copy->barrier = barrier, copy->mask = mask, copy->bytes = bytes;
 }
 
-void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, uint32_t operation) {
+void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  auto copy = issue(t, perform_shared);
+  copy->from = from, copy->shared = to, copy->barrier = barrier, copy->bytes = bytes, copy->reduction = reduction;
+}
+
+void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  auto copy = issue(t, perform_async);
+  copy->shared = to, copy->barrier = barrier, copy->bytes = bytes, copy->reduction = reduction;
+  std::memcpy(copy->data, data, bytes);
+}
+
+void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation) {
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
   auto copy = issue(t, perform_store);
-  copy->map = map, copy->shared = from, copy->operation = operation;
+  copy->map = map, copy->shared = from, copy->reduction.operation = operation;
   std::copy(at, at + rank, copy->at);
   t.open_group.push_back(copy);
 }
 
-void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes) {
+void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction) {
   auto copy = issue(t, perform_store_bytes);
-  copy->global = to, copy->shared = from, copy->bytes = bytes;
+  copy->global = to, copy->shared = from, copy->bytes = bytes, copy->reduction = reduction;
   t.open_group.push_back(copy);
 }
 
@@ -406,7 +611,7 @@ namespace {
 void run_copies() {
   for (auto it = the->copies.begin(); it != the->copies.end();) {
     const uint64_t age = the->switches - (*it)->issued;
-    if (age > 400 || shuffle_bits(the->random) % 64 == 0) {
+    if (age > 16 * the->alive || shuffle_bits(the->random) % 4 == 0) {
       (*it)->perform(**it);
       (*it)->done = true;
       it = the->copies.erase(it);
@@ -421,13 +626,16 @@ void schedule() {
   for (auto& t : the->threads) alive.push_back(t.get());
   while (!alive.empty()) {
     for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[shuffle_bits(the->random) % i]);
+    the->alive = alive.size();
     for (Thread* t : alive) {
-      the->current = t;
       ++the->switches;
+      if (t->resting && !t->rest.over(the->switches) && the->failure.empty()) continue;
+      t->resting = false;
+      current = t;
       cupymla_switch(&the->scheduler, t->stack_pointer);
-      if (the->switches % 32 == 0 && !the->copies.empty()) run_copies();
-      if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     }
+    if (!the->copies.empty()) run_copies();
+    if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
   }
   if (the->failure.empty() && !the->copies.empty()) run_copies();
@@ -458,6 +666,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   std::vector<Cta> all(ctas);
   std::vector<std::vector<Cta*>> clusters(ctas / size, std::vector<Cta*>(size));
   std::vector<uint32_t> ended(clusters.size());
+  std::vector<uint64_t> issued(clusters.size());
   const uint32_t bytes = kSystemBytes + request->static_bytes + request->dynamic_bytes;
   std::vector<std::unique_ptr<unsigned char, void (*)(void*)>> memory;
   for (uint32_t i = 0; i < ctas; ++i) {
@@ -472,7 +681,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       rank += cta.in_cluster[d] * rank_scale, rank_scale *= extent[d];
     }
     cta.rank = rank, cta.cluster_size = size, cta.cluster = clusters[cluster_index].data();
-    cta.cluster_ended = &ended[cluster_index];
+    cta.cluster_ended = &ended[cluster_index], cta.cluster_issued = &issued[cluster_index];
     clusters[cluster_index][rank] = &cta;
     cta.smem_bytes = bytes, cta.dynamic_bytes = request->dynamic_bytes, cta.threads = request->block;
     auto* block = static_cast<unsigned char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
@@ -493,6 +702,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->parameters = parameters;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
       prepare(*t);
+      t->warp->lanes[t->lane] = t.get();
       machine.threads.push_back(std::move(t));
     }
   }

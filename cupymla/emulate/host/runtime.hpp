@@ -12,9 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace machine {
@@ -35,6 +37,7 @@ struct Meeting {
 struct Warp {
   uint32_t ended = 0;
   std::map<uint64_t, Meeting> meetings;
+  Thread* lanes[32] = {};
 };
 
 struct Barrier {
@@ -52,7 +55,18 @@ struct Cta {
   uint32_t cluster_size = 1, cluster_extent[3] = {1, 1, 1};
   Barrier* cluster_barrier = nullptr;
   uint32_t* cluster_ended = nullptr;
+  uint64_t* cluster_issued = nullptr;  // operations issued in the cluster that will complete a phase of a barrier
 };
+
+// What a copy does with what is there: nothing, or adds to it.
+enum Operation : uint32_t { kReplace, kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor };
+enum Number : uint32_t { kU32, kS32, kU64, kS64, kF32, kF64, kF16, kBf16 };
+struct Reduction {
+  Operation operation = kReplace;
+  Number number = kU32;
+};
+// Combines `bytes` of numbers with those that are there.
+void reduce(void* to, const void* from, uint32_t bytes, Reduction how);
 
 struct Copy {
   uint64_t issued = 0;
@@ -61,8 +75,22 @@ struct Copy {
   Thread* thread = nullptr;
   uint64_t map = 0, global = 0;
   int32_t at[5] = {};
-  uint32_t shared = 0, barrier = 0, mask = 0, bytes = 0, operation = 0;
+  uint32_t shared = 0, barrier = 0, mask = 0, bytes = 0, from = 0;
+  uint64_t data[2] = {};
+  Reduction reduction;
   Cta* cta = nullptr;
+};
+
+// What a thread that does not run waits for: that a word changes, that something is issued, that time passes.
+struct Rest {
+  const uint64_t* word = nullptr;
+  uint64_t mask = 0, value = 0;
+  const uint64_t* events = nullptr;
+  uint64_t seen = 0, until = 0;
+
+  bool over(uint64_t now) const {
+    return now >= until || (word && (*word & mask) != value) || (events && *events != seen);
+  }
 };
 
 struct Thread {
@@ -73,13 +101,18 @@ struct Thread {
   const unsigned char* parameters = nullptr;
   uint32_t fuel = 256;
   uint64_t random = 1;
-  bool ended = false;
+  bool ended = false, resting = false;
+  Rest rest;
+  const uint64_t* barrier_word = nullptr;  // the mbarrier whose phase this thread has last found incomplete
+  uint64_t barrier_seen = 0, issued_seen = 0, patience = 1;
   uint64_t cluster_generation = 0;
   void* stack_pointer = nullptr;
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
   std::vector<std::shared_ptr<Copy>> open_group;
 };
+
+extern Thread* current;  // the one that runs
 
 struct Ended {};
 struct Broken {
@@ -88,6 +121,11 @@ struct Broken {
 
 [[noreturn]] void broken(const char* format, ...);
 void yield(Thread& t);
+void rest(Thread& t, const Rest& until);
+// For some rounds of all threads, or until those bits of the word change.
+void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, uint64_t rounds);
+// Until the barrier that this thread has just tested changes, or something is issued that may complete it; for a while.
+void rest_at_barrier(Thread& t);
 [[noreturn]] void end_thread(Thread& t);
 uint64_t now();
 void sleep(Thread& t, uint32_t nanoseconds);
@@ -103,14 +141,17 @@ inline void breathe(Thread& t) {
 
 // Memory --------------------------------------------------------------------------------------------------------
 
-inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) {
+// `one` is any CTA of the cluster.
+inline unsigned char* shared(const Cta& one, uint32_t address, uint32_t bytes) {
   const uint32_t rank = address >> 24, offset = address & 0xffffffu;
-  if (rank >= t.cta->cluster_size) broken("shared address %#x names rank %u", address, rank);
-  Cta& cta = *t.cta->cluster[rank];
+  if (rank >= one.cluster_size) broken("shared address %#x names rank %u", address, rank);
+  Cta& cta = *one.cluster[rank];
   if (offset < kSystemBytes || offset + bytes > cta.smem_bytes) broken("shared address %#x is outside", address);
   if (offset % (bytes ? bytes : 1)) broken("shared address %#x is not aligned to %u", address, bytes);
   return cta.smem + offset;
 }
+
+inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) { return shared(*t.cta, address, bytes); }
 
 inline uint32_t shared_address(Thread& t, uint32_t offset) { return t.cta->rank << 24 | offset; }
 
@@ -160,7 +201,11 @@ inline To as(From value) {
   std::memcpy(&result, &value, sizeof(To));
   return result;
 }
-inline float from_half(uint16_t bits) { return static_cast<float>(as<_Float16>(bits)); }
+inline float from_half(uint16_t bits) {
+  const float scaled = as<float>((bits & 0x7fffu) << 13) * as<float>(0x77800000u);  // 2^112, the biases' difference
+  const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+  return as<float>(as<uint32_t>(scaled) | special | (bits & 0x8000u) << 16);
+}
 inline uint16_t to_half(double value) { return as<uint16_t>(static_cast<_Float16>(value)); }
 inline float from_bfloat(uint16_t bits) { return as<float>(static_cast<uint32_t>(bits) << 16); }
 inline uint16_t to_bfloat(float value) {
@@ -179,23 +224,52 @@ inline To to_integer(From value) {
   return static_cast<To>(number);
 }
 uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);
+// Two narrow formats that sm_90 converts to, rounded to nearest even and saturated.
+uint32_t to_e4m3(float value, bool relu);
+uint32_t to_e5m2(float value, bool relu);
+uint32_t to_tf32(float value, bool away, bool relu);
+inline float extreme(float a, float b, bool largest, bool nan) {
+  if (a != a || b != b) return nan || (a != a && b != b) ? NAN : a != a ? b : a;
+  return largest ? std::fmax(a, b) : std::fmin(a, b);
+}
+template <typename T>
+inline uint32_t highest_bit(T value, bool distance) {
+  constexpr int kBits = 8 * sizeof(T);
+  using Plain = std::make_unsigned_t<T>;
+  const auto plain = static_cast<Plain>(std::is_signed_v<T> && value < 0 ? ~value : value);
+  if (plain == 0) return ~0u;
+  const int at = 63 - __builtin_clzll(static_cast<unsigned long long>(plain));
+  return static_cast<uint32_t>(distance ? kBits - 1 - at : at);
+}
+inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
+  if (!clamps) first &= 31, count &= 31;
+  if (first >= 32) return 0;
+  return (count >= 32 ? ~0u : (1u << count) - 1u) << first;
+}
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------
 
 enum Together : uint32_t { kSync, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny, kVoteAny, kVoteAll, kBallot };
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
+uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed);
+void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
+void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed);
 
 // mbarriers, bulk copies ----------------------------------------------------------------------------------------------
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
-void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes);
+void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
+inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity);
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask);
-void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, uint32_t operation);
-void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes);
+void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction);
+// From shared memory to another CTA's.
+void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction);
+void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation);
+void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction);
 void commit_group(Thread& t);
 void wait_group(Thread& t, uint32_t newest);
 

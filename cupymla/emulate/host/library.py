@@ -1,0 +1,199 @@
+"""Translated kernels and the model as shared libraries of the host, kept by content.
+
+The model is compiled from cuda/emulate as C++, with `model_host.hpp` in place of CUDA; or, to check what a GPU's
+compiler makes of it, from its PTX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from ...build import cache, compiler
+from ...build.source import closure, cuda_root
+from ...errors import CompileError
+from ..code import MODEL as FUNCTIONS
+from ..program import MODEL
+from ..translate import Translation
+from .recompile import KernelShape, mangled, recompile
+
+Model = Literal["native", "ptx"]
+
+_HERE = Path(__file__).resolve().parent
+_STANDARD = ("-std=c++17", "-fPIC", "-w", f"-I{_HERE}")
+_KERNEL_FLAGS = ("-O1", *_STANDARD)
+_MODEL_FLAGS = ("-O2", "-DCUPYMLA_HOST_MACHINE", *_STANDARD, f"-I{_HERE / 'include'}")
+_NEVER_CALLED = (("vprintf", 3), ("__assertfail", 5))
+
+_lock = threading.Lock()
+
+
+def available() -> bool:
+    """Whether kernels can run here: a C++ compiler, on x86-64."""
+    return shutil.which("c++") is not None and platform.machine() in ("x86_64", "AMD64")
+
+
+def library(translation: Translation, entry: str, model: Model = "native") -> tuple[ctypes.CDLL, KernelShape]:
+    """A kernel with the model and the machine, loaded by itself, and what a launch has to know of it.
+
+    Raises PtxError and CompileError.
+    """
+    with _lock:
+        key = _digest(translation.text, entry, model, *_sources(), *_KERNEL_FLAGS[:-1])
+        file = _folder() / f"kernel-{key}.so"
+        facts = file.with_suffix(".json")
+        if not (file.is_file() and facts.is_file()):
+            unit = recompile(translation.text, translation.name, only=entry)
+            text = unit.text + "".join(_stub(name, count) for name, count in _NEVER_CALLED)
+            with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
+                kernel = Path(folder) / "kernel.o"
+                _run((*_command(text, Path(folder), _KERNEL_FLAGS), str(kernel)), translation.name)
+                objects = [kernel, _runtime(), _native() if model == "native" else _from_ptx()]
+                _keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
+                link = ("c++", "-shared", "-o")
+                _keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
+        return _load(file), _shape(json.loads(facts.read_text()))
+
+
+def cta_bytes(loaded: ctypes.CDLL) -> int:
+    """`cta_bytes` of the model's launch facts, the second of them."""
+    name = mangled("cupymla_fact_values")
+    values = (ctypes.c_uint32 * 3).in_dll(loaded, name)
+    return int(values[1])
+
+
+def _load(file: Path) -> ctypes.CDLL:
+    """A copy of the library: two programs of one kernel keep their own state."""
+    with tempfile.NamedTemporaryFile(prefix="cupymla-", suffix=".so", delete=False) as copy:
+        place = Path(copy.name)
+    try:
+        shutil.copyfile(file, place)
+        return ctypes.CDLL(str(place))
+    finally:
+        place.unlink()
+
+
+def _shape(facts: dict[str, object]) -> KernelShape:
+    places, cluster = facts["parameters"], facts["cluster"]
+    assert isinstance(places, list) and isinstance(facts["static_bytes"], int)
+    x, y, z = cluster if isinstance(cluster, list) else (0, 0, 0)
+    parameters = tuple((offset, size) for offset, size in places)
+    return KernelShape(str(facts["symbol"]), parameters, facts["static_bytes"], (x, y, z) if x else None)
+
+
+# The parts of a library -------------------------------------------------------------------------------------------
+
+
+def _runtime() -> Path:
+    return _object((_HERE / "runtime.cpp").read_text(), "runtime", _MODEL_FLAGS)
+
+
+def _native() -> Path:
+    """The model as C++."""
+    lines = [f"#define {name} {mangled(name)}" for name in ("cupymla_emulate_launch", "cupymla_fact_values")]
+    lines += ['#include "model_host.hpp"', '#include "emulate/model.cu"', *map(_wrapper, FUNCTIONS)]
+    dispatch = mangled("cupymla_emulate_dispatch")
+    lines += [
+        f'extern "C" void {dispatch}(machine::Thread&, void*, void*);',
+        'extern "C" void cupymla_emulate_dispatch(uint32_t number, const uint64_t* operands) {',
+        f"  {dispatch}(*machine::current, &number, &operands);",
+        "}",
+    ]
+    return _object("\n".join(lines), "model", (*_MODEL_FLAGS, f"-I{cuda_root()}"))
+
+
+def _wrapper(name: str) -> str:
+    """A function of the model as recompiled code calls it: with the addresses of its result and parameters."""
+    result, parameters = FUNCTIONS[name]
+    names = [f"p{i}" for i in range(len(parameters))]
+    heads = ["machine::Thread&", *(["void* result"] if result else []), *(f"void* {each}" for each in names)]
+    loads = [f"machine::load<uint{bits}_t>({each})" for each, bits in zip(names, parameters, strict=True)]
+    called = f"cupymla_emulate_{name}({', '.join(loads)})"
+    body = f"machine::store<uint{result}_t>(result, {called})" if result else called
+    return f'extern "C" void {mangled(f"cupymla_emulate_{name}")}({", ".join(heads)}) {{ {body}; }}'
+
+
+@functools.lru_cache(maxsize=1)
+def _from_ptx() -> Path:
+    """The model as a GPU's compiler leaves it."""
+    text = re.sub(r"^\s*\.loc .*$", "", compiler.ptx(MODEL, linked=True), flags=re.MULTILINE)
+    return _object(recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+
+
+def _stub(name: str, count: int) -> str:
+    """A function of the CUDA runtime that device code may call and nothing here needs: weak, and it does nothing."""
+    parameters = ", ".join(("machine::Thread&", *("void*",) * count))
+    return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{}}\n'
+
+
+# Compiling ---------------------------------------------------------------------------------------------------------
+
+
+def _object(text: str, name: str, flags: Sequence[str]) -> Path:
+    """An object file of a C++ text, kept by content."""
+    plain = [flag for flag in flags if not flag.startswith("-I")]
+    made = _folder() / f"{name}-{_digest(text, *_sources(), *plain)}.o"
+    if not made.is_file():
+        with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
+            command = _command(text, Path(folder), flags)
+            _keep(made, lambda part: _run((*command, str(part)), name))
+    return made
+
+
+def _command(text: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
+    source = folder / "source.cpp"
+    source.write_text(text)
+    return ("c++", *flags, "-c", str(source), "-o")
+
+
+def _keep(file: Path, make: Callable[[Path], object]) -> None:
+    """Make a file under another name first, so that nobody sees half of it."""
+    part = file.with_suffix(f".{os.getpid()}.part")
+    make(part)
+    part.replace(file)
+
+
+def _run(command: Sequence[str], name: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompileError(name, "needs a C++ compiler called c++", str(error)) from error
+    if done.returncode:
+        raise CompileError(name, "the C++ compiler rejects it", done.stderr[:4000])
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.lru_cache(maxsize=1)
+def _sources() -> tuple[str, ...]:
+    """Digests of all that decides what a library does, besides the kernel: this package's part, the compiler."""
+    parser = _HERE.parents[1] / "ptx"
+    files = sorted([*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*"), *parser.glob("*.py")])
+    own = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    version = subprocess.run(("c++", "-dumpfullversion"), capture_output=True, text=True, check=False).stdout
+    return (*own, *(member.digest for member in closure(MODEL)), version)
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> Path:
+    kept = cache.location()
+    if kept is None:
+        return Path(tempfile.mkdtemp(prefix="cupymla-"))
+    folder = kept / "host"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

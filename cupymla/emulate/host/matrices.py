@@ -1,0 +1,38 @@
+"""ldmatrix and stmatrix, as C++ text.
+
+Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...ptx.syntax import Address, Operand, Vector
+
+if TYPE_CHECKING:
+    from .recompile import Writer
+
+
+def knows(parts: tuple[str, ...]) -> bool:
+    """Whether `lower` writes this instruction, whose opcode is cut at the dots."""
+    return parts[0] in ("ldmatrix", "stmatrix") and "m8n8" in parts and parts[-1] == "b16"
+
+
+def lower(w: Writer) -> str:
+    """The C++ of an instruction that `knows` knows."""
+    loads = w.parts[0] == "ldmatrix"
+    vector, address = (w.operands[0], w.operands[1]) if loads else (w.operands[1], w.operands[0])
+    items: tuple[Operand, ...] = vector.items if isinstance(vector, Vector) else (vector,)
+    assert isinstance(address, Address)
+    named = any(part.startswith("shared") for part in w.parts)
+    inner = address.items[0]
+    place = w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
+    transposed = int("trans" in w.parts)
+    if loads:
+        lines = [f"{{ uint32_t loaded[4]; load_matrices(t, loaded, {place}, {len(items)}, {transposed});"]
+        lines += [w.write(item, f"loaded[{i}]", "u32") for i, item in enumerate(items)]
+    else:
+        listed = ", ".join(w.read(item, "u32") for item in items)
+        lines = [f"{{ const uint32_t stored[4] = {{{listed}}};"]
+        lines.append(f"store_matrices(t, stored, {place}, {len(items)}, {transposed});")
+    return " ".join([*lines, "}"])

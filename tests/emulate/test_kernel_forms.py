@@ -1,0 +1,326 @@
+"""Instructions that whole sm_100a kernels are made of, beside tcgen05: reductions, distributed shared memory, warps.
+
+Every kernel here is a few lines of PTX in a cluster of two CTAs, and its result is compared with NumPy's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from device import Kernel, Memory, Where, tile_map
+from isa_oracle import Array
+
+from cupymla import driver
+from cupymla.emulate import Settings
+from cupymla.emulate.run import MODES, Mode
+from cupymla.launch import Geometry
+from cupymla.tensormap import TileMap
+
+pytestmark = pytest.mark.compile
+
+THREADS, CTAS = 64, 2
+
+BARRIER = """
+    setp.ne.u32 %p, %tid, 0;
+    @!%p mbarrier.init.shared::cta.b64 [%bar], 1;
+    @!%p fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+"""
+WAIT = """
+waiting:
+    mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;
+    @!%p bra waiting;
+"""
+EVERYBODY = """
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+"""
+
+
+def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager", target: str = "sm_100a") -> Array:
+    """What a kernel leaves in `out`.
+
+    Args:
+        body: PTX. %tid, %cta and %rank (32 bits) say who runs it, %n is tid + 64 cta; %in and %out hold addresses (64
+            bits), %smem that of 8 KB of shared memory, %bar that of an mbarrier; %r0 to %r15, %d0 to %d7, %f0 to %f7,
+            %h0 to %h3, %p and %q are free.
+        given, out: what %in and %out point to.
+    """
+    text = f"""
+.version 8.8
+.target {target}
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry k(.param .u64 p_in, .param .u64 p_out)
+.maxntid {THREADS}, 1, 1
+{{
+    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %tid, %cta, %rank, %smem, %bar; .reg .f32 %f<8>;
+    .reg .b64 %d<8>, %in, %out;
+    .shared .align 8 .b64 barrier;
+    mov.u32 %smem, dynamic; mov.u32 %bar, barrier;
+    mov.u32 %tid, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %rank, %cluster_ctarank;
+    mad.lo.u32 %n, %cta, {THREADS}, %tid;
+    ld.param.b64 %in, [p_in]; ld.param.b64 %out, [p_out];
+    {body}
+    {EVERYBODY}
+    ret;
+}}
+"""
+    if where == "gpu":
+        driver.activate(0)
+    source, target_memory = Memory(given, where), Memory(out, where)
+    parameters: list[Any] = [source.parameter, target_memory.parameter]
+    geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS)
+    Kernel(text, "forms.ptx", where, THREADS).launch(geometry, parameters, Settings(mode))
+    return target_memory.read()
+
+
+def numbers(count: int, dtype: Any = np.float32, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(-9, 10, count).astype(dtype)
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_100f", "sm_103a"])
+def test_targets(target: str, where: Where) -> None:
+    body = "mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;"
+    found = run(body, numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, target=target)
+    np.testing.assert_array_equal(found, np.arange(CTAS * THREADS))
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_vectors_of_floats_are_added_to_global_memory(width: int, where: Where) -> None:
+    """red.global.add.v2.f32 and .v4.f32: every thread of both CTAs adds its own numbers to one of four places."""
+    registers = ", ".join(f"%f{i}" for i in range(width))
+    body = f"""
+    mad.wide.u32 %d0, %n, {4 * width}, %in;
+    ld.global.v{width}.f32 {{{registers}}}, [%d0];
+    and.b32 %r0, %n, 3;
+    mad.wide.u32 %d1, %r0, {4 * width}, %out;
+    red.global.add.v{width}.f32 [%d1], {{{registers}}};
+"""
+    given = numbers(CTAS * THREADS * width)
+    found = run(body, given, np.ones(4 * width, np.float32), where)
+    np.testing.assert_array_equal(found.reshape(4, width), 1 + given.reshape(-1, 4, width).sum(axis=0))
+
+
+def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
+    body = """
+    mad.wide.u32 %d0, %n, 4, %in;
+    ld.global.b32 %r0, [%d0];
+    and.b32 %r1, %n, 3;
+    mad.wide.u32 %d1, %r1, 4, %out;
+    red.global.add.noftz.bf16x2 [%d1], %r0;
+"""
+    given = np.sign(numbers(2 * CTAS * THREADS)).astype(ml_dtypes.bfloat16)
+    found = run(body, given, np.zeros(8, ml_dtypes.bfloat16), where)
+    wanted = given.astype(np.float32).reshape(-1, 4, 2).sum(axis=0)
+    np.testing.assert_array_equal(found.astype(np.float32).reshape(4, 2), wanted)
+
+
+FILL = """
+    mad.wide.u32 %d0, %n, 16, %in;
+    ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];
+    mad.lo.u32 %r4, %tid, 16, %smem;
+    st.shared.v4.b32 [%r4], {%r0, %r1, %r2, %r3};
+    fence.proxy.async.shared::cta;
+    bar.sync 1, 64;
+    setp.ne.u32 %p, %tid, 0;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "u32", "s32"])
+def test_bulk_reductions_to_global_memory(kind: str, mode: Mode, where: Where) -> None:
+    """cp.reduce.async.bulk: both CTAs add a kilobyte to the same place."""
+    dtypes = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "u32": np.uint32, "s32": np.int32}
+    suffix = f"noftz.{kind}" if kind in ("bf16", "f16") else kind
+    body = f"""{FILL}
+    @!%p cp.reduce.async.bulk.global.shared::cta.bulk_group.add.{suffix} [%out], [%smem], 1024;
+    @!%p cp.async.bulk.commit_group;
+    @!%p cp.async.bulk.wait_group 0;
+"""
+    dtype: Any = dtypes[kind]
+    count = 1024 // np.dtype(dtype).itemsize
+    given = np.abs(numbers(CTAS * count)).astype(dtype) if kind == "u32" else numbers(CTAS * count, dtype)
+    found = run(body, given, np.ones(count, dtype), where, mode)
+    wanted = 1 + given.astype(np.float64).reshape(CTAS, count).sum(axis=0)
+    np.testing.assert_array_equal(found.astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int32"])
+def test_tile_reductions_take_the_maps_numbers(kind: str, mode: Mode, where: Where) -> None:
+    """cp.reduce.async.bulk.tensor adds what the tensor map says the elements are, and nothing outside the tensor."""
+    size = 2 if kind == "bfloat16" else 4
+    dtype = np.dtype(ml_dtypes.bfloat16 if size == 2 else kind)
+    columns, rows = 64 // size, 12
+    given = numbers(CTAS * 1024 // size, dtype)
+    out = Memory(np.ones((rows, columns), dtype), where)
+    request = TileMap(out.pointer, kind, (columns, rows), (columns * size,), (columns, 8), 0)
+    encoded = tile_map(request, where)
+    if where == "gpu":
+        driver.activate(0)
+    text = f"""
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry k(.param .u64 p_in, .param .align 128 .b8 p_map[128])
+.maxntid {THREADS}, 1, 1
+{{
+    .reg .pred %p; .reg .b32 %r<16>, %n, %tid, %cta, %smem; .reg .b64 %d<8>, %in;
+    mov.u32 %smem, dynamic; mov.u32 %tid, %tid.x; mov.u32 %cta, %ctaid.x;
+    mad.lo.u32 %n, %cta, {THREADS}, %tid;
+    ld.param.b64 %in, [p_in];
+{FILL}
+    mov.b64 %d1, p_map; cvta.param.u64 %d1, %d1;
+    mov.b32 %r5, 0; shl.b32 %r6, %cta, 3;
+    @!%p cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {{%r5, %r6}}], [%smem];
+    @!%p cp.async.bulk.commit_group;
+    @!%p cp.async.bulk.wait_group 0;
+    ret;
+}}
+"""
+    source = Memory(given, where)
+    kernel = Kernel(text, "tiles.ptx", where, THREADS)
+    kernel.launch(Geometry((CTAS, 1, 1), THREADS, 8192), [source.parameter, encoded], Settings(mode))
+    boxes = given.astype(np.float64).reshape(CTAS, -1)[:, : 8 * columns].reshape(CTAS * 8, columns)[:rows]
+    np.testing.assert_array_equal(out.read().astype(np.float64), 1 + boxes)
+
+
+PEER = "xor.b32 %r10, %rank, 1;"
+LEAVE = """
+    mad.lo.u32 %r4, %tid, 16, %smem;
+    ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [%r4];
+    mad.wide.u32 %d1, %n, 16, %out;
+    st.global.v4.b32 [%d1], {%r0, %r1, %r2, %r3};
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("form", ["st", "generic", "st.async", "bulk"])
+def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
+    """mapa, generic addresses of it, st.async and bulk copies between CTAs: each CTA gets the other one's numbers."""
+    load = "mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];"
+    load += "mad.lo.u32 %r4, %tid, 16, %smem;"
+    peer = f"{PEER} mapa.shared::cluster.u32 %r5, %r4, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;"
+    expect = "setp.ne.u32 %p, %tid, 0; @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;"
+    bodies = {
+        "st": f"{load} {peer} st.shared::cluster.v4.b32 [%r5], {{%r0, %r1, %r2, %r3}}; {EVERYBODY}",
+        "generic": f"""{load} {PEER}
+            cvt.u64.u32 %d2, %r4; cvta.shared.u64 %d2, %d2; mapa.u64 %d3, %d2, %r10; getctarank.u64 %r11, %d3;
+            setp.ne.u32 %q, %r11, %r10; @%q trap;
+            st.v4.b32 [%d3], {{%r0, %r1, %r2, %r3}}; {EVERYBODY}""",
+        "st.async": f"""{load} {peer} {expect}
+            st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r5], {{%r0, %r1, %r2, %r3}}, [%r6];
+            {WAIT}""",
+        "bulk": f"""{FILL} {PEER} {expect}
+            add.u32 %r7, %smem, 4096;
+            mapa.shared::cluster.u32 %r5, %r7, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;
+            @!%p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r5], [%smem], 1024, [%r6];
+            {WAIT} add.u32 %smem, %smem, 4096;""",
+    }
+    given = np.arange(CTAS * THREADS * 4, dtype=np.uint32)
+    found = run(BARRIER + bodies[form] + LEAVE, given, np.zeros_like(given), where, mode)
+    np.testing.assert_array_equal(found.reshape(CTAS, -1), given.reshape(CTAS, -1)[::-1])
+
+
+def test_a_counter_at_the_peer(where: Where) -> None:
+    """red.async adds to the peer's shared memory and counts bytes at its barrier."""
+    body = f"""{BARRIER} {PEER}
+    mov.b32 %r0, 5;
+    setp.ne.u32 %p, %tid, 0;
+    @!%p st.shared.b32 [%smem], %r0;
+    @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {4 * THREADS};
+    {EVERYBODY}
+    mapa.shared::cluster.u32 %r5, %smem, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;
+    red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r5], %n, [%r6];
+    {WAIT}
+    ld.shared.b32 %r1, [%smem];
+    mad.wide.u32 %d1, %cta, 4, %out;
+    @!%p st.global.b32 [%d1], %r1;
+"""
+    body = body.replace("@!%p st.global", "setp.ne.u32 %p, %tid, 0; @!%p st.global")
+    found = run(body, numbers(1), np.zeros(CTAS, np.uint32), where)
+    sums = np.arange(CTAS * THREADS).reshape(CTAS, THREADS).sum(axis=1)
+    np.testing.assert_array_equal(found, 5 + sums[::-1])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> None:
+    """stmatrix writes what ldmatrix has read, transposed when that does so: matrices of 8x8 numbers of 16 bits."""
+    registers = "{" + ", ".join(f"%r{8 + i}" for i in range(count)) + "}"
+    trans = ".trans" if transposed else ""
+    body = f"""
+    mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
+    mad.lo.u32 %r4, %tid, 16, %smem; st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
+    bar.sync 1, 64;
+    ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {registers}, [%r4];
+    add.u32 %r4, %r4, 4096;
+    st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
+    bar.warp.sync -1;
+    stmatrix.sync.aligned.m8n8.x{count}.shared.b16 [%r4], {registers};
+    bar.sync 1, 64;
+    add.u32 %smem, %smem, 4096;
+    {LEAVE}
+"""
+    given = np.arange(CTAS * THREADS * 8, dtype=np.uint16)
+    found = run(body, given, np.zeros_like(given), where).reshape(-1, 4, 8, 8)
+    wanted = given.reshape(-1, 4, 8, 8).copy()
+    if transposed:
+        wanted[:, :count] = wanted[:, :count].swapaxes(-1, -2)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_election_and_reductions_over_a_warp(where: Where) -> None:
+    body = """
+    elect.sync %r0|%p, 0xffffffff;
+    selp.b32 %r1, 1, 0, %p;
+    redux.sync.add.u32 %r2, %r1, 0xffffffff;
+    sub.u32 %r3, 40, %n;
+    redux.sync.min.s32 %r3, %r3, 0xffffffff;
+    mad.wide.u32 %d1, %n, 8, %out;
+    st.global.v2.b32 [%d1], {%r2, %r3};
+"""
+    found = run(body, numbers(1), np.zeros((CTAS * THREADS, 2), np.int32), where)
+    np.testing.assert_array_equal(found[:, 0], 1)
+    np.testing.assert_array_equal(found[:, 1], 40 - (np.arange(CTAS * THREADS) // 32 * 32 + 31))
+
+
+@pytest.mark.parametrize("vector", ["v8.f32", "v4.b64"])
+def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
+    """ld.global.nc of 32 bytes, and st of 32 bytes."""
+    letter = "f" if vector == "v8.f32" else "d"
+    registers = "{" + ", ".join(f"%{letter}{i}" for i in range(8 if letter == "f" else 4)) + "}"
+    body = f"""
+    mov.u32 %r0, %n;
+    mad.wide.u32 %d5, %r0, 32, %in; mad.wide.u32 %d6, %r0, 32, %out;
+    ld.global.nc.L1::no_allocate.L2::evict_first.{vector} {registers}, [%d5];
+    st.global.L2::evict_last.{vector} [%d6], {registers};
+"""
+    given = np.arange(CTAS * THREADS * 8, dtype=np.float32)
+    np.testing.assert_array_equal(run(body, given, np.zeros_like(given), where), given)
+
+
+def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
+    """setmaxnreg, griddepcontrol, fence.proxy.tensormap, prefetches and hints."""
+    body = """
+    setmaxnreg.inc.sync.aligned.u32 160;
+    griddepcontrol.launch_dependents;
+    griddepcontrol.wait;
+    fence.proxy.tensormap::generic.release.gpu;
+    fence.proxy.tensormap::generic.acquire.gpu [%in], 128;
+    prefetch.global.L2 [%in];
+    createpolicy.fractional.L2::evict_first.b64 %d0, 1.0;
+    cp.async.bulk.prefetch.L2.global [%in], 16;
+    ld.global.nc.L2::cache_hint.b32 %r0, [%in], %d0;
+    fence.acq_rel.cluster;
+    mad.wide.u32 %d1, %n, 4, %out;
+    st.global.b32 [%d1], %r0;
+"""
+    found = run(body, np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
+    np.testing.assert_array_equal(found, 7)
