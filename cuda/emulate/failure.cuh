@@ -89,7 +89,10 @@ __device__ __noinline__ void fail(FailureCode code, uint32_t site, uint64_t firs
 
 // Whether the grid has stood still for too long since `start_ns`.
 __device__ __forceinline__ bool out_of_patience(uint64_t start_ns) {
-  const uint64_t moved = watched(launch().progress_ns);
+  uint64_t moved = watched(launch().progress_ns);
+#ifdef CUPYMLA_HOST_MACHINE
+  if (moved < machine::last_work()) moved = machine::last_work();
+#endif
   const uint64_t since = moved > start_ns ? moved : start_ns;
   return hardware::global_nanoseconds() > since + launch().patience_ns;
 }

@@ -246,7 +246,8 @@ __device__ __noinline__ uint32_t enqueue(uint32_t kind, uint32_t site, const uin
   set_state(slot, kPending);
   note_progress();
 #ifdef CUPYMLA_HOST_MACHINE
-  if (kind == kCommit || kind == kLoad || kind == kTile) ++*machine::current->cta->cluster_issued;
+  if (kind == kCommit) machine::note_issue(*machine::current, static_cast<uint32_t>(words[0]));
+  if (kind == kLoad || kind == kTile) machine::note_issue(*machine::current, static_cast<uint32_t>(words[1]));
 #endif
   return at;
 }

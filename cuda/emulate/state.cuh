@@ -194,9 +194,6 @@ __device__ __forceinline__ T fresh(const T& place) {
 }
 template <typename T>
 __device__ __forceinline__ T watched(const T& place) {
-#ifdef CUPYMLA_HOST_MACHINE
-  machine::breathe(*machine::current);
-#endif
   return *const_cast<const volatile T*>(&place);
 }
 

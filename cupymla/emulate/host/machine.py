@@ -20,7 +20,7 @@ from ..translate import Translation, translate
 from .library import Model, available, cta_bytes, library
 from .recompile import mangled
 
-_SWITCHES = 4_000_000_000
+_SWITCHES = 100_000_000
 
 # `Number` of runtime.hpp: what reductions by a tensor map take its elements for.
 NUMBERS = {"uint32": 0, "int32": 1, "uint64": 2, "int64": 3, "float32": 4, "float64": 5, "float16": 6, "bfloat16": 7}

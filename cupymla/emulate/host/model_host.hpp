@@ -1,6 +1,5 @@
 // CUDA as far as cuda/emulate uses it, on the host machine: the same source that a GPU's compiler reads is compiled as
-// C++ with this before it. Everything other threads may change is read through `watched`, which lets them run now and
-// then; so do atomics.
+// C++ with this before it. Other threads run when one waits, and now and then at an atomic.
 #pragma once
 
 #include <type_traits>

@@ -14,7 +14,7 @@ constexpr uint64_t kLongestRest = 64;  // rounds of all threads
 struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
-  uint64_t switches = 0, random = 1, limit = 0, alive = 0;
+  uint64_t switches = 0, turns = 0, random = 1, limit = 0, alive = 0, worked = 0;
   void* scheduler = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;
@@ -96,6 +96,7 @@ void broken(const char* format, ...) {
   throw Broken{text};
 }
 
+uint64_t last_work() { return the->worked * kNanosecondsPerSwitch; }
 uint64_t now() { return the->switches * kNanosecondsPerSwitch; }
 uint64_t draw(Thread& t) { return shuffle_bits(t.random); }
 
@@ -121,7 +122,7 @@ void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, 
 void rest_at_barrier(Thread& t) {
   Rest until;
   until.word = t.barrier_word, until.mask = ~0ull, until.value = t.barrier_seen;
-  until.events = t.cta->cluster_issued, until.seen = t.issued_seen;
+  until.events = t.issued, until.seen = t.issued_seen;
   until.until = the->switches + t.patience * the->alive;
   t.patience = std::min<uint64_t>(2 * t.patience, kLongestRest);
   rest(t, until);
@@ -216,6 +217,7 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
       }
       meeting.arrived = 0;
       ++meeting.generation;
+      the->worked = the->switches;
       break;
     }
     Rest until;
@@ -344,11 +346,12 @@ bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
   const unsigned char* where = place(*t.cta, barrier);
   const uint64_t word = load<uint64_t>(where);
   const bool done = State(word).phase != (parity & 1);
+  t.polling = !done;
   if (done) {
     t.patience = 1;
   } else {
     t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
-    t.issued_seen = *t.cta->cluster_issued;
+    t.issued = &issued_for(*t.cta, barrier), t.issued_seen = *t.issued;
   }
   return done;
 }
@@ -622,20 +625,28 @@ void run_copies() {
 }
 
 void schedule() {
-  std::vector<Thread*> alive;
+  std::vector<Thread*> alive, ready;
   for (auto& t : the->threads) alive.push_back(t.get());
   while (!alive.empty()) {
-    for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[shuffle_bits(the->random) % i]);
     the->alive = alive.size();
+    ready.clear();
+    const bool failed = !the->failure.empty();
     for (Thread* t : alive) {
-      ++the->switches;
-      if (t->resting && !t->rest.over(the->switches) && the->failure.empty()) continue;
+      if (!t->resting || failed || t->rest.over(the->switches)) ready.push_back(t);
+    }
+    the->switches += alive.size() - ready.size();
+    for (size_t i = ready.size(); i > 1; --i) {
+      std::swap(ready[i - 1], ready[(shuffle_bits(the->random) >> 32) * i >> 32]);
+    }
+    for (Thread* t : ready) {
       t->resting = false;
       current = t;
+      ++the->switches, ++the->turns;
       cupymla_switch(&the->scheduler, t->stack_pointer);
+      if (!t->resting && !t->polling) the->worked = the->switches;
     }
     if (!the->copies.empty()) run_copies();
-    if (the->limit && the->switches > the->limit && the->failure.empty()) the->failure = "the grid does not end";
+    if (the->limit && the->turns > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
   }
   if (the->failure.empty() && !the->copies.empty()) run_copies();
@@ -666,7 +677,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   std::vector<Cta> all(ctas);
   std::vector<std::vector<Cta*>> clusters(ctas / size, std::vector<Cta*>(size));
   std::vector<uint32_t> ended(clusters.size());
-  std::vector<uint64_t> issued(clusters.size());
+  std::vector<uint64_t> issued(clusters.size() * kIssueSlots);
   const uint32_t bytes = kSystemBytes + request->static_bytes + request->dynamic_bytes;
   std::vector<std::unique_ptr<unsigned char, void (*)(void*)>> memory;
   for (uint32_t i = 0; i < ctas; ++i) {
@@ -681,7 +692,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       rank += cta.in_cluster[d] * rank_scale, rank_scale *= extent[d];
     }
     cta.rank = rank, cta.cluster_size = size, cta.cluster = clusters[cluster_index].data();
-    cta.cluster_ended = &ended[cluster_index], cta.cluster_issued = &issued[cluster_index];
+    cta.cluster_ended = &ended[cluster_index], cta.cluster_issued = &issued[cluster_index * kIssueSlots];
     clusters[cluster_index][rank] = &cta;
     cta.smem_bytes = bytes, cta.dynamic_bytes = request->dynamic_bytes, cta.threads = request->block;
     auto* block = static_cast<unsigned char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));

@@ -55,7 +55,7 @@ struct Cta {
   uint32_t cluster_size = 1, cluster_extent[3] = {1, 1, 1};
   Barrier* cluster_barrier = nullptr;
   uint32_t* cluster_ended = nullptr;
-  uint64_t* cluster_issued = nullptr;  // operations issued in the cluster that will complete a phase of a barrier
+  uint64_t* cluster_issued = nullptr;  // see note_issue
 };
 
 // What a copy does with what is there: nothing, or adds to it.
@@ -94,6 +94,9 @@ struct Rest {
 };
 
 struct Thread {
+  bool resting = false, ended = false;
+  bool polling = false;  // tests an mbarrier whose phase is incomplete
+  Rest rest;
   uint32_t id[3] = {}, lane = 0, index = 0;
   uint32_t grid[3] = {}, block[3] = {};
   Cta* cta = nullptr;
@@ -101,9 +104,8 @@ struct Thread {
   const unsigned char* parameters = nullptr;
   uint32_t fuel = 256;
   uint64_t random = 1;
-  bool ended = false, resting = false;
-  Rest rest;
-  const uint64_t* barrier_word = nullptr;  // the mbarrier whose phase this thread has last found incomplete
+  // The mbarrier whose phase this thread has last found incomplete, and what was issued for it.
+  const uint64_t *barrier_word = nullptr, *issued = nullptr;
   uint64_t barrier_seen = 0, issued_seen = 0, patience = 1;
   uint64_t cluster_generation = 0;
   void* stack_pointer = nullptr;
@@ -124,19 +126,25 @@ void yield(Thread& t);
 void rest(Thread& t, const Rest& until);
 // For some rounds of all threads, or until those bits of the word change.
 void rest_until(Thread& t, const uint64_t* word, uint64_t mask, uint64_t value, uint64_t rounds);
+// Something is issued that will complete a phase of that barrier, in some CTA of the cluster.
+constexpr uint32_t kIssueSlots = 64;
+inline uint64_t& issued_for(const Cta& cta, uint32_t barrier) { return cta.cluster_issued[barrier / 8 % kIssueSlots]; }
+inline void note_issue(const Thread& t, uint32_t barrier) { ++issued_for(*t.cta, barrier); }
 // Until the barrier that this thread has just tested changes, or something is issued that may complete it; for a while.
 void rest_at_barrier(Thread& t);
 [[noreturn]] void end_thread(Thread& t);
 uint64_t now();
+uint64_t last_work();  // when a thread last did something else than wait
 void sleep(Thread& t, uint32_t nanoseconds);
 uint64_t draw(Thread& t);
 
 inline void step(Thread& t) {
   if (--t.fuel == 0) t.fuel = 256, yield(t);
 }
-// Where other threads may have something to say: lets them, now and then.
+// Where other threads may have something to say: lets them, now and then. That is no work: whoever waits for a word
+// in memory to change does this.
 inline void breathe(Thread& t) {
-  if ((draw(t) & 31) == 0) yield(t);
+  if ((draw(t) & 31) == 0) rest(t, Rest{});
 }
 
 // Memory --------------------------------------------------------------------------------------------------------
