@@ -47,7 +47,7 @@ struct Cta;
 struct TileInfo {
   uint64_t key[16];
   uint64_t pointer, shape[5], strides[4];
-  uint32_t rank, element_bytes, swizzle, nan, box[5], reserved;
+  uint32_t rank, element_bits, swizzle, nan, box[5], reserved;
 };
 
 struct Launch {

@@ -74,8 +74,8 @@ __device__ __forceinline__ bool goes_to(const Tile& tile, uint32_t rank) {
 __device__ __forceinline__ void copy_tile_row(const Tile& tile, const TileInfo& info, uint32_t row) {
   uint64_t from;
   const bool inside = row_address(tile, info, row, from);
-  const uint32_t bytes = info.element_bytes, offset = tile.destination & 0xffffffu, row_bytes = info.box[0] * bytes;
-  const int64_t first = tile.at(0) * bytes, end = static_cast<int64_t>(info.shape[0]) * bytes;
+  const uint32_t bits = info.element_bits, offset = tile.destination & 0xffffffu, row_bytes = info.box[0] * bits / 8;
+  const int64_t first = tile.at(0) * bits / 8, end = static_cast<int64_t>(info.shape[0]) * bits / 8;
   const auto* source = reinterpret_cast<const uint8_t*>(from);
   for (uint32_t x = 0; x < row_bytes; x += 16) {
     uint32_t words[4] = {0, 0, 0, 0};
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copy_tile_row(const Tile& tile, const TileInfo& 
 // Counts the bytes at the barrier of every CTA that got the tile: its own, or for a pair the one of the two that the
 // barrier's address names.
 __device__ __forceinline__ void complete_tile(const Tile& tile, const TileInfo& info) {
-  const uint32_t bytes = tile_rows(tile, info) * info.box[0] * info.element_bytes;
+  const uint32_t bytes = tile_rows(tile, info) * info.box[0] * info.element_bits / 8;
   __threadfence();
   hardware::fence_proxy_async();
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..ptx import PtxError
 from .failures import EmulationError
+from .maps import ForeignMap
 from .program import Program, build
 from .run import CHECKS, MODES, EmulatedKernel, Settings, load
 from .translate import Site, Translation, translate
@@ -17,6 +18,7 @@ __all__ = [
     "MODES",
     "EmulatedKernel",
     "EmulationError",
+    "ForeignMap",
     "Program",
     "PtxError",
     "Settings",

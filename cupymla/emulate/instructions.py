@@ -261,9 +261,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "`clusterlaunchcontrol`",
-        "left out",
-        "asks the hardware's scheduler for the work of CTAs not yet launched",
+        "model",
+        "every request to cancel fails, as it does on hardware once all CTAs have been launched",
         _begins("clusterlaunchcontrol"),
+        lower_sync.cluster_launch,
     ),
     Row(
         "`ldmatrix` and `stmatrix` of 8-bit elements",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..tensormap import BYTES, TileMap
@@ -25,6 +26,27 @@ class KnownMap(Protocol):
         """What it was encoded from."""
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignMap:
+    """A tensor map that somebody else has encoded, such as CUTLASS's host code.
+
+    Attributes:
+        address: host address of its 128 bytes.
+        ptr: device address of the tensor's first element.
+        shape, strides_bytes, box, swizzle, fill: as in `cupymla.tensormap.TileMap`.
+        element_bits: of an element, in which `shape`, `box` and a copy's coordinates count.
+    """
+
+    address: int
+    ptr: int
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    element_bits: int
+    swizzle: int = 128
+    fill: str = "zero"
+
+
 class TileInfo(ctypes.Structure):
     """`TileInfo` of cuda/emulate/state.cuh, 248 bytes."""
 
@@ -34,7 +56,7 @@ class TileInfo(ctypes.Structure):
         ("shape", ctypes.c_uint64 * 5),
         ("strides", ctypes.c_uint64 * 4),
         ("rank", ctypes.c_uint32),
-        ("element_bytes", ctypes.c_uint32),
+        ("element_bits", ctypes.c_uint32),
         ("swizzle", ctypes.c_uint32),
         ("nan", ctypes.c_uint32),
         ("box", ctypes.c_uint32 * 5),
@@ -42,10 +64,14 @@ class TileInfo(ctypes.Structure):
     )
 
 
-def table(parameters: Iterable[Any], maps: Iterable[KnownMap]) -> ctypes.Array[TileInfo]:
+def table(parameters: Iterable[Any], maps: Iterable[KnownMap | ForeignMap]) -> ctypes.Array[TileInfo]:
     """The tensor maps among a kernel's parameters, and others that it reaches in other ways."""
-    known = [each for each in (*parameters, *maps) if isinstance(getattr(each, "request", None), TileMap)]
+    known = [each for each in (*parameters, *maps) if _told(each)]
     return (TileInfo * max(len(known), 1))(*map(_info, known))
+
+
+def _told(known: Any) -> bool:
+    return isinstance(known, ForeignMap) or isinstance(getattr(known, "request", None), TileMap)
 
 
 def count(infos: ctypes.Array[TileInfo]) -> int:
@@ -53,12 +79,13 @@ def count(infos: ctypes.Array[TileInfo]) -> int:
     return sum(info.rank != 0 for info in infos)
 
 
-def _info(known: KnownMap) -> TileInfo:
-    request = known.request
+def _info(known: KnownMap | ForeignMap) -> TileInfo:
+    request = known if isinstance(known, ForeignMap) else known.request
     assert request is not None
     rank = len(request.shape)
     info = TileInfo(pointer=request.ptr, rank=rank, swizzle=request.swizzle, nan=request.fill == "nan")
-    info.element_bytes = ELEMENT_BYTES[request.dtype]
+    bits = request.element_bits if isinstance(request, ForeignMap) else 8 * ELEMENT_BYTES[request.dtype]
+    info.element_bits = bits
     info.key[:] = ctypes.string_at(known.address, BYTES)
     info.shape[:rank] = request.shape
     info.strides[: rank - 1] = request.strides_bytes

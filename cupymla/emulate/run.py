@@ -7,18 +7,21 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, overload
 
-from .. import driver
-from ..build import loader
+from .. import driver, tensormap
+from ..build import KernelSource, compiler, loader
 from ..build.cubin import Cubin, Image, Resources
 from ..errors import DriverError, InputError
 from ..launch import Geometry, Launcher, Parameter
 from . import maps as tables
 from .failures import EmulationError
-from .maps import KnownMap
+from .maps import ForeignMap, KnownMap
 from .program import Program, build
 from .translate import TARGET
+
+if TYPE_CHECKING:
+    from .host.machine import HostProgram
 
 Mode = Literal["eager", "lazy", "random"]
 Check = Literal["tcgen05", "proxy", "init"]
@@ -123,13 +126,18 @@ class EmulatedKernel:
         self._ctas = 0
         self._memory = 0
 
+    def tensor_map(self, request: tensormap.TileMap) -> tensormap.EncodedMap:
+        """A tensor map as a parameter of this kernel. Raises InputError and DriverError like `tensormap.encode`."""
+        with driver.on_device(self._device):
+            return tensormap.encode(request)
+
     def launch(
         self,
         geometry: Geometry,
         parameters: Sequence[Parameter],
         stream: int = 0,
         settings: Settings | None = None,
-        maps: Sequence[KnownMap] = (),
+        maps: Sequence[KnownMap | ForeignMap] = (),
     ) -> None:
         """Launch once and wait for the end.
 
@@ -154,7 +162,7 @@ class EmulatedKernel:
         parameters: Sequence[Parameter],
         stream: int,
         settings: Settings,
-        maps: Sequence[KnownMap] = (),
+        maps: Sequence[KnownMap | ForeignMap] = (),
     ) -> None:
         """Launch without waiting. A kernel object has one launch under way at a time."""
         with driver.on_device(self._device):
@@ -232,30 +240,77 @@ class EmulatedKernel:
         _call("cuMemcpyHtoDAsync_v2", target, source, ctypes.c_size_t(ctypes.sizeof(state)), ctypes.c_void_p(stream))
 
 
-def load(ptx: str | Path | Program, entry: str | None = None, device: int = 0) -> EmulatedKernel:
-    """Translate PTX for sm_100a and load it on a Hopper GPU.
+Source = str | Path | KernelSource | Program
+
+
+@overload
+def load(
+    source: Source, entry: str | None = None, device: int = 0, on: Literal["gpu"] = "gpu", threads: int = 0
+) -> EmulatedKernel: ...
+@overload
+def load(
+    source: Source, entry: str | None = None, device: int = 0, *, on: Literal["host"], threads: int = 0
+) -> HostProgram: ...
+@overload
+def load(
+    source: Source, entry: str | None = None, device: int = 0, *, on: Literal["auto"], threads: int = 0
+) -> EmulatedKernel | HostProgram: ...
+def load(
+    source: Source,
+    entry: str | None = None,
+    device: int = 0,
+    on: Literal["gpu", "host", "auto"] = "gpu",
+    threads: int = 0,
+) -> EmulatedKernel | HostProgram:
+    """A kernel for sm_100a or sm_103a, translated, ready to be launched.
 
     Args:
-        ptx: PTX text, a file of it, or a program that was built before.
-        entry: the kernel; may be left out where there is one only.
-        device: CUDA ordinal.
+        source: PTX text, the path of a file of it, a kernel's source to compile, or for a GPU a program that was
+            built before.
+        entry: the kernel; may be left out where there is one only, or where `source` names it.
+        device: CUDA ordinal, on a GPU.
+        on: "gpu" for a Hopper GPU, "host" for this machine's processor, "auto" for a GPU where there is a driver.
+        threads: the largest CTA it is launched with, on a GPU; 0 takes what the kernel's own bounds say.
+
+    Returns:
+        What has `launch(geometry, parameters, settings=..., maps=...)` and `tensor_map(request)`.
 
     Raises:
         PtxError: the PTX cannot be translated.
-        InputError: no kernel of that name, or several and no name.
-        CompileError, DriverError: like `program.build` and the loader.
+        InputError: no kernel of that name, or several and no name; no such file; a program for the host.
+        CompileError, DriverError: like `program.build` and the loader, or there is no C++ compiler.
     """
-    if isinstance(ptx, Program):
-        program = ptx
-    elif isinstance(ptx, Path):
-        program = build(ptx.read_text(), str(ptx))
-    else:
-        program = build(ptx)
-    if entry is None:
-        if len(program.kernels) != 1:
-            raise InputError("entry", "a name, for there are " + ", ".join(program.kernels), None)
-        entry = program.kernels[0]
-    return EmulatedKernel(program, entry, device)
+    if on == "auto":
+        on = "gpu" if driver.available() else "host"
+    if isinstance(source, Program):
+        if on == "host":
+            raise InputError("source", "PTX or a kernel's source for the host", "a program for a GPU")
+        return EmulatedKernel(source, _only(entry, source.kernels), device)
+    text, name, named = _ptx(source)
+    if on == "host":
+        from .host.machine import load as load_host
+
+        return load_host(text, entry or named, name)
+    program = build(text, name, threads)
+    return EmulatedKernel(program, _only(entry or named, program.kernels), device)
+
+
+def _only(entry: str | None, kernels: Sequence[str]) -> str:
+    if entry is None and len(kernels) != 1:
+        raise InputError("entry", "a name, for there are " + ", ".join(kernels), None)
+    return kernels[0] if entry is None else entry
+
+
+def _ptx(source: str | Path | KernelSource) -> tuple[str, str, str | None]:
+    """PTX, what errors call it, and the kernel if the source names one."""
+    if isinstance(source, KernelSource):
+        return compiler.ptx(source), str(source), source.entry
+    if isinstance(source, str) and ("\n" in source or not source.endswith(".ptx")):
+        return source, "<ptx>", None
+    try:
+        return Path(source).read_text(), str(source), None
+    except OSError as error:
+        raise InputError("source", "PTX, or a file that can be read", f"{source} ({error})") from error
 
 
 def _call(name: str, *arguments: ctypes._SimpleCData[int] | object) -> None:

@@ -324,3 +324,33 @@ def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
 """
     found = run(body, np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
     np.testing.assert_array_equal(found, 7)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("multicast", [False, True])
+def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mode, where: Where) -> None:
+    """clusterlaunchcontrol: the answer arrives at the barrier, in one CTA or in all, and says no."""
+    form = ".multicast::cluster::all" if multicast else ""
+    asks = "setp.ne.u32 %q, %n, 0;" if multicast else "setp.ne.u32 %q, %tid, 0;"
+    body = f"""{BARRIER}
+    mov.b32 %r0, -1;
+    @!%p st.shared.v4.b32 [%smem], {{%r0, %r0, %r0, %r0}};
+    @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
+    {EVERYBODY}
+    {asks}
+    @!%q clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{form}.b128 [%smem], [%bar];
+    {WAIT}
+    {{
+    .reg .b128 answer;
+    ld.shared.b128 answer, [%smem];
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p, answer;
+    mov.b128 {{%d2, %d3}}, answer;
+    }}
+    selp.b32 %r1, 1, 0, %p;
+    cvt.u32.u64 %r2, %d2;
+    mad.wide.u32 %d1, %n, 8, %out;
+    st.global.v2.b32 [%d1], {{%r1, %r2}};
+"""
+    found = run(body, numbers(1), np.ones((CTAS * THREADS, 2), np.uint32), where, mode)
+    assert found[:, 0].any() == 0
+    np.testing.assert_array_equal(found[:, 1], 0)

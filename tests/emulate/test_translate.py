@@ -184,7 +184,6 @@ def test_lines_are_kept_track_of() -> None:
         ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", "left out"),
         ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
-        ("clusterlaunchcontrol.try_cancel.async.b128 [%r1], [%r2];", "left out"),
         ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "left out"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "no .x64"),
         ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r4];", "expected 2 registers"),

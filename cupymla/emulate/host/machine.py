@@ -14,7 +14,7 @@ from ...launch import Geometry, Parameter
 from ...tensormap import TileMap
 from .. import maps as tables
 from ..failures import EmulationError
-from ..maps import ELEMENT_BYTES, KnownMap
+from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
 from ..run import CHECKS, MODES, LaunchState, Report, Settings
 from ..translate import Translation, translate
 from .library import Model, available, cta_bytes, library
@@ -53,7 +53,7 @@ class _HostMap(ctypes.Structure):
         ("shape", ctypes.c_uint64 * 5),
         ("strides", ctypes.c_uint64 * 4),
         ("rank", ctypes.c_uint32),
-        ("element_bytes", ctypes.c_uint32),
+        ("element_bits", ctypes.c_uint32),
         ("swizzle", ctypes.c_uint32),
         ("box", ctypes.c_uint32 * 5),
         ("nan", ctypes.c_uint16),
@@ -73,7 +73,9 @@ class HostMap:
         self.request = request
         rank = len(request.shape)
         element = ELEMENT_BYTES[request.dtype]
-        self._map = _HostMap(0x70614D656C69546D, request.ptr, rank=rank, element_bytes=element, swizzle=request.swizzle)
+        self._map = _HostMap(
+            0x70614D656C69546D, request.ptr, rank=rank, element_bits=8 * element, swizzle=request.swizzle
+        )
         self._map.nan = request.fill == "nan"
         self._map.number = NUMBERS.get(request.dtype, 0)
         self._map.shape[:rank] = request.shape
@@ -108,12 +110,16 @@ class HostProgram:
         self._state = LaunchState.in_dll(self._library, mangled("cupymla_emulate_launch"))
         self._cta_bytes = cta_bytes(self._library)
 
+    def tensor_map(self, request: TileMap) -> HostMap:
+        """A tensor map as a parameter of this kernel. Raises InputError."""
+        return HostMap(request)
+
     def launch(
         self,
         geometry: Geometry,
         parameters: Sequence[Parameter],
         settings: Settings | None = None,
-        maps: Sequence[KnownMap] = (),
+        maps: Sequence[KnownMap | ForeignMap] = (),
         switches: int = 0,
     ) -> None:
         """Run once, to the end.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 CPP = {"pred": "bool", "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "b16": "uint16_t", "u16": "uint16_t"}
 CPP |= {"s16": "int16_t", "b32": "uint32_t", "u32": "uint32_t", "s32": "int32_t", "b64": "uint64_t", "u64": "uint64_t"}
-CPP |= {"s64": "int64_t", "f32": "float", "f64": "double", "f16": "uint16_t", "bf16": "uint16_t"}
-BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+CPP |= {"b128": "uint128_t", "s64": "int64_t", "f32": "float", "f64": "double", "f16": "uint16_t", "bf16": "uint16_t"}
+BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
 Lower = Callable[["Writer"], str]
 
@@ -188,8 +188,8 @@ def _move(w: Writer) -> str:
     kind = _type(w.parts)
     target, source = w.operands
     if isinstance(target, Vector):
-        whole = w.read(source, "u64" if _bytes(kind) == 8 else "u32")
-        lines, shift = [f"{{ const uint64_t whole = {whole};"], 0
+        whole = w.read(source, "u32" if _bytes(kind) == 4 else kind)
+        lines, shift = [f"{{ const uint128_t whole = {whole};"], 0
         for item in target.items:
             size = _bytes(kind) // len(target.items)
             lines.append(w.write(item, f"static_cast<uint{8 * size}_t>(whole >> {shift})", f"u{8 * size}"))
@@ -198,10 +198,10 @@ def _move(w: Writer) -> str:
     if isinstance(source, Vector):
         size = _bytes(kind) // len(source.items)
         pieces = [
-            f"static_cast<uint64_t>({w.read(item, f'u{8 * size}')}) << {8 * size * index}"
+            f"static_cast<uint128_t>({w.read(item, f'u{8 * size}')}) << {8 * size * index}"
             for index, item in enumerate(source.items)
         ]
-        return w.write(target, " | ".join(pieces), "u64" if kind != "b32" else "u32")
+        return w.write(target, " | ".join(pieces), kind)
     return w.write(target, w.read(source, kind), kind)
 
 

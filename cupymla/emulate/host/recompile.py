@@ -36,7 +36,7 @@ from . import operations
 
 SYSTEM_BYTES = 1024
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
-SIZES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f16x2": 4, "pred": 1}
+SIZES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f16x2": 4, "b128": 16, "pred": 1}
 
 _SPECIAL = {
     "%laneid": "t.lane",
@@ -324,7 +324,7 @@ class _Body:
     def text(self) -> str:
         assert self._function.body is not None
         self._block(self._function.body)
-        types = {0: "bool", 1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
+        types = {0: "bool", 1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "uint128_t"}
         registers = [f"{types[size]} {name} = 0;" for name, size in self._declared.items()]
         head = self.unit.prototype(self._function)
         lines = ["{", *self._offsets(), *registers, *self._arrays, *self._lines, "}"]

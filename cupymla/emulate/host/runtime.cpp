@@ -363,7 +363,7 @@ namespace {
 // What cupymla/emulate/host/machine.py writes in place of a CUtensorMap.
 struct TileMap {
   uint64_t magic, pointer, shape[5], strides[4];
-  uint32_t rank, element_bytes, swizzle, box[5];
+  uint32_t rank, element_bits, swizzle, box[5];
   uint16_t nan, number;
 };
 static_assert(sizeof(TileMap) <= 128);
@@ -381,9 +381,9 @@ uint32_t swizzled(uint32_t address, uint32_t span) {
 }
 
 uint32_t tile_bytes(const TileMap& map) {
-  uint32_t bytes = map.element_bytes;
-  for (uint32_t i = 0; i < map.rank; ++i) bytes *= map.box[i];
-  return bytes;
+  uint32_t bits = map.element_bits;
+  for (uint32_t i = 0; i < map.rank; ++i) bits *= map.box[i];
+  return bits / 8;
 }
 
 // Calls `visit(global address or 0, offset in the tile, bytes)` for pieces of 16 bytes or one element.
@@ -391,8 +391,9 @@ template <typename Visit>
 void each_piece(const TileMap& map, const int32_t* at, const Visit& visit) {
   uint32_t rows = 1;
   for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
-  const uint32_t row_bytes = map.box[0] * map.element_bytes, size = map.element_bytes;
-  const int64_t first = static_cast<int64_t>(at[0]) * size, end = static_cast<int64_t>(map.shape[0]) * size;
+  const uint32_t row_bytes = map.box[0] * map.element_bits / 8, size = std::max(map.element_bits / 8, 1u);
+  const int64_t first = static_cast<int64_t>(at[0]) * map.element_bits / 8;
+  const int64_t end = static_cast<int64_t>(map.shape[0]) * map.element_bits / 8;
   for (uint32_t row = 0; row < rows; ++row) {
     bool inside = true;
     uint64_t base = map.pointer;

@@ -19,6 +19,8 @@
 #include <type_traits>
 #include <vector>
 
+using uint128_t = unsigned __int128;
+
 namespace machine {
 
 constexpr uint32_t kSystemBytes = 1024;
