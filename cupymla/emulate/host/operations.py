@@ -512,6 +512,7 @@ _TABLE: dict[str, Lower] = {
     "ret": lambda w: "return;",
     "exit": lambda w: "end_thread(t);",
     "trap": lambda w: 'broken("trap");',
+    "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
     **dict.fromkeys(("membar", "fence", "prefetch", "griddepcontrol", "pmevent", "createpolicy"), _nothing),
 }
