@@ -253,7 +253,7 @@ def load(
 ) -> HostProgram: ...
 @overload
 def load(
-    source: Source, entry: str | None = None, device: int = 0, *, on: Literal["auto"], threads: int = 0
+    source: Source, entry: str | None = None, device: int = 0, *, on: Literal["gpu", "host", "auto"], threads: int = 0
 ) -> EmulatedKernel | HostProgram: ...
 def load(
     source: Source,

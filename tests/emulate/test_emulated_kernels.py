@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cutlass_nvfp4
 import gemm
+import numpy as np
 import pytest
 import tutorials
 from device import Where
@@ -92,6 +94,22 @@ def test_nvidias_tutorials_are_right_in_every_mode(tutorial: tutorials.Tutorial,
     checks: tuple[Check, ...] = () if tutorial.name == "01_mma" else ("proxy",)
     for mode in MODES:
         assert loaded.run(Settings(mode, 1, checks, stalls=False)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cutlass_nvfp4.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
+@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
+def test_cutlasss_nvfp4_gemm_equals_numpys(tmp_path: Path) -> None:
+    """Block scales through tcgen05.cp, products of pairs of CTAs, a cluster of eight, the scheduler's requests.
+
+    Like the tutorials it leaves tcgen05.fence::after_thread_sync away; all other checks hold.
+    """
+    cutlass_nvfp4.compile_both(tmp_path)
+    loaded = cutlass_nvfp4.Runner(tmp_path)
+    for mode in MODES:
+        for seed in range(3):
+            found, wanted = loaded.run(Settings(mode, seed, ALL[1:]))
+            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.slow

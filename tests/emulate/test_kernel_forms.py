@@ -5,6 +5,9 @@ Every kernel here is a few lines of PTX in a cluster of two CTAs, and its result
 
 from __future__ import annotations
 
+import functools
+import shutil
+import subprocess
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +16,6 @@ import pytest
 from device import Kernel, Memory, Where, tile_map
 from isa_oracle import Array
 
-from cupymla import driver
 from cupymla.emulate import Settings
 from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.compile
 THREADS, CTAS = 64, 2
 
 BARRIER = """
-    setp.ne.u32 %p, %tid, 0;
+    setp.ne.u32 %p, %thread, 0;
     @!%p mbarrier.init.shared::cta.b64 [%bar], 1;
     @!%p fence.mbarrier_init.release.cluster;
     barrier.cluster.arrive.aligned;
@@ -45,7 +47,7 @@ def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager",
     """What a kernel leaves in `out`.
 
     Args:
-        body: PTX. %tid, %cta and %rank (32 bits) say who runs it, %n is tid + 64 cta; %in and %out hold addresses (64
+        body: PTX. %thread, %cta and %rank (32 bits) say who runs it, %n is tid + 64 cta; %in and %out hold addresses (64
             bits), %smem that of 8 KB of shared memory, %bar that of an mbarrier; %r0 to %r15, %d0 to %d7, %f0 to %f7,
             %h0 to %h3, %p and %q are free.
         given, out: what %in and %out point to.
@@ -58,25 +60,33 @@ def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager",
 .visible .entry k(.param .u64 p_in, .param .u64 p_out)
 .maxntid {THREADS}, 1, 1
 {{
-    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %tid, %cta, %rank, %smem, %bar; .reg .f32 %f<8>;
+    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %thread, %cta, %rank, %smem, %bar; .reg .f32 %f<8>;
     .reg .b64 %d<8>, %in, %out;
     .shared .align 8 .b64 barrier;
     mov.u32 %smem, dynamic; mov.u32 %bar, barrier;
-    mov.u32 %tid, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %rank, %cluster_ctarank;
-    mad.lo.u32 %n, %cta, {THREADS}, %tid;
+    mov.u32 %thread, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %rank, %cluster_ctarank;
+    mad.lo.u32 %n, %cta, {THREADS}, %thread;
     ld.param.b64 %in, [p_in]; ld.param.b64 %out, [p_out];
     {body}
     {EVERYBODY}
     ret;
 }}
 """
-    if where == "gpu":
-        driver.activate(0)
+    require_real(text, target)
     source, target_memory = Memory(given, where), Memory(out, where)
     parameters: list[Any] = [source.parameter, target_memory.parameter]
     geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS)
     Kernel(text, "forms.ptx", where, THREADS).launch(geometry, parameters, Settings(mode))
     return target_memory.read()
+
+
+@functools.cache
+def require_real(text: str, target: str) -> None:
+    """Fails where ptxas does not take a kernel for its target; without a toolkit it does nothing."""
+    if shutil.which("ptxas"):
+        command = ["ptxas", f"-arch={target}", "-o", "/dev/null", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def numbers(count: int, dtype: Any = np.float32, seed: int = 0) -> Array:
@@ -123,11 +133,11 @@ def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
 FILL = """
     mad.wide.u32 %d0, %n, 16, %in;
     ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];
-    mad.lo.u32 %r4, %tid, 16, %smem;
+    mad.lo.u32 %r4, %thread, 16, %smem;
     st.shared.v4.b32 [%r4], {%r0, %r1, %r2, %r3};
     fence.proxy.async.shared::cta;
     bar.sync 1, 64;
-    setp.ne.u32 %p, %tid, 0;
+    setp.ne.u32 %p, %thread, 0;
 """
 
 
@@ -161,8 +171,6 @@ def test_tile_reductions_take_the_maps_numbers(kind: str, mode: Mode, where: Whe
     out = Memory(np.ones((rows, columns), dtype), where)
     request = TileMap(out.pointer, kind, (columns, rows), (columns * size,), (columns, 8), 0)
     encoded = tile_map(request, where)
-    if where == "gpu":
-        driver.activate(0)
     text = f"""
 .version 8.8
 .target sm_100a
@@ -171,9 +179,9 @@ def test_tile_reductions_take_the_maps_numbers(kind: str, mode: Mode, where: Whe
 .visible .entry k(.param .u64 p_in, .param .align 128 .b8 p_map[128])
 .maxntid {THREADS}, 1, 1
 {{
-    .reg .pred %p; .reg .b32 %r<16>, %n, %tid, %cta, %smem; .reg .b64 %d<8>, %in;
-    mov.u32 %smem, dynamic; mov.u32 %tid, %tid.x; mov.u32 %cta, %ctaid.x;
-    mad.lo.u32 %n, %cta, {THREADS}, %tid;
+    .reg .pred %p; .reg .b32 %r<16>, %n, %thread, %cta, %smem; .reg .b64 %d<8>, %in;
+    mov.u32 %smem, dynamic; mov.u32 %thread, %tid.x; mov.u32 %cta, %ctaid.x;
+    mad.lo.u32 %n, %cta, {THREADS}, %thread;
     ld.param.b64 %in, [p_in];
 {FILL}
     mov.b64 %d1, p_map; cvta.param.u64 %d1, %d1;
@@ -184,6 +192,7 @@ def test_tile_reductions_take_the_maps_numbers(kind: str, mode: Mode, where: Whe
     ret;
 }}
 """
+    require_real(text, "sm_100a")
     source = Memory(given, where)
     kernel = Kernel(text, "tiles.ptx", where, THREADS)
     kernel.launch(Geometry((CTAS, 1, 1), THREADS, 8192), [source.parameter, encoded], Settings(mode))
@@ -193,7 +202,7 @@ def test_tile_reductions_take_the_maps_numbers(kind: str, mode: Mode, where: Whe
 
 PEER = "xor.b32 %r10, %rank, 1;"
 LEAVE = """
-    mad.lo.u32 %r4, %tid, 16, %smem;
+    mad.lo.u32 %r4, %thread, 16, %smem;
     ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [%r4];
     mad.wide.u32 %d1, %n, 16, %out;
     st.global.v4.b32 [%d1], {%r0, %r1, %r2, %r3};
@@ -205,9 +214,9 @@ LEAVE = """
 def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
     """mapa, generic addresses of it, st.async and bulk copies between CTAs: each CTA gets the other one's numbers."""
     load = "mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];"
-    load += "mad.lo.u32 %r4, %tid, 16, %smem;"
+    load += "mad.lo.u32 %r4, %thread, 16, %smem;"
     peer = f"{PEER} mapa.shared::cluster.u32 %r5, %r4, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;"
-    expect = "setp.ne.u32 %p, %tid, 0; @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;"
+    expect = "setp.ne.u32 %p, %thread, 0; @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;"
     bodies = {
         "st": f"{load} {peer} st.shared::cluster.v4.b32 [%r5], {{%r0, %r1, %r2, %r3}}; {EVERYBODY}",
         "generic": f"""{load} {PEER}
@@ -232,7 +241,7 @@ def test_a_counter_at_the_peer(where: Where) -> None:
     """red.async adds to the peer's shared memory and counts bytes at its barrier."""
     body = f"""{BARRIER} {PEER}
     mov.b32 %r0, 5;
-    setp.ne.u32 %p, %tid, 0;
+    setp.ne.u32 %p, %thread, 0;
     @!%p st.shared.b32 [%smem], %r0;
     @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {4 * THREADS};
     {EVERYBODY}
@@ -243,7 +252,7 @@ def test_a_counter_at_the_peer(where: Where) -> None:
     mad.wide.u32 %d1, %cta, 4, %out;
     @!%p st.global.b32 [%d1], %r1;
 """
-    body = body.replace("@!%p st.global", "setp.ne.u32 %p, %tid, 0; @!%p st.global")
+    body = body.replace("@!%p st.global", "setp.ne.u32 %p, %thread, 0; @!%p st.global")
     found = run(body, numbers(1), np.zeros(CTAS, np.uint32), where)
     sums = np.arange(CTAS * THREADS).reshape(CTAS, THREADS).sum(axis=1)
     np.testing.assert_array_equal(found, 5 + sums[::-1])
@@ -257,7 +266,7 @@ def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> 
     trans = ".trans" if transposed else ""
     body = f"""
     mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
-    mad.lo.u32 %r4, %tid, 16, %smem; st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
+    mad.lo.u32 %r4, %thread, 16, %smem; st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
     bar.sync 1, 64;
     ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {registers}, [%r4];
     add.u32 %r4, %r4, 4096;
@@ -331,7 +340,7 @@ def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
 def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mode, where: Where) -> None:
     """clusterlaunchcontrol: the answer arrives at the barrier, in one CTA or in all, and says no."""
     form = ".multicast::cluster::all" if multicast else ""
-    asks = "setp.ne.u32 %q, %n, 0;" if multicast else "setp.ne.u32 %q, %tid, 0;"
+    asks = "setp.ne.u32 %q, %n, 0;" if multicast else "setp.ne.u32 %q, %thread, 0;"
     body = f"""{BARRIER}
     mov.b32 %r0, -1;
     @!%p st.shared.v4.b32 [%smem], {{%r0, %r0, %r0, %r0}};

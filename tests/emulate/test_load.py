@@ -10,6 +10,7 @@ import pytest
 from device import Memory, Where
 
 from cupymla import driver
+from cupymla.build import KernelSource
 from cupymla.emulate import MODES, Program, Settings, load
 from cupymla.errors import InputError
 from cupymla.launch import Geometry
@@ -23,10 +24,13 @@ def test_sources(kind: str, where: Where, tmp_path: Path) -> None:
     """The GEMM from each kind of source, through the same lines on both machines."""
     file = tmp_path / "gemm.ptx"
     file.write_text(gemm.ptx())
-    if where == "gpu":
-        driver.activate(0)
-    source = {"text": gemm.ptx(), "path": file, "name": str(file), "source": gemm.SOURCE}[kind]
-    kernel = load(source, on=where)
+    sources: dict[str, str | Path | KernelSource] = {
+        "text": gemm.ptx(),
+        "path": file,
+        "name": str(file),
+        "source": gemm.SOURCE,
+    }
+    kernel = load(sources[kind], on=where)
     m, n, k = gemm.TILE_M, gemm.TILE_N, 2 * gemm.TILE_K
     ones = [Memory(np.full((rows, k), 0x3F80, np.uint16), where) for rows in (m, n)]
     d = Memory(np.zeros((m, n), np.float32), where)

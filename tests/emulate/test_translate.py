@@ -148,6 +148,13 @@ BULK = [
     "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r3}];",
     "cp.async.bulk.commit_group;",
     "cp.async.bulk.wait_group.read 1;",
+    f"cp.async.bulk.shared::cluster.shared::cta.{_DONE} [%r1], [%r2], 256, [%r3];",
+    f"cp.reduce.async.bulk.shared::cluster.shared::cta.{_DONE}.inc.u32 [%r1], [%r2], 256, [%r3];",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%rd1], [%r1], %r2;",
+    f"clusterlaunchcontrol.try_cancel.async.{_DONE}.b128 [%rd1], [%rd2];",
+    f"clusterlaunchcontrol.try_cancel.async.shared::cta.{_DONE}.multicast::cluster::all.b128 [%r1], [%r2];",
+    "{ .reg .b128 q; ld.shared.b128 q, [%r1]; clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, q;",
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, _}, q; }",
 ]
 
 

@@ -544,7 +544,10 @@ def find(parts: tuple[str, ...]) -> Lower | None:
     """What writes an instruction, by its opcode cut at the dots; None when it is not known."""
     if parts[:2] == ("cp", "async") and "bulk" not in parts:
         return None
-    for other in (copies, matrices, numbers):
-        if other.knows(parts):
-            return other.lower
+    if copies.knows(parts):
+        return copies.lower
+    if matrices.knows(parts):
+        return matrices.lower
+    if numbers.knows(parts):
+        return numbers.lower
     return _TABLE.get(parts[0])
