@@ -17,6 +17,8 @@ from device import Kernel, Memory, Where, tile_map
 from isa_oracle import Array
 
 from cupymla.emulate import Settings
+from cupymla.emulate.host import library
+from cupymla.emulate.host.machine import HostError
 from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
@@ -47,9 +49,9 @@ def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager",
     """What a kernel leaves in `out`.
 
     Args:
-        body: PTX. %thread, %cta and %rank (32 bits) say who runs it, %n is tid + 64 cta; %in and %out hold addresses (64
-            bits), %smem that of 8 KB of shared memory, %bar that of an mbarrier; %r0 to %r15, %d0 to %d7, %f0 to %f7,
-            %h0 to %h3, %p and %q are free.
+        body: PTX. %thread, %cta and %rank (32 bits) say who runs it, %n is thread + 64 cta; %in and %out hold addresses
+            (64 bits), %smem that of 8 KB of shared memory, %bar that of an mbarrier; %r0 to %r15, %d0 to %d7, %f0 to
+            %f7, %h0 to %h3, %p and %q are free.
         given, out: what %in and %out point to.
     """
     text = f"""
@@ -363,3 +365,21 @@ def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mod
     found = run(body, numbers(1), np.ones((CTAS * THREADS, 2), np.uint32), where, mode)
     assert found[:, 0].any() == 0
     np.testing.assert_array_equal(found[:, 1], 0)
+
+
+@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("form", ["load", "store", "copy"])
+def test_an_address_where_nothing_is_ends_the_kernel_not_the_process(form: str) -> None:
+    bodies = {
+        "load": "mov.b64 %d0, 0x70000000000; ld.global.b32 %r0, [%d0]; st.global.b32 [%out], %r0;",
+        "store": "mov.b64 %d0, 0x70000000000; setp.eq.u32 %p, %n, 70; @%p st.global.b32 [%d0], %n;",
+        "copy": f"""{FILL} mov.b64 %d0, 0x70000000000;
+            @!%p cp.async.bulk.global.shared::cta.bulk_group [%d0], [%smem], 1024;
+            @!%p cp.async.bulk.commit_group; @!%p cp.async.bulk.wait_group 0;""",
+    }
+    given = np.zeros(CTAS * THREADS * 4, np.uint32)
+    who = {"load": "thread", "store": r"thread 6 of CTA \(1, 0, 0\)", "copy": "a bulk copy"}[form]
+    with pytest.raises(HostError, match=f"{who}.* address 0x7000000[0-9a-f]+, where nothing is"):
+        run(bodies[form], given, given, "host")
+    found = run("mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;", given, given, "host")
+    np.testing.assert_array_equal(found[: CTAS * THREADS], np.arange(CTAS * THREADS))

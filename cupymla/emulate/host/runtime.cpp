@@ -2,6 +2,8 @@
 #include "runtime.hpp"
 
 #include <algorithm>
+#include <csetjmp>
+#include <csignal>
 #include <cstdarg>
 
 namespace machine {
@@ -18,6 +20,8 @@ struct Machine {
   void* scheduler = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;
+  bool in_thread = false;  // else the scheduler runs
+  sigjmp_buf outside;
 };
 
 Machine* the;
@@ -625,6 +629,50 @@ void run_copies() {
   }
 }
 
+// An address that is nobody's ends the thread that used it, not the process. It is left where it stands.
+void on_fault(int, siginfo_t* info, void*) {
+  char text[160];
+  const auto address = static_cast<unsigned long long>(reinterpret_cast<uint64_t>(info->si_addr));
+  if (!the->in_thread) {
+    std::snprintf(text, sizeof text, "a bulk copy uses global address %#llx, where nothing is", address);
+    the->failure = text;
+    siglongjmp(the->outside, 1);
+  }
+  Thread& t = *current;
+  const uint32_t* at = t.cta->position;
+  const char* format = "thread %u of CTA (%u, %u, %u) uses address %#llx, where nothing is";
+  std::snprintf(text, sizeof text, format, t.index, at[0], at[1], at[2], address);
+  if (the->failure.empty()) the->failure = text;
+  t.ended = true;
+  void* unused;
+  cupymla_switch(&unused, the->scheduler);
+}
+
+// While it lives, faults go to `on_fault`.
+class Faults {
+ public:
+  Faults() {
+    stack_t stack = {};
+    stack.ss_sp = memory_, stack.ss_size = sizeof memory_;
+    sigaltstack(&stack, &stack_);
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &segv_);
+    sigaction(SIGBUS, &action, &bus_);
+  }
+  ~Faults() {
+    sigaction(SIGSEGV, &segv_, nullptr);
+    sigaction(SIGBUS, &bus_, nullptr);
+    sigaltstack(&stack_, nullptr);
+  }
+
+ private:
+  unsigned char memory_[65536];
+  stack_t stack_ = {};
+  struct sigaction segv_ = {}, bus_ = {};
+};
+
 void schedule() {
   std::vector<Thread*> alive, ready;
   for (auto& t : the->threads) alive.push_back(t.get());
@@ -643,7 +691,9 @@ void schedule() {
       t->resting = false;
       current = t;
       ++the->switches, ++the->turns;
+      the->in_thread = true;
       cupymla_switch(&the->scheduler, t->stack_pointer);
+      the->in_thread = false;
       if (!t->resting && !t->polling) the->worked = the->switches;
     }
     if (!the->copies.empty()) run_copies();
@@ -718,8 +768,9 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       machine.threads.push_back(std::move(t));
     }
   }
+  const auto faults = std::make_unique<Faults>();
   try {
-    schedule();
+    if (sigsetjmp(machine.outside, 1) == 0) schedule();
   } catch (const Broken& error) {
     machine.failure = error.what;
   }
