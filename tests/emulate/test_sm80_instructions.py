@@ -20,7 +20,7 @@ LANES = 32
 TYPES: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-def run(operation: str, inputs: Array, outputs: int, seed: int = 0) -> Array:
+def run(operation: str, inputs: Array, outputs: int, variables: str = "") -> Array:
     """One warp: %r0 onwards are the lane's row of inputs, %s0 onwards what comes back; %smem has 4 KB."""
     loads = "\n".join(f"ld.global.b32 %r{i}, [%in+{4 * i}];" for i in range(inputs.shape[1]))
     stores = "\n".join(f"st.global.b32 [%out+{4 * i}], %s{i};" for i in range(outputs))
@@ -29,6 +29,7 @@ def run(operation: str, inputs: Array, outputs: int, seed: int = 0) -> Array:
 .target sm_100a
 .address_size 64
 .extern .shared .align 128 .b8 dynamic[];
+{variables}
 .visible .entry k(.param .u64 p_in, .param .u64 p_out)
 {{
     .reg .b32 %r<12>, %s<8>, %n, %smem, %lane; .reg .f32 %f<4>; .reg .b64 %in, %out, %source; .reg .b16 %h<4>;
@@ -46,7 +47,7 @@ def run(operation: str, inputs: Array, outputs: int, seed: int = 0) -> Array:
 """
     source, target = Memory(inputs, "host"), Memory(np.zeros((LANES, outputs), np.uint32), "host")
     kernel = Kernel(text, "warp.ptx", "host")
-    kernel.launch(Geometry((1, 1, 1), LANES, 4096), [source.parameter, target.parameter], Settings(seed=seed))
+    kernel.launch(Geometry((1, 1, 1), LANES, 4096), [source.parameter, target.parameter], Settings())
     return target.read()
 
 
@@ -145,3 +146,10 @@ def test_eight_bit_floats_become_halves(kind: str) -> None:
         text = f"cvt.u16.u32 %h0, %r0; cvt.rn.f16x2.{kind}x2 %s0, %h0;"
         found = run(text, chosen[:, :1] | chosen[:, 1:] << 8, 1).view(np.float16)
         np.testing.assert_array_equal(found, chosen.astype(np.uint8).view(dtype).astype(np.float16))
+
+
+def test_variables_may_begin_negative() -> None:
+    """nvcc writes an unsigned constant past 2^31 as a negative number; a device's constants share its fate."""
+    text = "mov.u64 %source, number; ld.global.u32 %s0, [%source];"
+    found = run(text, np.zeros((LANES, 1), np.uint32), 1, ".global .align 4 .u32 number = -2139062144;")
+    assert (found == 0x80808080).all()
