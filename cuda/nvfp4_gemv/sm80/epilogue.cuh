@@ -1,7 +1,7 @@
 // From the warps' sums to c.
 #pragma once
 
-#include "floats.cuh"
+#include "../floats.cuh"
 #include "multiply.cuh"
 
 namespace cupymla::nvfp4_gemv {
