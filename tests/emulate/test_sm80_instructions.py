@@ -74,12 +74,13 @@ def test_warp_products(kind: str) -> None:
     for row in (0, 8):
         for column in (0, 1):
             words.append(c[group + row, 2 * place + column].view(np.uint32))
+    sums = "{%f0, %f1, %f2, %f3}"
+    opcode = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
+    product = f"{opcode} {sums}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {sums};"
     text = f"""
     mov.b32 %f0, %r6; mov.b32 %f1, %r7; mov.b32 %f2, %r8; mov.b32 %f3, %r9;
-    mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{%f0, %f1, %f2, %f3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}},
-        {{%f0, %f1, %f2, %f3}};
-    mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{%f0, %f1, %f2, %f3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}},
-        {{%f0, %f1, %f2, %f3}};
+    {product}
+    {product}
     mov.b32 %s0, %f0; mov.b32 %s1, %f1; mov.b32 %s2, %f2; mov.b32 %s3, %f3;
     """
     found = run(text, np.stack(words, 1), 4).view(np.float32)

@@ -156,7 +156,13 @@ def _tensor() -> Iterator[GemvCase]:
     """What TMA can read, so that a tensor core kernel gets it: 128x4 scales, rows at multiples of 16 bytes."""
     for fmt in ("nvfp4", "mxfp4"):
         common: dict[str, Any] = {"format": fmt, "scale_layout": "128x4"}
-        for m, n, k, batches in ((128, 1, 256, 1), (1, 1, 32, 1), (300, 3, 160, 2), (129, 16, 1056, 2), (70, 9, 3104, 1)):
+        for m, n, k, batches in (
+            (128, 1, 256, 1),
+            (1, 1, 32, 1),
+            (300, 3, 160, 2),
+            (129, 16, 1056, 2),
+            (70, 9, 3104, 1),
+        ):
             yield make("tensor", "tma", m=m, n=n, k=k, batches=batches, **common)
         for n in (1, 8, 16):
             yield make("tensor", "tma_full", m=140, n=n, k=800, out_dtype="float32", data="full", **common)

@@ -82,7 +82,9 @@ def tiling(problem: Problem, multiprocessors: int) -> Tiling:
         ctas = tiles * problem.batches * splits
         return Tiling(tiles, splits, ctas, _tiles_us(problem, ctas, splits, multiprocessors))
 
-    return min((timed(splits) for splits in SPLITS if splits <= chunks), key=lambda made: (round(made.us, 2), made.splits))
+    return min(
+        (timed(splits) for splits in SPLITS if splits <= chunks), key=lambda made: (round(made.us, 2), made.splits)
+    )
 
 
 def _tiles_us(problem: Problem, ctas: int, splits: int, multiprocessors: int) -> float:

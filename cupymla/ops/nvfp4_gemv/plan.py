@@ -72,8 +72,8 @@ def plan(problem: Problem, arch: Arch) -> KernelSource:
 def plan_tiles(problem: Problem, arch: Arch, multiprocessors: int) -> tuple[KernelSource, model.Tiling] | None:
     """The tcgen05 kernel's variant and how it deals the problem out, or None where the streaming kernel is to run.
 
-    It is chosen for E2M1 times E2M1 with scales in the 128x4 layout where it is predicted to be faster (`model`). Whether
-    TMA can read the arrays is not for the plan to say.
+    It is chosen for E2M1 times E2M1 with scales in the 128x4 layout where it is predicted to be faster (`model`).
+    Whether TMA can read the arrays is not for the plan to say.
     """
     sizes = problem.m and problem.k and problem.batches
     if arch.name not in TENSOR_TARGETS or problem.weight_only or problem.scale_layout == "linear" or not sizes:
@@ -139,9 +139,7 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
         for n in _MOST_COLUMNS
     )
     blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
-    tensor = (
-        tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS
-    )
+    tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
     return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
 
 
