@@ -95,7 +95,7 @@ def test_the_order_of_threads_and_copies_changes_no_bit(monkeypatch: pytest.Monk
     prefer(monkeypatch, True)
     inputs = cases.inputs(named("m70_k3104_l1_n9_tma"), 7)
     found, clusters = [], set()
-    for seed, mode in enumerate((*MODES, "random")):
+    for seed, mode in enumerate(MODES):
         with emulated("sm_100a", 148, Settings(mode, seed=seed)) as machine:
             found.append(machine.run(SUBJECT, inputs)[0])
             clusters |= {geometry.cluster for geometry in machine.launches}
@@ -125,7 +125,7 @@ def test_infinities_and_nan_of_alpha_and_bias_stay_in_their_rows(tensor: bool, m
 def test_scales_with_a_sign(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Tensor Core has none for E4M3: with all scales of one side at that code, signs must come out right."""
     prefer(monkeypatch, True)
-    inputs = cases.inputs(named("m70_k3104_l1_n9_tma"), 11)
+    inputs = cases.inputs(named("m140_k800_l1_n1_tma_full"), 11)
     inputs["out_dtype"] = "float32"
     inputs[argument][...] = code
     with emulated("sm_100a", 148, Settings("random", seed=code)) as machine:
