@@ -37,6 +37,12 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   return mapped;
 }
 
+__device__ __forceinline__ float cluster_load_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
   float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,4 +1,4 @@
-// Conversions from 8-bit floats (PTX ISA, "cvt").
+// Conversions from 8-bit and 4-bit floats (PTX ISA, "cvt").
 #pragma once
 
 #include <cuda_fp16.h>
@@ -22,6 +22,33 @@ __device__ __forceinline__ __half2 halves_of_e4m3(uint32_t codes) {
   if ((bytes & 0x7F000000u) == 0x7F000000u) pair |= 0x7FFF0000u;
 #endif
   return *reinterpret_cast<__half2*>(&pair);
+}
+
+// Whether the target converts E2M1 and E8M0 itself.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+constexpr bool kNarrowConversions = true;
+#else
+constexpr bool kNarrowConversions = false;
+#endif
+
+// Eight E2M1 codes, the first in bits 0-3, as pairs of halves (0, 1), (2, 3), (4, 5), (6, 7), exact. Needs
+// kNarrowConversions.
+__device__ __forceinline__ void halves_of_e2m1(uint32_t codes, uint32_t (&pairs)[4]) {
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+  asm("{\n .reg .b8 b0, b1, b2, b3;\n mov.b32 {b0, b1, b2, b3}, %4;\n cvt.rn.f16x2.e2m1x2 %0, b0;\n"
+      " cvt.rn.f16x2.e2m1x2 %1, b1;\n cvt.rn.f16x2.e2m1x2 %2, b2;\n cvt.rn.f16x2.e2m1x2 %3, b3;\n}"
+      : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+      : "r"(codes));
+#endif
+}
+
+// Two E8M0 codes, the first in bits 0-7, as a pair of bfloat16, exact; 255 is NaN. Needs kNarrowConversions.
+__device__ __forceinline__ uint32_t bfloats_of_e8m0(uint32_t codes) {
+  uint32_t pair = 0;
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+  asm("cvt.rn.bf16x2.ue8m0x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
+#endif
+  return pair;
 }
 
 }  // namespace cupymla

@@ -24,4 +24,15 @@ __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& 
       : "memory");
 }
 
+// The same, with an L2 policy as `l2_policy_evict_first` makes one.
+__device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& map, Mbarrier& full, int32_t c0,
+                                            int32_t c1, int32_t c2, int32_t c3, uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem_address(destination)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(smem_address(&full)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+      "l"(l2_policy)
+      : "memory");
+}
+
 }  // namespace cupymla

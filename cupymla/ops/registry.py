@@ -68,8 +68,10 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "nvfp4_gemv",
         "GEMV on block-scaled 4-bit weights",
-        kernels=tuple(
-            KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
+        kernels=(
+            *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90")),
+            *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_100a", "sm_103a")),
+            *(KernelEntry("nvfp4_gemv_tcgen05", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
         ),
         companions=("quantize_nvfp4", "dequantize_nvfp4", "swizzle_scales", "unswizzle_scales"),
     ),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,23 +16,24 @@ from plan_kit import require_twin
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.device import Device
 from cupymla.errors import shown
-from cupymla.ops.nvfp4_gemv import companions, cuda, formats, plan, spec
+from cupymla.ops.nvfp4_gemv import companions, cuda, formats, model, plan, spec, tiles
 from cupymla.ops.nvfp4_gemv.door import Operand
 
 RECORDS = [
-    ("params.cuh", "Parameters", cuda.Parameters),
-    ("companion_params.cuh", "AmaxParameters", companions.AmaxParameters),
-    ("companion_params.cuh", "QuantizeParameters", companions.QuantizeParameters),
-    ("companion_params.cuh", "DequantizeParameters", companions.DequantizeParameters),
-    ("companion_params.cuh", "SwizzleParameters", companions.SwizzleParameters),
+    ("sm80/params.cuh", "Parameters", cuda.Parameters),
+    ("sm80/companion_params.cuh", "AmaxParameters", companions.AmaxParameters),
+    ("sm80/companion_params.cuh", "QuantizeParameters", companions.QuantizeParameters),
+    ("sm80/companion_params.cuh", "DequantizeParameters", companions.DequantizeParameters),
+    ("sm80/companion_params.cuh", "SwizzleParameters", companions.SwizzleParameters),
+    ("sm100/params.cuh", "Parameters", tiles.Parameters),
 ]
 
 
-@pytest.mark.parametrize(("file", "name", "record"), RECORDS, ids=[name for _, name, _ in RECORDS])
+@pytest.mark.parametrize(("file", "name", "record"), RECORDS, ids=[f"{file}-{name}" for file, name, _ in RECORDS])
 def test_parameter_records_are_those_that_the_kernels_read(
     file: str, name: str, record: type[ctypes.Structure]
 ) -> None:
-    require_twin(record, f"nvfp4_gemv/sm80/{file}", name)
+    require_twin(record, f"nvfp4_gemv/{file}", name)
 
 
 def problem(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: str = "e2m1") -> spec.Problem:
@@ -37,6 +41,10 @@ def problem(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype
         m=m, n=n, k=k, batches=batches, format=formats.named(format), b_dtype=b_dtype, scale_layout="linear",
         alpha="one", bias=False, out_dtype="float16", device=Device("cuda", 0),
     )  # fmt: skip
+
+
+def tiled(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: str = "e2m1") -> spec.Problem:
+    return replace(problem(m, n, k, batches, format, b_dtype), scale_layout="128x4")
 
 
 def dealt(given: spec.Problem, multiprocessors: int = 132, vector_bytes: int = 76_672) -> plan.Work:
@@ -125,3 +133,85 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     with pytest.raises(InputError) as caught:
         raw_module("nvfp4_gemv", arch="sm_90", **{word: value})
     assert (caught.value.operator, caught.value.argument) == ("nvfp4_gemv", word)
+
+
+@given(
+    m=st.integers(1, 100_000),
+    n=st.integers(1, 16),
+    k=st.integers(1, 1 << 17).map(lambda half: 2 * half),
+    batches=st.integers(1, 2_000),
+    multiprocessors=st.integers(1, 200),
+)
+def test_every_cta_of_a_cluster_has_chunks_of_k(m: int, n: int, k: int, batches: int, multiprocessors: int) -> None:
+    """The tcgen05 kernel has no way to add up nothing."""
+    made = model.tiling(tiled(m, n, k, batches), multiprocessors)
+    chunks = -(-k // model.CHUNK)
+    bounds = [chunks * rank // made.splits for rank in range(made.splits + 1)]
+    assert all(first < end for first, end in itertools.pairwise(bounds))
+    assert made.tiles == -(-m // 128) and made.ctas == made.tiles * made.splits * batches
+    assert made.us >= m * batches * model.row_bytes(tiled(m, n, k, batches)) / model.HBM_BYTES_PER_US
+
+
+@pytest.mark.parametrize("name", plan.TENSOR_TARGETS)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_the_tensor_core_gets_what_it_is_predicted_to_be_faster_at(name: str, format: str) -> None:
+    """Many columns; not one column, where memory is the limit of both, nor a few rows of 128."""
+    target = arch.named(name)
+    assert plan.plan_tiles(tiled(8192, 1, 28672, 1, format), target, 148) is None
+    assert plan.plan_tiles(tiled(1024, 1, 4096, 1, format), target, 148) is None
+    for n, columns in ((8, 8), (9, 16), (16, 16)):
+        chosen = plan.plan_tiles(tiled(8192, n, 28672, 1, format), target, 148)
+        assert chosen is not None
+        source, made = chosen
+        assert dict(source.defines)["CUPYMLA_COLUMNS"] == columns
+        assert source in plan.sources(name)
+        assert made.us < model.stream_us(tiled(8192, n, 28672, 1, format), 148)
+
+
+def test_the_streaming_kernel_gets_everything_that_the_other_cannot_do() -> None:
+    blackwell, many = arch.named("sm_100a"), (8192, 16, 28672, 1)
+    assert plan.plan_tiles(tiled(*many), blackwell, 148) is not None
+    assert plan.plan_tiles(tiled(*many), arch.named("sm_90"), 148) is None
+    assert plan.plan_tiles(problem(*many), blackwell, 148) is None
+    assert plan.plan_tiles(tiled(*many, b_dtype="bfloat16"), blackwell, 148) is None
+    assert plan.plan_tiles(tiled(2**31, 16, 28672, 1), blackwell, 148) is None
+    for m, k, batches in ((0, 64, 1), (64, 0, 1), (64, 64, 0)):
+        assert plan.plan_tiles(tiled(m, 16, k, batches), blackwell, 148) is None
+
+
+def aligned(shape: tuple[int, ...], offset: int = 0) -> Any:
+    """Bytes whose first one is `offset` past a multiple of 16."""
+    size = int(np.prod(shape))
+    raw = np.zeros(size + 32, np.uint8)
+    first = -raw.ctypes.data % 16 + offset
+    return raw[first : first + size].reshape(shape)
+
+
+def readable(**changed: Any) -> bool:
+    """Whether TMA can read the arrays of a small batched call, some of which are exchanged; `[l, rows, bytes]`."""
+    given = {
+        "a": aligned((2, 130, 64)),
+        "b": aligned((2, 3, 64)),
+        "sfa": aligned((2, 256, 8)),
+        "sfb": aligned((2, 128, 8)),
+        "scale_layout": "128x4",
+        "batch_axis": 0,
+        **changed,
+    }
+    views, seen = spec.read(given.pop("a"), given.pop("b"), given.pop("sfa"), **given)
+    return tiles.fits(views, seen)
+
+
+def test_what_tma_can_read() -> None:
+    """16-byte steps from 16-byte addresses; a step that no element is at the end of does not matter."""
+    assert readable()
+    assert readable(a=aligned((2, 130, 96))[:, :, :64])
+    assert not readable(a=aligned((2, 130, 72))[:, :, :64])
+    assert not readable(b=aligned((2, 3, 65))[:, :, :64])
+    assert not readable(a=aligned((2, 130, 64))[:, ::-1])
+    assert not readable(a=np.broadcast_to(aligned((1, 130, 64)), (2, 130, 64)))
+    assert not readable(scale_layout="linear", sfa=aligned((2, 130, 8)), sfb=aligned((2, 3, 8)))
+    for name, shape in (("a", (2, 130, 64)), ("b", (2, 3, 64)), ("sfa", (2, 256, 8)), ("sfb", (2, 128, 8))):
+        assert not readable(**{name: aligned(shape, offset=8)}), name
+    one = {"a": aligned((1, 1, 72))[:, :, :64], "b": aligned((1, 1, 65))[:, :, :64]}
+    assert readable(**one, sfa=aligned((1, 128, 8)), sfb=aligned((1, 128, 8)))

@@ -1,7 +1,7 @@
 // The largest finite magnitude of a matrix, one value per CTA.
 #include "../../common/entry.cuh"
 #include "companion_params.cuh"
-#include "floats.cuh"
+#include "../floats.cuh"
 #include "places.cuh"
 
 namespace cupymla::nvfp4_gemv {

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../../common/integers.cuh"
+#include "../../common/narrow.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
@@ -13,20 +13,28 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
   return __byte_perm(low, high, selector);
 }
 
-// Decoded weights are kept at 2^-14 of their value: where E2M1's bits land in a half, they already stand for that.
+// Decoded weights are kept at 1 / kDecodeUnit of their value: 2^-14 is what E2M1's bits stand for where they land in a
+// half, and what bfloat16 operands are brought to.
+template <typename Operand>
 constexpr float kDecodeUnit = 16384.0f;
+template <>
+constexpr float kDecodeUnit<__half> = kNarrowConversions ? 1.0f : 16384.0f;
 
-// Eight E2M1 codes as pairs (0, 4), (1, 5), (2, 6), (3, 7). With its sign on bit 15 and its magnitude on bits 9-11 a
-// code is a half, subnormal codes included, of 2^-14 times its value, and of 2^-126 on bits 6-8 of a bfloat16: the
-// biases are 15 and 127 where E2M1's is 1.
+// Eight E2M1 codes as pairs: by the instruction of sm_100a (0, 1), (2, 3), (4, 5), (6, 7), else (0, 4), (1, 5), (2, 6),
+// (3, 7). With its sign on bit 15 and its magnitude on bits 9-11 a code is a half, subnormal codes included, of 2^-14
+// times its value, and of 2^-126 on bits 6-8 of a bfloat16: the biases are 15 and 127 where E2M1's is 1.
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __half) {
-  // The upper bytes of four halves at a time, because their lower bytes are zero.
-  const uint32_t even = ((word << 4) & 0x80808080u) | ((word << 1) & 0x0E0E0E0Eu);
-  const uint32_t odd = (word & 0x80808080u) | ((word >> 3) & 0x0E0E0E0Eu);
-  pairs[0] = permute(even, 0, 0x2404);
-  pairs[1] = permute(odd, 0, 0x2404);
-  pairs[2] = even & 0xFF00FF00u;
-  pairs[3] = odd & 0xFF00FF00u;
+  if constexpr (kNarrowConversions) {
+    halves_of_e2m1(word, pairs);
+  } else {
+    // The upper bytes of four halves at a time, because their lower bytes are zero.
+    const uint32_t even = ((word << 4) & 0x80808080u) | ((word << 1) & 0x0E0E0E0Eu);
+    const uint32_t odd = (word & 0x80808080u) | ((word >> 3) & 0x0E0E0E0Eu);
+    pairs[0] = permute(even, 0, 0x2404);
+    pairs[1] = permute(odd, 0, 0x2404);
+    pairs[2] = even & 0xFF00FF00u;
+    pairs[3] = odd & 0xFF00FF00u;
+  }
 }
 
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __nv_bfloat16) {
@@ -34,6 +42,19 @@ __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __nv
   pairs[1] = ((word << 8) & 0x80008000u) | ((word << 2) & 0x01C001C0u);
   pairs[2] = ((word << 4) & 0x80008000u) | ((word >> 2) & 0x01C001C0u);
   pairs[3] = (word & 0x80008000u) | ((word >> 6) & 0x01C001C0u);
+}
+
+// Eight 16-bit floats in the order of `decode`'s pairs for that operand.
+template <typename Operand>
+__device__ __forceinline__ void pair_up(const uint32_t (&words)[4], uint32_t (&pairs)[4]) {
+  if constexpr (kDecodeUnit<Operand> == 1.0f) {  // converted by the instruction
+    for (int i = 0; i < 4; ++i) pairs[i] = words[i];
+  } else {
+    pairs[0] = permute(words[0], words[2], 0x5410);
+    pairs[1] = permute(words[0], words[2], 0x7632);
+    pairs[2] = permute(words[1], words[3], 0x5410);
+    pairs[3] = permute(words[1], words[3], 0x7632);
+  }
 }
 
 __device__ __forceinline__ uint32_t bits(__half2 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
@@ -51,6 +72,15 @@ __device__ __forceinline__ uint32_t times(uint32_t pair, __nv_bfloat162 factor) 
 __device__ __forceinline__ float e8m0(uint32_t code) {
   const uint32_t exponent = max(code << 23, 0x00400000u);
   return __uint_as_float(code == 0xFFu ? 0x7FFFFFFFu : exponent);
+}
+
+// The E8M0 codes in bits 0-7 and 8-15.
+__device__ __forceinline__ float2 e8m0_pair(uint32_t codes) {
+  if constexpr (kNarrowConversions) {
+    const uint32_t pair = bfloats_of_e8m0(codes);
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
+  }
+  return make_float2(e8m0(codes & 0xFFu), e8m0(codes >> 8 & 0xFFu));
 }
 
 }  // namespace cupymla::nvfp4_gemv

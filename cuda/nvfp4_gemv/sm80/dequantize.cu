@@ -4,7 +4,7 @@
 #include "../../common/narrow.cuh"
 #include "companion_params.cuh"
 #include "decode.cuh"
-#include "floats.cuh"
+#include "../floats.cuh"
 #include "places.cuh"
 
 // CUPYMLA_MXFP4: 1 for MXFP4, 0 for NVFP4.

@@ -7,18 +7,6 @@
 
 namespace cupymla::nvfp4_gemv {
 
-// What the tensor cores multiply: bfloat16 where b is one, for it has exponents that a half lacks.
-template <Vectors kVectors>
-struct OperandOf {
-  using Type = __half;
-  using Pair = __half2;
-};
-template <>
-struct OperandOf<Vectors::bfloat16> {
-  using Type = __nv_bfloat16;
-  using Pair = __nv_bfloat162;
-};
-
 // One warp's part of a tile. Lane 4 g + t sums rows g and g + 8: columns 2t and 2t + 1 of each column block, or, with
 // Scaling::columns, its share of the only column, in places 0 and 2.
 template <class C>
@@ -136,8 +124,8 @@ class Product {
   __device__ __forceinline__ void add_blocks(const Stage& stage, int32_t chunk) {
     float(&scales)[C::kTileRows][C::kRowScales] = storage_.scales[warp_];
     const uint32_t packed = reinterpret_cast<const uint32_t*>(stage.scales)[lane_];
-    reinterpret_cast<float4*>(scales)[lane_] =
-        make_float4(e8m0(packed & 0xFFu), e8m0(packed >> 8 & 0xFFu), e8m0(packed >> 16 & 0xFFu), e8m0(packed >> 24));
+    const float2 low = e8m0_pair(packed & 0xFFFFu), high = e8m0_pair(packed >> 16);
+    reinterpret_cast<float4*>(scales)[lane_] = make_float4(low.x, low.y, high.x, high.y);
     __syncwarp();
     // As many blocks at a time as registers allow.
     constexpr int kGroup = 4 / C::kColumnBlocks;
@@ -245,8 +233,9 @@ class Product {
 
   static __device__ __forceinline__ void read_row_scales(float (&scales)[2], const uint8_t* codes) {
     const uint32_t packed = *reinterpret_cast<const uint16_t*>(codes);
-    scales[0] = e8m0(packed & 0xFFu);
-    scales[1] = e8m0(packed >> 8);
+    const float2 pair = e8m0_pair(packed);
+    scales[0] = pair.x;
+    scales[1] = pair.y;
   }
 
   __device__ __forceinline__ void multiply(float (&chain)[C::kColumnBlocks][4], const uint32_t (&rows)[2][4],

@@ -4,7 +4,7 @@
 #include "companion_params.cuh"
 #include "decode.cuh"
 #include "encode.cuh"
-#include "floats.cuh"
+#include "../floats.cuh"
 #include "places.cuh"
 #include "../../common/narrow.cuh"
 

@@ -1,12 +1,23 @@
 // b of one phase in shared memory, decoded and in the order in which MMA fragments want it.
 #pragma once
 
-#include "../../common/narrow.cuh"
 #include "decode.cuh"
 #include "storage.cuh"
 #include "work.cuh"
 
 namespace cupymla::nvfp4_gemv {
+
+// What the tensor cores multiply: bfloat16 where b is one, for it has exponents that a half lacks.
+template <Vectors kVectors>
+struct OperandOf {
+  using Type = __half;
+  using Pair = __half2;
+};
+template <>
+struct OperandOf<Vectors::bfloat16> {
+  using Type = __nv_bfloat16;
+  using Pair = __nv_bfloat162;
+};
 
 // Eight elements of k that a lane multiplies with one word of a are 16 bytes, in the order of `decode`'s pairs. Such
 // units follow each other so that the four lanes of a quad read neighbouring ones: unit j of lane t's piece t or t + 4
@@ -72,7 +83,7 @@ class VectorLoader {
         for (int i = 0; i < 4; ++i) {
           // In this order every step is exact: a code times its scale is a multiple of 2^-24.
           pairs[i] = times(pairs[i], j < 2 ? __low2half2(scales) : __high2half2(scales));
-          pairs[i] = times(pairs[i], __float2half2_rn(kDecodeUnit));
+          pairs[i] = times(pairs[i], __float2half2_rn(kDecodeUnit<__half>));
         }
         store(target, piece * 4 + j, pairs);
       }
@@ -111,8 +122,8 @@ class VectorLoader {
 
   // Eight 16-bit floats in the order of `decode`'s pairs.
   static __device__ __forceinline__ void store_floats(uint8_t* column, uint32_t unit, const uint32_t (&words)[4]) {
-    const uint32_t pairs[4] = {permute(words[0], words[2], 0x5410), permute(words[0], words[2], 0x7632),
-                               permute(words[1], words[3], 0x5410), permute(words[1], words[3], 0x7632)};
+    uint32_t pairs[4];
+    pair_up<typename OperandOf<C::kVectors>::Type>(words, pairs);
     store(column, unit, pairs);
   }
 

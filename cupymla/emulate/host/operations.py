@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
-from . import copies, matrices, numbers
+from . import copies, matrices, numbers, sm80
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -542,12 +542,7 @@ _TABLE: dict[str, Lower] = {
 
 def find(parts: tuple[str, ...]) -> Lower | None:
     """What writes an instruction, by its opcode cut at the dots; None when it is not known."""
-    if parts[:2] == ("cp", "async") and "bulk" not in parts:
-        return None
-    if copies.knows(parts):
-        return copies.lower
-    if matrices.knows(parts):
-        return matrices.lower
-    if numbers.knows(parts):
-        return numbers.lower
+    for other in (sm80, copies, matrices, numbers):
+        if other.knows(parts):
+            return other.lower
     return _TABLE.get(parts[0])

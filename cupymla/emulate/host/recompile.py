@@ -199,9 +199,14 @@ class _Unit:
     def _initial(self, words: Sequence[str], declared: Declared, kind: str) -> list[int]:
         data = bytearray()
         size = SIZES[kind]
-        for word in words:
-            if word in ("{", "}", ",", "(", ")"):
+        sign = ""
+        for each in words:
+            if each in ("{", "}", ",", "(", ")"):
                 continue
+            if each == "-":
+                sign = each
+                continue
+            word, sign = sign + each, ""
             if not re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+|0[fF][0-9a-fA-F]{8})U?", word):
                 raise PtxError(self.source.name, 0, f"an initial value that is not known here: {word}")
             value = int(word[2:], 16) if word[:2] in ("0f", "0F") else int(word.rstrip("U"), 0)

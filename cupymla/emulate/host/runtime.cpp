@@ -300,6 +300,58 @@ void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t co
   together(t, kSync, 0xffffffffu, 0, 0);
 }
 
+// mma.sync: all lanes show their fragments, then each adds up its own four sums. Lanes may be one product apart, so
+// fragments of two are kept.
+void multiply_16x8x16(Thread& t, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat) {
+  auto& shown = t.warp->fragments[t.products++ % 2];
+  for (int i = 0; i < 12; ++i) {
+    const uint32_t word = i < 8 ? a[i / 2] : b[i / 2 - 4];
+    const auto bits = static_cast<uint16_t>(word >> (i % 2 * 16));
+    shown[t.lane][i] = bfloat ? from_bfloat(bits) : from_half(bits);
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+  const uint32_t row = t.lane / 4, column = t.lane % 4 * 2;
+  for (uint32_t i = 0; i < 4; ++i) {
+    double sum = d[i];
+    for (uint32_t lane = 0; lane < 4; ++lane) {
+      const float* x = shown[row * 4 + lane] + i / 2 * 2;
+      const float* y = shown[(column + i % 2) * 4 + lane] + 8;
+      sum += static_cast<double>(x[0]) * y[0] + static_cast<double>(x[1]) * y[1];
+      sum += static_cast<double>(x[4]) * y[2] + static_cast<double>(x[5]) * y[3];
+    }
+    d[i] = static_cast<float>(sum);
+  }
+}
+
+// cp.async: carried out when issued or when its group is waited for, by chance.
+namespace {
+void perform_async(const AsyncCopy& copy) {
+  if (copy.read) std::memcpy(copy.to, copy.from, copy.read);
+  std::memset(copy.to + copy.read, 0, copy.size - copy.read);
+}
+}  // namespace
+
+void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t read) {
+  if (size != 4 && size != 8 && size != 16) broken("cp.async of %u bytes", size);
+  if (read > size) broken("cp.async reads %u of %u bytes", read, size);
+  const AsyncCopy copy{shared(t, to, size), generic(from, size), size, read};
+  if (draw(t) & 1) return perform_async(copy);
+  t.open_async.push_back(copy);
+}
+
+void commit_async(Thread& t) {
+  t.async_groups.push_back(std::move(t.open_async));
+  t.open_async.clear();
+}
+
+void wait_async(Thread& t, uint32_t newest) {
+  if (newest == UINT32_MAX) commit_async(t), newest = 0;
+  while (t.async_groups.size() > newest) {
+    for (const AsyncCopy& copy : t.async_groups.front()) perform_async(copy);
+    t.async_groups.pop_front();
+  }
+}
+
 // mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
 namespace {
 

@@ -38,6 +38,7 @@ struct Meeting {
 
 struct Warp {
   uint32_t ended = 0;
+  float fragments[2][32][12] = {};  // of the mma.sync at hand and of the one before
   std::map<uint64_t, Meeting> meetings;
   Thread* lanes[32] = {};
 };
@@ -95,6 +96,13 @@ struct Rest {
   }
 };
 
+// A cp.async that has not been carried out.
+struct AsyncCopy {
+  unsigned char* to;
+  const unsigned char* from;
+  uint32_t size, read;
+};
+
 struct Thread {
   bool resting = false, ended = false;
   bool polling = false;  // tests an mbarrier whose phase is incomplete
@@ -114,6 +122,9 @@ struct Thread {
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
   std::vector<std::shared_ptr<Copy>> open_group;
+  std::deque<std::vector<AsyncCopy>> async_groups;
+  std::vector<AsyncCopy> open_async;
+  uint32_t products = 0;  // mma.sync so far
 };
 
 extern Thread* current;  // the one that runs
@@ -223,6 +234,25 @@ inline uint16_t to_bfloat(float value) {
   const uint32_t bits = as<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
+// Of a number with more bits than a float has, rounded once: what is inexact gets an odd last bit first.
+inline uint16_t narrow_bf16(double value) {
+  const float near = static_cast<float>(value);
+  uint32_t bits = as<uint32_t>(near);
+  if (value == value && std::fabs(value) < 3e38 && static_cast<double>(near) != value) {
+    if (std::fabs(static_cast<double>(near)) > std::fabs(value)) --bits;
+    bits |= 1;
+  }
+  return to_bfloat(as<float>(bits));
+}
+inline uint16_t narrow_f16(double value) { return value == value ? to_half(value) : 0x7fff; }
+inline double wide_f16(uint32_t bits) { return from_half(static_cast<uint16_t>(bits)); }
+inline double wide_bf16(uint32_t bits) { return from_bfloat(static_cast<uint16_t>(bits)); }
+inline uint16_t half_of_e4m3(uint32_t code) {
+  if ((code & 0x7f) == 0x7f) return 0x7fff;
+  return to_half(std::ldexp(from_half(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7)), 8));
+}
+inline uint32_t halves_of_e4m3(uint32_t codes) { return half_of_e4m3(codes) | half_of_e4m3(codes >> 8) << 16; }
+inline uint32_t halves_of_e5m2(uint32_t codes) { return (codes & 0xff) << 8 | (codes & 0xff00) << 16; }
 template <typename To, typename From>
 inline To to_integer(From value) {
   if (value != value) return 0;
@@ -266,6 +296,11 @@ void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
 uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed);
 void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
 void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed);
+
+void multiply_16x8x16(Thread& t, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat);
+void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t read);
+void commit_async(Thread& t);
+void wait_async(Thread& t, uint32_t newest);
 
 // mbarriers, bulk copies ----------------------------------------------------------------------------------------------
 

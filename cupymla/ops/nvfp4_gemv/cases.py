@@ -52,6 +52,7 @@ class GemvCase(Case):
             and the last row of b) or "zero" (plain, with codes of +0 and -0 only).
         b_rows: rows of the array that b is the first n of; 0 for n.
         strided: arrays are parts of larger ones, at odd addresses.
+        padded: a and b are parts of larger arrays, their rows at multiples of 16 bytes.
     """
 
     m: int
@@ -68,6 +69,7 @@ class GemvCase(Case):
     data: str = "plain"
     b_rows: int = 0
     strided: bool = False
+    padded: bool = False
 
     @property
     def scale_columns(self) -> int:
@@ -150,7 +152,35 @@ def _options() -> Iterator[GemvCase]:
             yield make("options", "128x4", m=m, k=k, n=n, batches=2, scale_layout="128x4", **operands)
 
 
-CASES: tuple[GemvCase, ...] = (*_shapes(), *_dtypes(), *_poison(), *_strides(), *_options())
+def _tensor() -> Iterator[GemvCase]:
+    """What TMA can read, so that a tensor core kernel gets it: 128x4 scales, rows at multiples of 16 bytes."""
+    for fmt in ("nvfp4", "mxfp4"):
+        common: dict[str, Any] = {"format": fmt, "scale_layout": "128x4"}
+        for m, n, k, batches in (
+            (128, 1, 256, 1),
+            (1, 1, 32, 1),
+            (300, 3, 160, 2),
+            (129, 16, 1056, 2),
+            (70, 9, 3104, 1),
+        ):
+            yield make("tensor", "tma", m=m, n=n, k=k, batches=batches, **common)
+        for n in (1, 8, 16):
+            yield make("tensor", "tma_full", m=140, n=n, k=800, out_dtype="float32", data="full", **common)
+        for data in ("nan", "overflow", "zero"):
+            yield make("tensor", f"tma_{data}", m=140, n=2, k=416, data=data, **common)
+        for k, batch in ((18, "none"), (1042, "last"), (334, "first")):
+            batches = 1 if batch == "none" else 3
+            yield make("tensor", f"tma_{batch}", m=131, n=2, k=k, batches=batches, batch=batch, padded=True, **common)
+        for alpha, bias, out_dtype in (
+            ("number", "none", "bfloat16"), ("scalar", "rows", "float16"), ("rows", "batch", "float32"),
+            ("batch", "none", "float16"), ("none", "rows", "bfloat16"),
+        ):  # fmt: skip
+            options = {"alpha": alpha, "bias": bias, "out_dtype": out_dtype, **common}
+            yield make("tensor", f"tma_{alpha}_{bias}", m=66, n=3, k=288, batches=2, **options)
+        yield make("tensor", "tma_competition", m=256, n=1, k=512, batches=4, b_rows=128, **common)
+
+
+CASES: tuple[GemvCase, ...] = (*_shapes(), *_dtypes(), *_poison(), *_strides(), *_options(), *_tensor())
 
 _BENCH_SIZES = (
     (7168, 16384, 1, 1),
@@ -231,6 +261,11 @@ class _Maker:
             larger.view(self.xp.uint8)[...] = POISON
             larger[1:, 1:-1, 3:-2] = array
             array = larger[1:, 1:-1, 3:-2]
+        if self.case.padded:
+            batches, rows, columns = array.shape
+            larger = self.xp.full((batches, rows, -(-columns // 16) * 16 + 16), POISON, array.dtype)
+            larger[:, :, :columns] = array
+            array = larger[:, :, :columns]
         return self._in_order(array)
 
     def _in_order(self, array: Any) -> Any:

@@ -12,6 +12,7 @@ from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
+from .tiles import TileBinding, fits, row_and_batch
 
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
@@ -35,8 +36,8 @@ class Parameters(ctypes.Structure):
     )
 
 
-class Binding:
-    """A loaded kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
+class StreamBinding:
+    """The streaming kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
 
     One thread at a time may use it.
 
@@ -96,17 +97,10 @@ def _steps(operand: Operand, element_bytes: int) -> int:
     return rows | _batch_steps(operand) * element_bytes
 
 
-def _row_and_batch(operand: Operand | None) -> tuple[int, int]:
-    """Strides of a value per row; 0 and 0 of a single value."""
-    if operand is None or operand.view.shape in ((), (1,)):
-        return 0, 0
-    return operand.strides[0], operand.strides[-1]
-
-
 def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tuple[int, int, int]) -> Parameters:
     element_bytes = 2 if problem.weight_only else 1
-    alpha_row, alpha_batch = _row_and_batch(views.alpha)
-    bias_row, bias_batch = _row_and_batch(views.bias)
+    alpha_row, alpha_batch = row_and_batch(views.alpha)
+    bias_row, bias_batch = row_and_batch(views.bias)
     sfb = views.sfb
     part_rows, long_parts = divmod(problem.m, max(work.parts, 1))
     return Parameters(
@@ -138,7 +132,19 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
     )
 
 
+Binding = StreamBinding | TileBinding
 _memo: ThreadMemo[Binding] = ThreadMemo()
+
+
+def _bind(views: Views, problem: Problem, tiled: bool) -> Binding:
+    """The kernel that the plan chooses; `tiled` says whether TMA can read the arrays."""
+    c_strides = _c_strides(views, problem)
+    if tiled:
+        arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(problem.device.index)
+        chosen = plan.plan_tiles(problem, arch, multiprocessors)
+        if chosen is not None:
+            return TileBinding(views, problem, c_strides, *chosen)
+    return StreamBinding(views, problem, c_strides)
 
 
 def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
@@ -169,10 +175,11 @@ def _operands(views: Views) -> list[Operand]:
 
 def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     strides = [operand.strides for operand in _operands(views)]
-    key = (problem, views.alpha_value, views.batch_first, views.c is None, *strides)
+    tiled = fits(views, problem)
+    key = (problem, views.alpha_value, views.batch_first, views.c is None, tiled, *strides)
     binding = _memo.entries.get(key)
     if binding is None:
-        binding = _memo.add(key, Binding(views, problem, _c_strides(views, problem)))
+        binding = _memo.add(key, _bind(views, problem, tiled))
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
 
@@ -197,7 +204,7 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[An
     given = [operand.view for operand in _operands(views)]
 
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
-        binding = Binding(views, problem, _c_strides(views, problem))
+        binding = _bind(views, problem, fits(views, problem))
         binding.point(views, arrays.pointers[0])
         return binding, None
 

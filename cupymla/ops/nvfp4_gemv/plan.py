@@ -8,21 +8,30 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from . import model
 from .formats import FORMATS, MXFP4, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
-"""What the kernels are compiled for. They use nothing that only an "a" target has."""
+"""What the kernels are compiled for. sm_100a and sm_103a have conversions of E2M1, and the tcgen05 kernel."""
 
 MAX_ITEMS = 2**31 - 1
 """Items of work of one launch, which the kernel counts in 32 bits."""
 
+TENSOR_TARGETS = ("sm_100a", "sm_103a")
+"""Targets that have the tcgen05 kernel as well."""
+
+MAX_TILED = 2**31 - 256
+"""Rows of a that TMA's 32-bit coordinates reach."""
+
 _FOLDER = "nvfp4_gemv/sm80"
+_TENSOR_KERNEL = "nvfp4_gemv_tcgen05"
 _COMPANIONS = ("quantize", "dequantize")
 _FORMATLESS = ("amax", "swizzle")
 _B_DTYPES = ("e2m1", *ACTIVATION_DTYPES)
 _TILE_ROWS = 16
 _MOST_COLUMNS = (1, 8, 16)
+_TENSOR_COLUMNS = (8, 16)
 
 # In rows: what a part costs beside its rows (its vectors, its sums), and what a tile row costs to multiply where a row
 # that is read costs 1.
@@ -56,8 +65,30 @@ def target(arch: Arch) -> str:
 
 
 def plan(problem: Problem, arch: Arch) -> KernelSource:
-    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+    """Choose the streaming kernel's variant. Raises UnsupportedError when the architecture has none."""
     return variant(arch, format=problem.format.name, b_dtype=problem.b_dtype, n=problem.n)
+
+
+def plan_tiles(problem: Problem, arch: Arch, multiprocessors: int) -> tuple[KernelSource, model.Tiling] | None:
+    """The tcgen05 kernel's variant and how it deals the problem out, or None where the streaming kernel is to run.
+
+    It is chosen for E2M1 times E2M1 with scales in the 128x4 layout where it is predicted to be faster (`model`).
+    Whether TMA can read the arrays is not for the plan to say.
+    """
+    sizes = problem.m and problem.k and problem.batches
+    if arch.name not in TENSOR_TARGETS or problem.weight_only or problem.scale_layout == "linear" or not sizes:
+        return None
+    made = model.tiling(problem, multiprocessors)
+    if made.ctas > MAX_ITEMS or problem.m > MAX_TILED or not model.tensor_core_is_faster(problem, multiprocessors):
+        return None
+    return tensor_variant(arch, problem.format, problem.n), made
+
+
+def tensor_variant(arch: Arch, fmt: BlockFormat, n: int) -> KernelSource:
+    """One variant of the tcgen05 kernel, for n up to 8 or up to 16."""
+    columns = next(most for most in _TENSOR_COLUMNS if n <= most)
+    defines = (("CUPYMLA_MXFP4", FORMATS.index(fmt)), ("CUPYMLA_COLUMNS", columns))
+    return KernelSource(f"nvfp4_gemv/sm100/{_TENSOR_KERNEL}.cu", _TENSOR_KERNEL, defines, arch.name)
 
 
 def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1) -> KernelSource:
@@ -108,7 +139,8 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
         for n in _MOST_COLUMNS
     )
     blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
-    return (*products, *blocks, *(companion(name, arch) for name in _FORMATLESS))
+    tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
+    return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
 
 
 def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, pass_rows: int) -> Work:
