@@ -1,6 +1,7 @@
 // The attention distribution summed over heads, for Blackwell: a pair of CTAs, or one CTA for up to 64 heads, takes all
 // heads of a query, one query after another. The pipeline and the barriers are drawn in storage.cuh, the mathematics are
 // in cupymla/ops/attn_dist/README.md.
+#include "../../common/elect.cuh"
 #include "../../common/entry.cuh"
 #include "epilogue.cuh"
 #include "multiplier.cuh"
@@ -18,7 +19,7 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage, bool leader)
   constexpr uint32_t kEpilogueWarps = ThisConfig::kEpilogueWarps;
   for (int i = 0; i < ThisConfig::kPasses; ++i) {
     storage.pass_full[i].init(1);
-    storage.pass_free[i].init(1 + kEpilogueWarps + (leader ? 1 : 0));
+    storage.pass_free[i].init(kEpilogueWarps + ThisConfig::kProducerWarps + (leader ? 1 : 0));
   }
   for (int i = 0; i < ThisConfig::kTiles; ++i) storage.q_full[i].init(1), storage.q_free[i].init(1);
   for (int i = 0; i < ThisConfig::kStages; ++i) storage.k_full[i].init(1), storage.k_free[i].init(1);
@@ -65,15 +66,17 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
   }
   sync_all();
 
-  if (warp == ThisConfig::kPlanner) {
-    Planner<ThisConfig>(storage, params).run();
-  } else if (warp == ThisConfig::kProducer) {
-    Producer<ThisConfig>(storage, q_map, kv_map, rank).run();
-  } else if (warp == ThisConfig::kMultiplier) {
-    if (rank == 0 && threadIdx.x % 32 == 0) Multiplier<ThisConfig, CUPYMLA_FP16 != 0>(storage).run();
-    __syncwarp();
-  } else if (warp >= ThisConfig::kEpilogue) {
+  if (warp < ThisConfig::kEpilogueWarps) {
     Epilogue<ThisConfig>(storage, params, rank).run();
+  } else if (warp < ThisConfig::kPlanner) {
+    // With elect.sync the compiler knows that one thread issues, which a comparison of lanes does not tell it.
+    if (elect_one()) Producer<ThisConfig>(storage, q_map, kv_map, rank).run();
+    __syncwarp();
+  } else if (warp == ThisConfig::kPlanner) {
+    Planner<ThisConfig>(storage, params).run();
+  } else {
+    if (rank == 0 && elect_one()) Multiplier<ThisConfig, CUPYMLA_FP16 != 0>(storage).run();
+    __syncwarp();
   }
 
   sync_all();

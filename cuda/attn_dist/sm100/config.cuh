@@ -26,16 +26,17 @@ struct Config {
   // Heads are multiplied and read from Tensor Memory so many at a time.
   static constexpr int kHeadStep = 32;
 
-  // Warps.
-  static constexpr int kPlanner = 0;
-  static constexpr int kProducer = 1;
-  static constexpr int kMultiplier = 2;
-  static constexpr int kEpilogue = 4;  // the first of kEpilogueWarps; a multiple of four, as Tensor Memory asks
+  // Warps. The epilogue's come first, a multiple of four, as Tensor Memory asks.
   static constexpr int kEpilogueWarps = 4;
-  static constexpr int kThreads = 32 * (kEpilogue + kEpilogueWarps);
+  static constexpr int kProducerWarps = 4;
+  static constexpr int kPlanner = kEpilogueWarps + kProducerWarps;
+  static constexpr int kMultiplier = kPlanner + 1;
+  static constexpr int kThreads = 32 * (kMultiplier + 1);
+  static constexpr int kWarpSlots = kCtaSlots / kProducerWarps;  // slots of a block that a producer warp gathers
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kHeads == 64 || kHeads == 128);
+  static_assert(kWarpSlots == 32 && kEpilogueWarps * 32 == kCtaSlots, "a lane looks after one slot");
   static_assert(kAccumulators * kHeads <= static_cast<int>(sm100::kTmemColumns), "Tensor Memory");
 };
 

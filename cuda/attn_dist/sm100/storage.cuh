@@ -5,8 +5,8 @@
 // barrier       | in     | arrivals                         | who waits     | what it says
 // --------------+--------+----------------------------------+---------------+---------------------------------------
 // pass_full[p]  | each   | 1 planner                        | all roles     | pass p is described
-// pass_free[p]  | each   | producer, 4 epilogue warps, the  | planner       | everybody has read the description
-//               |        | leader's multiplier              |               |
+// pass_free[p]  | each   | 4 producers, 4 epilogue warps,   | planner       | everybody has read the description
+//               |        | the leader's multiplier          |               |
 // q_full[t]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of the pass's Q are in
 // q_free[t]     | each   | 1 (commit)                       | producer      | the last products with them are done
 // k_full[s]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of a block of keys are in
