@@ -33,14 +33,12 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage, bool leader)
 
 // All threads of all CTAs that work together.
 __device__ __forceinline__ void sync_all() {
-  sm100::fence_before_sync();
   if constexpr (ThisConfig::kCtas == 2) {
     cluster_arrive();
     cluster_wait();
   } else {
     __syncthreads();
   }
-  sm100::fence_after_sync();
 }
 
 }  // namespace cupymla::attn_dist
@@ -80,7 +78,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
   }
 
   sync_all();
-  if (warp == ThisConfig::kMultiplier) sm100::tmem_free<ThisConfig::kCtas>(storage.tmem, kTmemColumns<ThisConfig>);
+  if (warp == ThisConfig::kMultiplier) {
+    sm100::fence_after_sync();
+    sm100::tmem_free<ThisConfig::kCtas>(storage.tmem, kTmemColumns<ThisConfig>);
+  }
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads,
