@@ -89,4 +89,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads,
                      smem_bytes = sizeof(cupymla::attn_dist::ThisStorage),
                      parameter_bytes = sizeof(cupymla::attn_dist::Parameters),
                      tile_heads = cupymla::attn_dist::ThisConfig::kCtaHeads,
-                     block_slots = cupymla::attn_dist::ThisConfig::kSlots);
+                     block_slots = cupymla::attn_dist::ThisConfig::kSlots,
+                     tmem_columns = cupymla::attn_dist::kTmemColumns<cupymla::attn_dist::ThisConfig>);

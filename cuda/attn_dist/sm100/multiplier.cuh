@@ -36,6 +36,7 @@ struct Multiplier {
     wait_taken();
     sm100::fence_after_sync();
     const uint32_t d = storage.tmem + accumulators.stage * Config::kHeads;
+#pragma unroll 1
     for (int tile = 0; tile < Config::kTiles; ++tile) {
       if (first) storage.q_full[tile].wait(q_parity);
       storage.k_full[keys.stage].wait(keys.full);

@@ -43,6 +43,7 @@ struct Producer {
 #pragma unroll
       for (int i = 0; i < kGathers; ++i) rows[i] = pass.slots.rows(next[i]);
       load_tokens(next, pass, block + 1);
+#pragma unroll 1
       for (int tile = 0; tile < Config::kTiles; ++tile) {
         if (warp == 0 && block == pass.begin_block) load_heads(pass, tile);
         gather(rows, tile);
@@ -93,10 +94,12 @@ struct Producer {
 
   // Commits of the other CTA's arrive here: this one must not end before they have.
   __device__ __forceinline__ void drain() {
+#pragma unroll 1
     for (int stage = 0; stage < Config::kStages; ++stage) {
       storage.k_free[keys.stage].wait(keys.free());
       keys.advance();
     }
+#pragma unroll 1
     for (int tile = 0; tile < Config::kTiles; ++tile) storage.q_free[tile].wait(q_parity);
   }
 };
