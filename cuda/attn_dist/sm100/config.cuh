@@ -40,8 +40,8 @@ struct Config {
   static_assert(kAccumulators * kHeads <= static_cast<int>(sm100::kTmemColumns), "Tensor Memory");
 };
 
-// Tensor Memory: accumulator a is columns a kHeads to (a + 1) kHeads. Lane l of a CTA is its slot l of the block, column
-// h head h of the pass.
+// Tensor Memory: accumulator a is columns a kHeads to (a + 1) kHeads. Lane l of a CTA is its slot l of the block,
+// column h head h of the pass.
 template <typename Config>
 constexpr uint32_t kTmemColumns = Config::kAccumulators * Config::kHeads;
 

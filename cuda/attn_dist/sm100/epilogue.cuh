@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/math.cuh"
+#include "../../common/opaque.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sm100/vector_math.cuh"
 #include "params.cuh"
@@ -119,7 +120,7 @@ struct Epilogue {
     sm100::wait_loads();
     // Nothing that needs the products may move ahead of the wait.
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) asm volatile("" : "+f"(products[i]));
+    for (int i = 0; i < kStep; ++i) make_opaque(products[i]);
   }
 
   // Adds the weights of `kStep` heads from `first` on, of which there are `heads`.
@@ -135,11 +136,10 @@ struct Epilogue {
 #pragma unroll
     for (int i = 0; i < kStep / 4; ++i) {
       const float4 lse = minus_lse[i];
-      const float2 low = weights(make_float2(products[4 * i], products[4 * i + 1]), scale, make_float2(lse.x, lse.y), unit);
-      const float2 high =
-          weights(make_float2(products[4 * i + 2], products[4 * i + 3]), scale, make_float2(lse.z, lse.w), unit);
-      sums[0] = sm100::add(sums[0], low);
-      sums[1] = sm100::add(sums[1], high);
+      const float2 low = make_float2(products[4 * i], products[4 * i + 1]);
+      const float2 high = make_float2(products[4 * i + 2], products[4 * i + 3]);
+      sums[0] = sm100::add(sums[0], weights(low, scale, make_float2(lse.x, lse.y), unit));
+      sums[1] = sm100::add(sums[1], weights(high, scale, make_float2(lse.z, lse.w), unit));
     }
   }
 

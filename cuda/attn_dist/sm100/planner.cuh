@@ -1,5 +1,5 @@
-// The planner warp: walks through the queries of its CTAs and describes each pass, a few passes ahead of the others. Both
-// CTAs of a pair do the same.
+// The planner warp: walks through the queries of its CTAs and describes each pass, a few passes ahead of the others.
+// Both CTAs of a pair do the same.
 #pragma once
 
 #include "params.cuh"

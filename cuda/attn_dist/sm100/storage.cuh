@@ -15,7 +15,7 @@
 // taken[a]      | leader | 4 epilogue warps of every CTA    | multiplier    | accumulator a has been read
 // mass_ready    | each   | 4 epilogue warps of every CTA    | epilogue      | the sums of the row's parts are here
 //
-// A pass is one walk over a query's blocks with up to kHeads of its heads. Passes without blocks use pass barriers only.
+// A pass is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use pass barriers only.
 //
 //   time | planner         | producer                 | multiplier (leader)        | epilogue
 //   -----+-----------------+--------------------------+----------------------------+----------------------------
