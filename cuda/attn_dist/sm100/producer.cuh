@@ -92,7 +92,7 @@ struct Producer {
     keys.advance();
   }
 
-  // Commits of the other CTA's arrive here: this one must not end before they have.
+  // Commits are still on their way here, from the leader: this CTA must not end before they have arrived.
   __device__ __forceinline__ void drain() {
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages; ++stage) {
