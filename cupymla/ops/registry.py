@@ -63,7 +63,10 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "attn_dist",
         "attention distribution summed over heads",
-        kernels=(KernelEntry("attn_dist", "sm_90a"),),
+        kernels=(
+            KernelEntry("attn_dist", "sm_90a"),
+            *(KernelEntry("attn_dist", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+        ),
     ),
     OperatorEntry(
         "nvfp4_gemv",

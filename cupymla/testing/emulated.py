@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..build import KernelSource, content_hash, ptx
-from ..emulate import Settings
+from ..emulate import Settings, Site
 from ..emulate.host.machine import HostMap, HostProgram, load
 from ..launch import Geometry
 from ..tensormap import TileMap
@@ -48,11 +48,13 @@ class Emulated(Interpreted):
 
     Attributes:
         settings: mode and checks of all launches; the seed of a launch is `seed`, which each launch raises by one.
+        sites: instructions of the kernel launched last, for `cupymla.emulate.mutation`.
     """
 
     def __init__(self, arch: str, multiprocessors: int, settings: Settings) -> None:
         super().__init__(arch, multiprocessors, settings.seed, group=0, resident=0)
         self.settings = settings
+        self.sites: tuple[Site, ...] = ()
         self._zones: list[tuple[str, Array]] = []
         self._hosts: dict[int, HostProgram] = {}
 
@@ -89,6 +91,7 @@ class Emulated(Interpreted):
         values = [
             HostMap(maps[number]) if number in maps else _Placed(content) for number, content in enumerate(parameters)
         ]
+        self.sites = self._hosts[kernel.function].translation.sites
         self._hosts[kernel.function].launch(geometry, values, replace(self.settings, seed=self.seed))
         for name, zone in self._zones:
             if (zone != _GUARD).any():

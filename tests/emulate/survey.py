@@ -2,6 +2,7 @@
 
 python tests/emulate/survey.py gemm                      # the GEMM of gemm.cu
 python tests/emulate/survey.py 02_mma_tma PTX-FOLDER     # a tutorial that `tutorials.py ptx` has compiled
+python tests/emulate/survey.py attn_dist-h128            # an operator's kernel, by a problem of operator_subjects.py
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gemm
+import operator_subjects
 import tutorials
 
 from cupymla.emulate import Settings, Site, mutation
@@ -23,6 +25,8 @@ def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float]
     if name == "gemm":
         runner = gemm.Runner("host")
         return runner.run, runner.kernel.sites
+    if name in operator_subjects.PROBLEMS:
+        return operator_subjects.subject(operator_subjects.PROBLEMS[name])
     assert folder is not None
     tutorial = next(each for each in tutorials.TUTORIALS if each.name == name)
     other = tutorials.Runner(tutorial, (folder / f"{name}.ptx").read_text(), "host", k=320)
@@ -37,9 +41,10 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=0.5, help="seconds that a kernel may stand still")
     options = parser.parse_args()
     run, sites = subject(options.name, options.folder)
-    runs = [each for each in mutation.RUNS if each.seed <= options.seeds]
+    runs = [replace(each, patience_seconds=options.patience) for each in mutation.RUNS if each.seed <= options.seeds]
     for settings in runs:
         assert run(settings) == 0, settings
     started, verdicts = time.monotonic(), []

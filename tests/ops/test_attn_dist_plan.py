@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from plan_kit import MLA, queries_of, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
+from cupymla.build.source import KernelSource
 from cupymla.errors import shown
-from cupymla.ops.attn_dist import cuda, plan
+from cupymla.ops.attn_dist import plan, records
 from cupymla.ops.attn_dist.spec import Problem
 
 
@@ -19,8 +21,9 @@ def problem(normalize: str | None = None, **sizes: int) -> Problem:
     return Problem(replace(MLA, **sizes), normalize)  # type: ignore[arg-type]
 
 
-def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    require_twin(cuda.Parameters, "attn_dist/sm90/params.cuh")
+@pytest.mark.parametrize("source", plan.sources(), ids=str)
+def test_parameter_record_is_the_one_that_the_kernel_reads(source: KernelSource) -> None:
+    require_twin(records.record(source), f"{Path(source.path).parent}/params.cuh")
 
 
 def covered(dealt: plan.Deal, row_blocks: int) -> list[tuple[int, int]]:
@@ -52,6 +55,39 @@ def test_every_block_of_every_query_is_dealt_once(
         assert dealt.ctas <= multiprocessors
 
 
+def covered_in_turn(dealt: plan.Deal, cluster: int, tokens: int, row_blocks: int) -> list[tuple[int, int]]:
+    """(query, block) of each cluster in turn; the twin of `Planner` in sm100/planner.cuh."""
+    places, clusters = [], dealt.ctas // cluster
+    for first in range(clusters):
+        items = range(first, tokens * dealt.slices, clusters)
+        assert items, "a cluster without work"
+        for token, part in (divmod(item, dealt.slices) for item in items):
+            blocks = range(part * dealt.slice_blocks, min((part + 1) * dealt.slice_blocks, row_blocks))
+            assert blocks, "a slice without blocks"
+            places += [(token, b) for b in blocks]
+    return places
+
+
+@given(
+    tokens=st.integers(0, 1000),
+    topk=st.integers(1, 3000),
+    multiprocessors=st.integers(1, 200),
+    cluster=st.sampled_from([1, 2]),
+    normalize=st.sampled_from([None, "l1"]),
+)
+def test_every_block_is_dealt_once_in_turn(
+    tokens: int, topk: int, multiprocessors: int, cluster: int, normalize: str | None
+) -> None:
+    block_slots = 128 * cluster
+    dealt = plan.deal_in_turn(problem(normalize, topk=topk), tokens, block_slots, multiprocessors, cluster)
+    row_blocks = -(-topk // block_slots)
+    found = covered_in_turn(dealt, cluster, tokens, row_blocks)
+    assert sorted(found) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
+    assert dealt.ctas % cluster == 0 and dealt.ctas <= max(multiprocessors, cluster)
+    if normalize:
+        assert dealt.slices == 1
+
+
 def test_one_query_keeps_many_multiprocessors_busy() -> None:
     assert plan.deal(problem(topk=2048), 1, 64, 132).ctas == 32
     assert plan.deal(problem(topk=2048), 16, 64, 132).ctas == 16 * 8
@@ -59,8 +95,9 @@ def test_one_query_keeps_many_multiprocessors_busy() -> None:
 
 
 @pytest.mark.parametrize(("h_q", "pass_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
-def test_heads_of_a_pass(h_q: int, pass_heads: int) -> None:
-    chosen = plan.plan(problem(h_q=h_q), arch.named("sm_90a"))
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_103a"])
+def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
+    chosen = plan.plan(problem(h_q=h_q), arch.named(target))
     assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == pass_heads
 
 
@@ -69,7 +106,16 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
         plan.plan(problem(batch=2**12, s_q=2**20), arch.named("sm_90a"))
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
+@pytest.mark.compile
+def test_raw_kernels_come_with_their_own_record() -> None:
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupymla.build.raw_module", lambda compiled: None)
+        made = {name: raw_module("attn_dist", arch=name).parameters for name in ("sm_90a", "sm_100a")}
+    assert made == {"sm_90a": records.Hopper, "sm_100a": records.Blackwell}
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
         plan.plan(problem(), arch.named(name))

@@ -1,4 +1,4 @@
-// Parameter record of the kernel. Its Python twin is `Parameters` in cupymla/ops/attn_dist/cuda.py; the sizes are
+// Parameter record of the kernel. Its Python twin is `Hopper` in cupymla/ops/attn_dist/records.py; the sizes are
 // compared when a call is bound, the fields by the tests.
 #pragma once
 

@@ -1,9 +1,8 @@
-"""Binding attn_dist to its kernel: parameter record, tensor map, output, launch."""
+"""Binding attn_dist to its kernel: tensor maps, output, launch."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 from ... import build, driver, tensor
@@ -12,29 +11,14 @@ from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
-from ..mla import lead_strides
-from . import plan
-from .spec import Problem, Views
+from ..kv_rows import KvRows, kv_rows
+from . import plan, records
+from .records import record
+from .spec import OPERATOR, Problem, Views
 
 Result = Any
 
-
-class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/attn_dist/sm90/params.cuh; its size is compared with the kernel's own."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "lse", "dist")),
-        *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
-        *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
-        *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query")),
-        *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
-        *((name, ctypes.c_int64) for name in ("dist_batch", "dist_query")),
-        *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
-        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
-        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
-        *((name, ctypes.c_int32) for name in ("slices", "slice_blocks", "causal", "normalize")),
-        *((name, ctypes.c_float) for name in ("scale", "unit")),
-    )
+__all__ = ["Binding", "call", "prepare", "record"]
 
 
 class Binding:
@@ -50,33 +34,49 @@ class Binding:
         chosen = plan.plan(problem, driver.arch_of(device))
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
-        check_record(chosen.source, facts, Parameters)
+        check_record(chosen.source, facts, record(chosen.source))
         self._problem = problem
         self._tile_heads = facts["tile_heads"]
-        dealt = plan.deal(problem, chosen.tokens, facts["block_slots"], driver.multiprocessor_count(device.index))
-        self._parameters = _parameters(problem, dealt, lse, dist)
-        self._q_ptr: int | None = None
+        multiprocessors = driver.multiprocessor_count(device.index)
+        slots, cluster = facts["block_slots"], facts["cluster"]
+        # Blackwell's kernel reads KV through a map, Hopper's by address.
+        self._rows: KvRows | None = None
+        self._parameters: records.Hopper | records.Blackwell
+        if record(chosen.source) is records.Hopper:
+            dealt = plan.deal(problem, chosen.tokens, slots, multiprocessors)
+            self._parameters = records.hopper(problem, dealt, lse, dist)
+        else:
+            self._rows = kv_rows(problem.shared, OPERATOR)
+            dealt = plan.deal_in_turn(problem, chosen.tokens, slots, multiprocessors, cluster)
+            self._parameters = records.blackwell(problem, self._rows, chosen.tokens, dealt, lse, dist)
+        self._pointers: tuple[int, int] | None = None
         self.launcher: Launcher | None = None
         if chosen.tokens:
-            geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
-            self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), self._parameters))
+            geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster)
+            maps = [ctypes.c_byte() for _ in range(1 if self._rows is None else 2)]
+            self.launcher = Launcher(kernel, geometry, (*maps, self._parameters))
 
     def point(self, views: Views, dist: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         if self.launcher is None:
             return
         parameters = self._parameters
-        parameters.kv = views.kv.ptr
+        if isinstance(parameters, records.Hopper):
+            parameters.kv = views.kv.ptr
         parameters.indices = views.indices.ptr
         parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
         parameters.lse = views.lse.ptr
         parameters.dist = dist
-        if self._q_ptr != views.q.ptr:
-            self.launcher.replace(0, encoded(self._query_tiles(views.q.ptr)))
-            self._q_ptr = views.q.ptr
+        # Without tokens no row is ever asked for, but a map has to have an address.
+        pointers = views.q.ptr, views.kv.ptr if self._problem.shared.s_kv else views.q.ptr
+        if self._pointers != pointers:
+            self.launcher.replace(0, encoded(self._query_tiles(pointers[0])))
+            if self._rows is not None:
+                self.launcher.replace(1, encoded(self._rows.tiles(pointers[1])))
+            self._pointers = pointers
 
     def _query_tiles(self, ptr: int) -> TileMap:
-        """Q in boxes of one consumer's heads x 64 channels of one query, in a swizzled layout."""
+        """Q in boxes of `tile_heads` heads x 64 channels of one query, in a swizzled layout."""
         problem = self._problem.shared
         batch, query, head = problem.q_strides
         shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
@@ -88,42 +88,6 @@ class Binding:
         """Run on `stream`, with the device's context current. Raises DriverError."""
         if self.launcher is not None:
             self.launcher(stream)
-
-
-def _parameters(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Parameters:
-    shared = problem.shared
-    kv_batch, kv_token = shared.kv_strides
-    indices_batch, indices_query = shared.indices_strides
-    length_batch, length_query = shared.topk_length_strides
-    lse_batch, lse_query, lse_head = lead_strides(lse, shared)
-    dist_batch, dist_query, _ = lead_strides(dist, shared)
-    return Parameters(
-        kv_batch_bytes=kv_batch * 2,
-        kv_token_bytes=kv_token * 2,
-        indices_batch=indices_batch,
-        indices_query=indices_query,
-        topk_length_batch=length_batch,
-        topk_length_query=length_query,
-        lse_batch=lse_batch,
-        lse_query=lse_query,
-        lse_head=lse_head,
-        dist_batch=dist_batch,
-        dist_query=dist_query,
-        q_start=shared.q_start,
-        k_stride=shared.k_stride,
-        s_q=shared.s_q,
-        s_kv=shared.s_kv,
-        h_q=shared.h_q,
-        topk=shared.topk,
-        groups=dealt.groups,
-        group_tokens=dealt.group_tokens,
-        slices=dealt.slices,
-        slice_blocks=dealt.slice_blocks,
-        causal=int(shared.causal),
-        normalize=int(problem.normalize == "l1"),
-        scale=shared.sm_scale * (math.log2(math.e) if shared.lse_base == "2" else 1.0),
-        unit=1.0 if shared.lse_base == "2" else math.log2(math.e),
-    )
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()

@@ -12,6 +12,13 @@ from ..mla import D_QK, DTYPES
 from ..shares import shares
 from .spec import OPERATOR, Problem
 
+SOURCES = {
+    "sm_90a": "attn_dist/sm90/attn_dist.cu",
+    "sm_100a": "attn_dist/sm100/attn_dist.cu",
+    "sm_103a": "attn_dist/sm100/attn_dist.cu",
+}
+"""The kernel of each target."""
+
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and slices of their slots lie (CUDA C++ Programming Guide)."""
 
@@ -39,9 +46,9 @@ class Deal:
     Attributes:
         groups: shares of `group_tokens` neighbouring queries; every other share is one query.
         group_tokens: queries of such a share.
-        slices: CTAs that divide the slots of a share's queries between them.
+        slices: CTAs, or on Blackwell clusters, that divide the slots of a share's queries between them.
         slice_blocks: blocks of slots in a slice.
-        ctas: all CTAs.
+        ctas: all CTAs. On Blackwell each takes shares until there are none.
     """
 
     groups: int
@@ -62,18 +69,30 @@ def plan(problem: Problem, arch: Arch) -> Plan:
 
 
 def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:
-    """Deal out queries, and where they are fewer than multiprocessors, slices of them.
-
-    A row that is to be normalised stays with one CTA, which then knows its sum.
-    """
+    """Deal out queries, and where they are fewer than multiprocessors, slices of them."""
     dealt = shares(tokens, 1, multiprocessors)
+    slices, slice_blocks = _slices(problem, tokens, block_slots, multiprocessors)
+    return Deal(dealt.groups, dealt.group_tokens, slices, slice_blocks, dealt.ctas * slices)
+
+
+def deal_in_turn(problem: Problem, tokens: int, block_slots: int, multiprocessors: int, cluster: int) -> Deal:
+    """Deal queries or slices of them out to as many clusters as run at a time, one after another."""
+    clusters = max(1, multiprocessors // cluster)
+    slices, slice_blocks = _slices(problem, tokens, block_slots, clusters)
+    return Deal(0, 1, slices, slice_blocks, cluster * min(clusters, tokens * slices))
+
+
+def _slices(problem: Problem, tokens: int, block_slots: int, places: int) -> tuple[int, int]:
+    """In how many slices a row is dealt, and blocks of each, where so many can be worked on at a time.
+
+    A row that is to be normalised stays in one place, where its sum is then known.
+    """
     row_blocks = -(-problem.shared.topk // block_slots)
     slices = 1
-    if problem.normalize is None and 0 < tokens < multiprocessors:
-        slices = min(row_blocks, multiprocessors // tokens)
+    if problem.normalize is None and 0 < tokens < places:
+        slices = min(row_blocks, places // tokens)
     slice_blocks = -(-row_blocks // slices)
-    slices = -(-row_blocks // slice_blocks)
-    return Deal(dealt.groups, dealt.group_tokens, slices, slice_blocks, dealt.ctas * slices)
+    return -(-row_blocks // slice_blocks), slice_blocks
 
 
 def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads: int = 128) -> KernelSource:
@@ -87,8 +106,9 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads:
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name != "sm_90a":
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if arch.name not in SOURCES:
+        supported = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
@@ -100,16 +120,15 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads:
         ("CUPYMLA_FP16", int(dtype == "float16")),
         ("CUPYMLA_HEADS", pass_heads),
     )
-    return KernelSource("attn_dist/sm90/attn_dist.cu", OPERATOR, defines, arch.name)
+    return KernelSource(SOURCES[arch.name], OPERATOR, defines, arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    if arch_name not in (None, "sm_90a"):
-        return ()
-    hopper = arches.named("sm_90a")
     return tuple(
-        variant(hopper, d_qk=d_qk, dtype=dtype, pass_heads=pass_heads)
+        variant(arches.named(name), d_qk=d_qk, dtype=dtype, pass_heads=pass_heads)
+        for name in SOURCES
+        if arch_name in (None, name)
         for d_qk in D_QK
         for dtype in DTYPES
         for pass_heads in PASS_HEADS

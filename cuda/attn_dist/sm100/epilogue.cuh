@@ -1,0 +1,182 @@
+// The epilogue warps: exponentials, their sum over heads, and the row. A thread has one slot of a block: its lane of
+// Tensor Memory holds the products of the slot's key with all heads.
+#pragma once
+
+#include "../../common/math.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/sm100/tcgen05.cuh"
+#include "../../common/sm100/vector_math.cuh"
+#include "params.cuh"
+#include "storage.cuh"
+
+namespace cupymla::attn_dist {
+
+template <typename Config>
+struct Epilogue {
+  static constexpr float kLeastDivisor = 1e-10f;
+  static constexpr int kStep = Config::kHeadStep;
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const int rank;  // of this CTA in its pair
+  const int warp = threadIdx.x / 32 % Config::kEpilogueWarps;
+  const int lane = threadIdx.x % 32;
+  PassRing<Config> passes;
+  Ring<Config::kAccumulators> accumulators;
+  uint32_t rows = 0;  // normalised so far
+
+  __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params, int rank)
+      : storage(storage), params(params), rank(rank), passes(storage) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      const Pass pass = passes.wait();
+      __syncwarp();
+      if (lane == 0) passes.release();
+      passes.advance();
+      if (pass.last()) break;
+      if (!pass.empty()) sum_up(pass);
+      if (pass.first_head == 0) clear_rest(pass);
+    }
+  }
+
+  __device__ __forceinline__ int32_t slot_of(int32_t block) const {
+    return block * Config::kSlots + rank * Config::kCtaSlots + warp * 32 + lane;
+  }
+
+  __device__ __forceinline__ void sum_up(const Pass& pass) {
+    keep_lse(pass);
+    float written = 0.f;
+    for (int32_t block = pass.begin_block; block < pass.end_block; ++block) {
+      const int32_t slot = slot_of(block);
+      const bool valid = pass.slots.is_valid(pass.slots.token(slot));
+      float sum = take_block(pass, __any_sync(0xffffffffu, valid));
+      if (!valid) sum = 0.f;
+      if (slot < params.topk) {
+        if (pass.first_head != 0) sum += __ldcg(pass.dist + slot);
+        __stcg(pass.dist + slot, sum);
+        written += sum;
+      }
+    }
+    if (params.normalize != 0 && pass.first_head + pass.heads == params.h_q) divide(pass, written);
+  }
+
+  // This warp's copy of the pass's lse, negated; heads that do not exist have weight 0.
+  __device__ __forceinline__ void keep_lse(const Pass& pass) {
+    __syncwarp();
+    for (int head = lane; head < Config::kHeads; head += 32) {
+      const bool exists = head < pass.heads;
+      const float lse = exists ? __ldg(pass.lse + (pass.first_head + head) * params.lse_head) : positive_infinity();
+      storage.minus_lse[warp][head] = -lse;
+    }
+    __syncwarp();
+  }
+
+  // The sum over heads of this thread's slot of the next block; of a block that the warp has no use for, zero.
+  __device__ __forceinline__ float take_block(const Pass& pass, bool wanted) {
+    storage.done[accumulators.stage].wait(accumulators.full);
+    sm100::fence_after_sync();
+    const float sum = wanted ? sum_heads(pass.heads) : 0.f;
+    sm100::fence_before_sync();
+    __syncwarp();
+    if (lane == 0) arrive_taken();
+    accumulators.advance();
+    return sum;
+  }
+
+  __device__ __forceinline__ void arrive_taken() {
+    Mbarrier& taken = storage.taken[accumulators.stage];
+    if constexpr (Config::kCtas == 2) {
+      cluster_arrive_at(cluster_address(smem_address(&taken.state), 0));
+    } else {
+      taken.arrive();
+    }
+  }
+
+  // The next heads come in while these are summed up.
+  __device__ __forceinline__ float sum_heads(int32_t heads) const {
+    const uint32_t place =
+        sm100::tmem_lane(storage.tmem + accumulators.stage * Config::kHeads, static_cast<uint32_t>(warp) * 32);
+    float even[kStep], odd[kStep];
+    float2 sums[2] = {};
+    sm100::tmem_load(even, place);
+    for (int32_t first = 0;; first += 2 * kStep) {
+      arrived(even);
+      const bool more = first + kStep < heads;
+      if (more) sm100::tmem_load(odd, place + first + kStep);
+      add_heads(even, first, heads, sums);
+      if (!more) break;
+      arrived(odd);
+      const bool again = first + 2 * kStep < heads;
+      if (again) sm100::tmem_load(even, place + first + 2 * kStep);
+      add_heads(odd, first + kStep, heads, sums);
+      if (!again) break;
+    }
+    const float2 sum = sm100::add(sums[0], sums[1]);
+    return sum.x + sum.y;
+  }
+
+  __device__ __forceinline__ void arrived(float (&products)[kStep]) const {
+    sm100::wait_loads();
+    // Nothing that needs the products may move ahead of the wait.
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) make_opaque(products[i]);
+  }
+
+  // Adds the weights of `kStep` heads from `first` on, of which there are `heads`.
+  __device__ __forceinline__ void add_heads(float (&products)[kStep], int32_t first, int32_t heads,
+                                            float2 (&sums)[2]) const {
+    if (heads - first < kStep) {
+      // Q of absent heads is zero, their lse +inf; but zero times a key's infinity is NaN.
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) products[i] = first + i < heads ? products[i] : 0.f;
+    }
+    const float4* minus_lse = reinterpret_cast<const float4*>(storage.minus_lse[warp] + first);
+    const float2 scale = make_float2(params.scale, params.scale), unit = make_float2(params.unit, params.unit);
+#pragma unroll
+    for (int i = 0; i < kStep / 4; ++i) {
+      const float4 lse = minus_lse[i];
+      const float2 low = make_float2(products[4 * i], products[4 * i + 1]);
+      const float2 high = make_float2(products[4 * i + 2], products[4 * i + 3]);
+      sums[0] = sm100::add(sums[0], weights(low, scale, make_float2(lse.x, lse.y), unit));
+      sums[1] = sm100::add(sums[1], weights(high, scale, make_float2(lse.z, lse.w), unit));
+    }
+  }
+
+  __device__ __forceinline__ float2 weights(float2 product, float2 scale, float2 minus_lse, float2 unit) const {
+    const float2 exponent = sm100::multiply(sm100::multiply_add(product, scale, minus_lse), unit);
+    return make_float2(exp2_approx(exponent.x), exp2_approx(exponent.y));
+  }
+
+  // Zeros past the blocks that can have valid slots.
+  __device__ __forceinline__ void clear_rest(const Pass& pass) const {
+    for (int32_t block = pass.end_block; block < pass.row_end_block; ++block) {
+      const int32_t slot = slot_of(block);
+      if (slot < params.topk) __stcg(pass.dist + slot, 0.f);
+    }
+  }
+
+  // Divides the row by its sum. Each thread reads what it wrote itself.
+  __device__ __forceinline__ void divide(const Pass& pass, float written) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) written += __shfl_xor_sync(0xffffffffu, written, mask);
+    auto& mass = storage.mass[rows & 1u];
+    if (lane < Config::kCtas) {
+      cluster_store_float(cluster_address(smem_address(&mass[rank * Config::kEpilogueWarps + warp]), lane), written);
+      cluster_arrive_at(cluster_address(smem_address(&storage.mass_ready.state), lane));
+    }
+    __syncwarp();
+    cluster_wait_at(storage.mass_ready, rows & 1u);
+    ++rows;
+    float total = 0.f;
+#pragma unroll
+    for (int i = 0; i < Config::kCtas * Config::kEpilogueWarps; ++i) total += mass[i];
+    const float divisor = max_nan(total, kLeastDivisor);
+    for (int32_t block = pass.begin_block; block < pass.end_block; ++block) {
+      const int32_t slot = slot_of(block);
+      if (slot < params.topk) __stcg(pass.dist + slot, __ldcg(pass.dist + slot) / divisor);
+    }
+  }
+};
+
+}  // namespace cupymla::attn_dist

@@ -1,0 +1,98 @@
+// Shared memory and barriers of the kernel.
+//
+// With kHeads = 128 a pair of CTAs works on a query, with 64 one CTA. "Leader" is the even CTA of a pair, or the CTA.
+//
+// barrier       | in     | arrivals                         | who waits     | what it says
+// --------------+--------+----------------------------------+---------------+---------------------------------------
+// pass_full[p]  | each   | 1 planner                        | all roles     | pass p is described
+// pass_free[p]  | each   | 4 producers, 4 epilogue warps,   | planner       | everybody has read the description
+//               |        | the leader's multiplier          |               |
+// q_full[t]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of the pass's Q are in
+// q_free[t]     | each   | 1 (commit)                       | producer      | the last products with them are done
+// k_full[s]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of a block of keys are in
+// k_free[s]     | each   | 1 (commit)                       | producer      | the products with them are done
+// done[a]       | each   | 1 (commit)                       | epilogue      | accumulator a holds a block's products
+// taken[a]      | leader | 4 epilogue warps of every CTA    | multiplier    | accumulator a has been read
+// mass_ready    | each   | 4 epilogue warps of every CTA    | epilogue      | the sums of the row's parts are here
+//
+// A pass is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use pass barriers only.
+//
+//   time | planner         | producer                 | multiplier (leader)        | epilogue
+//   -----+-----------------+--------------------------+----------------------------+----------------------------
+//    |   | pass 0          |                          |                            |
+//    |   | pass 1          | Q tile 0, keys tile 0    |                            | lse of pass 0
+//    |   | pass 2          | Q tile 1, keys tile 1    | block 0, tile 0 -> acc. 0  |
+//    |   | pass 3          |   ...                    | block 0, tile 1            |
+//    |   | (pass 0 read by | keys of block 1, tile 0  |   ...                      |
+//    |   |  everybody)     |   ...                    | block 1 -> accumulator 1   | exponentials of block 0
+//    |   | pass 4          | keys of the last block   |   ...                      |   ...
+//    v   |                 | Q tile 0 of pass 1 behind the last products with it   | the last block's; normalise
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "../../common/cluster_exchange.cuh"
+#include "../../common/ring.cuh"
+#include "config.cuh"
+
+namespace cupymla::attn_dist {
+
+// What the planner tells the other roles of a pass.
+struct Pass {
+  sm100::QuerySlots slots;
+  const float* lse;    // of head 0 of the query
+  float* dist;         // of the query
+  int32_t batch, query;
+  int32_t first_head;  // negative: there are no more passes
+  int32_t heads;       // of this pass, up to kHeads
+  int32_t begin_block, end_block;  // that hold the slots that can be valid
+  int32_t row_end_block;           // blocks from end_block to this one get zeros
+
+  __device__ __forceinline__ bool last() const { return first_head < 0; }
+  __device__ __forceinline__ bool empty() const { return begin_block == end_block; }
+};
+
+template <typename Config>
+struct alignas(1024) Storage {
+  uint8_t q[Config::kTiles][Config::kHeadTileBytes];
+  uint8_t k[Config::kStages][Config::kKeyTileBytes];
+
+  alignas(16) float minus_lse[Config::kEpilogueWarps][Config::kHeads];
+  float mass[2][Config::kCtas * Config::kEpilogueWarps];  // for even and odd rows
+  Pass pass[Config::kPasses];
+
+  Mbarrier pass_full[Config::kPasses], pass_free[Config::kPasses];
+  Mbarrier q_full[Config::kTiles], q_free[Config::kTiles];
+  Mbarrier k_full[Config::kStages], k_free[Config::kStages];
+  Mbarrier done[Config::kAccumulators], taken[Config::kAccumulators];
+  Mbarrier mass_ready;
+  uint32_t tmem;
+};
+
+constexpr int kSharedMemoryLimit = 227 * 1024;
+static_assert(sizeof(Storage<Config<576, 128>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<576, 64>>) <= kSharedMemoryLimit);
+
+// Heads of a pass that are multiplied.
+template <typename Config>
+__device__ __forceinline__ int32_t padded_heads(const Pass& pass) {
+  return (pass.heads + Config::kHeadStep - 1) / Config::kHeadStep * Config::kHeadStep;
+}
+
+// A role's place in the ring of passes.
+template <typename Config>
+struct PassRing {
+  Storage<Config>& storage;
+  Ring<Config::kPasses> ring;
+
+  __device__ __forceinline__ explicit PassRing(Storage<Config>& storage) : storage(storage) {}
+
+  // The next description. To be released by one thread of the role's warp, once all have read it.
+  __device__ __forceinline__ const Pass& wait() {
+    storage.pass_full[ring.stage].wait(ring.full);
+    return storage.pass[ring.stage];
+  }
+  __device__ __forceinline__ void release() { storage.pass_free[ring.stage].arrive(); }
+  __device__ __forceinline__ void advance() { ring.advance(); }
+};
+
+}  // namespace cupymla::attn_dist

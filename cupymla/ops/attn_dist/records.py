@@ -1,0 +1,107 @@
+"""The parameter records of attn_dist's kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+from ...build.source import KernelSource
+from ...tensor import View
+from ..kv_rows import KvRows
+from ..mla import lead_strides
+from . import plan
+from .spec import Problem
+
+_SHARED = (
+    *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+    *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query")),
+    *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
+    *((name, ctypes.c_int64) for name in ("dist_batch", "dist_query")),
+    *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
+    *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
+)
+
+
+class Hopper(ctypes.Structure):
+    """Twin of `Parameters` in cuda/attn_dist/sm90/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("kv", "indices", "topk_length", "lse", "dist")),
+        *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
+        *_SHARED,
+        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
+        *((name, ctypes.c_int32) for name in ("slices", "slice_blocks", "causal", "normalize")),
+        *((name, ctypes.c_float) for name in ("scale", "unit")),
+    )
+
+
+class Blackwell(ctypes.Structure):
+    """Twin of `Parameters` in cuda/attn_dist/sm100/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "lse", "dist")),
+        *_SHARED,
+        *((name, ctypes.c_int32) for name in ("token_rows", "batch_rows")),
+        ("queries", ctypes.c_uint32),
+        *((name, ctypes.c_int32) for name in ("slices", "slice_blocks", "causal", "normalize")),
+        *((name, ctypes.c_float) for name in ("scale", "unit")),
+    )
+
+
+def record(source: KernelSource) -> type[Hopper] | type[Blackwell]:
+    """The record of a kernel variant."""
+    return Hopper if source.arch == "sm_90a" else Blackwell
+
+
+def hopper(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Hopper:
+    """The record without addresses."""
+    kv_batch, kv_token = problem.shared.kv_strides
+    return Hopper(
+        kv_batch_bytes=kv_batch * 2,
+        kv_token_bytes=kv_token * 2,
+        groups=dealt.groups,
+        group_tokens=dealt.group_tokens,
+        **_shared(problem, dealt, lse, dist),
+    )
+
+
+def blackwell(problem: Problem, rows: KvRows, tokens: int, dealt: plan.Deal, lse: View, dist: View) -> Blackwell:
+    """The record without addresses; `tokens` are the queries of all batch entries together."""
+    return Blackwell(
+        token_rows=rows.token_rows,
+        batch_rows=rows.batch_rows,
+        queries=tokens,
+        **_shared(problem, dealt, lse, dist),
+    )
+
+
+def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[str, Any]:
+    shared = problem.shared
+    indices_batch, indices_query = shared.indices_strides
+    length_batch, length_query = shared.topk_length_strides
+    lse_batch, lse_query, lse_head = lead_strides(lse, shared)
+    dist_batch, dist_query, _ = lead_strides(dist, shared)
+    return {
+        "indices_batch": indices_batch,
+        "indices_query": indices_query,
+        "topk_length_batch": length_batch,
+        "topk_length_query": length_query,
+        "lse_batch": lse_batch,
+        "lse_query": lse_query,
+        "lse_head": lse_head,
+        "dist_batch": dist_batch,
+        "dist_query": dist_query,
+        "q_start": shared.q_start,
+        "k_stride": shared.k_stride,
+        "s_q": shared.s_q,
+        "s_kv": shared.s_kv,
+        "h_q": shared.h_q,
+        "topk": shared.topk,
+        "slices": dealt.slices,
+        "slice_blocks": dealt.slice_blocks,
+        "causal": int(shared.causal),
+        "normalize": int(problem.normalize == "l1"),
+        "scale": shared.sm_scale * (math.log2(math.e) if shared.lse_base == "2" else 1.0),
+        "unit": 1.0 if shared.lse_base == "2" else math.log2(math.e),
+    }

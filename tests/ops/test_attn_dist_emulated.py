@@ -1,0 +1,116 @@
+"""The Blackwell kernel of attn_dist on the host emulator: its own plan and binding keep the comparison law."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_kit import case_parameters, check, check_inputs, settings
+
+from cupymla import arch, build
+from cupymla.ops.attn_dist import plan
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.testing.emulated import emulated
+from cupymla.testing.operators import Array, Subject
+
+pytestmark = pytest.mark.compile
+
+SUBJECT = Subject("attn_dist")
+
+
+@pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
+def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+    check(SUBJECT, case, mode)
+
+
+WALKS = (
+    # A pair of CTAs: every ring comes round, heads are padded, and the last pass has fewer than 128 of them.
+    sized(161, 512, 1100, 4, 1200, "_pair", "masks", lengths="hostile", selection="full", normalize="l1"),
+    # One CTA, and rows that end in blocks without a valid slot.
+    sized(33, 576, 600, 7, 700, "_one", "masks", lengths="hostile", selection="empty", normalize="l1"),
+)
+
+
+@pytest.mark.parametrize(("case", "mode"), [(WALKS[0], "random"), (WALKS[1], "lazy")], ids=str)
+def test_a_cluster_walks_several_queries_of_many_blocks(case: MlaCase, mode: str) -> None:
+    """Stages, accumulators, Q, passes and row sums are used again, past queries without a slot."""
+    cluster = 2 if case.h_q > 64 else 1
+    (launch,) = check(SUBJECT, case, mode, multiprocessors=cluster)
+    assert (launch.grid, launch.cluster) == ((cluster, 1, 1), cluster)
+
+
+def dist(inputs: dict[str, Any], mode: Any, seed: int, multiprocessors: int) -> Array:
+    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+        return machine.run(SUBJECT, inputs)[0]
+
+
+def test_the_same_bits_whatever_the_order_and_however_slots_are_dealt() -> None:
+    case = sized(65, 512, 600, 2, 700, "_bits", "shapes")
+    inputs = SUBJECT.cases.inputs(case, 3)
+    first = dist(inputs, "eager", 1, 2)
+    for seed, multiprocessors in ((2, 2), (3, 4), (4, 8)):
+        np.testing.assert_array_equal(dist(inputs, "random", seed, multiprocessors), first)
+
+
+def batches(layout: str, rng: np.random.Generator, like: Array) -> Array:
+    """KV (2, 90, 512) whose strides are no multiples of each other's, or zero."""
+    if layout == "interleaved":
+        return rng.standard_normal((90, 2, 512)).astype(like.dtype).transpose(1, 0, 2)
+    if layout == "one token":
+        return np.broadcast_to(rng.standard_normal((2, 1, 512)).astype(like.dtype), (2, 90, 512))
+    words = rng.standard_normal(90 * 520 * 2 + 8).astype(like.dtype)
+    size = like.itemsize
+    return np.lib.stride_tricks.as_strided(words, (2, 90, 512), ((90 * 520 + 8) * size, 520 * size, size))
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "one token", "odd distance"])
+def test_keys_are_gathered_from_any_layout(layout: str) -> None:
+    case = sized(16, 512, 65, 2, 90, "_layout", "strides", batch=2)
+    inputs = SUBJECT.cases.inputs(case, 4)
+    inputs["kv"] = batches(layout, np.random.default_rng(5), inputs["kv"])
+    inputs["lse"] = np.full_like(inputs["lse"], 30.0)  # what these keys' forward gives would do as well
+    check_inputs(SUBJECT, inputs, "eager")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_infinities_of_a_selected_key_stay_in_its_slot(sign: float) -> None:
+    """Heads that pad the product meet them as zero times infinity."""
+    case = sized(20, 512, 65, 1, 90, "_infinite", "options", selection="full")
+    inputs = SUBJECT.cases.inputs(case, 6)
+    inputs["kv"] = inputs["kv"].copy()
+    inputs["kv"][inputs["indices"][0, 7], 5] = np.inf * sign
+    got = dist(inputs, "eager", 1, 2)
+    with np.errstate(all="ignore"):
+        (wanted,) = SUBJECT.reference(inputs, "same")
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
+    np.testing.assert_allclose(got[np.isfinite(got)], wanted[np.isfinite(wanted)], rtol=1e-4)
+
+
+SOURCES = [source for target in ("sm_100a", "sm_103a") for source in plan.sources(target)]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_tensor_memory_and_shared_memory_are_within_budget(source: build.KernelSource) -> None:
+    facts = build.cubin(source, fail_on_spill=True).facts
+    assert facts["tmem_columns"] <= 512 and facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
+
+
+@pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="needs cuobjdump of the CUDA toolkit")
+@pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
+def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, tmp_path: Path) -> None:
+    """One thread issues products and gathers, without the loops over lanes that the compiler makes where it cannot
+    tell; Tensor Memory is read 32 columns at a time, arithmetic is in pairs."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(build.cubin(plan.variant(arch.named("sm_100a"), pass_heads=pass_heads)).data)
+    sass = subprocess.run(["cuobjdump", "-sass", str(path)], capture_output=True, text=True, check=True).stdout
+    pair = r"\.2CTA" if pass_heads == 128 else r""
+    counts = {name: len(re.findall(name, sass)) for name in (rf"UTCHMMA{pair} ", rf"GATHER4{pair} ", "FFMA2 ")}
+    assert list(counts.values()) == [4, 8, 32], counts
+    assert len(re.findall(r"LDTM\.x32", sass)) == 3
+    for issued in re.finditer(r"(UTCHMMA|UTMALDG|UTCBAR)", sass):
+        assert "BRA.U.ANY" not in sass[issued.start() : issued.start() + 600]
