@@ -59,7 +59,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse MLA attention, gradients",
         kernels=(KernelEntry("sparse_mla_bwd", "sm_90a"),),
     ),
-    OperatorEntry("sparse_mla_bwd_phase1", "first phase of the sparse MLA backward: scores and delta"),
+    OperatorEntry(
+        "sparse_mla_bwd_phase1",
+        "first phase of the sparse MLA backward: scores and delta",
+        kernels=tuple(KernelEntry("sparse_mla_bwd_phase1", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+    ),
     OperatorEntry(
         "attn_dist",
         "attention distribution summed over heads",
