@@ -57,7 +57,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "sparse_mla_bwd",
         "sparse MLA attention, gradients",
-        kernels=(KernelEntry("sparse_mla_bwd", "sm_90a"),),
+        kernels=(
+            KernelEntry("sparse_mla_bwd", "sm_90a"),
+            KernelEntry("sparse_mla_bwd", "sm_100a"),
+            KernelEntry("sparse_mla_bwd", "sm_103a", first="sm_100a"),
+        ),
     ),
     OperatorEntry(
         "sparse_mla_bwd_phase1",

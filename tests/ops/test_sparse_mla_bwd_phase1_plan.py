@@ -109,7 +109,7 @@ def test_targets_without_a_kernel(name: str) -> None:
 def test_calls_on_other_gpus_are_refused() -> None:
     """Said as UnsupportedError, with what would work, before anything is compiled."""
     with interpreted("sm_90a", 4) as machine, pytest.raises(UnsupportedError, match=r"phase1.*sm_90a.*Blackwell.*CPU"):
-        machine.run(Subject(plan.OPERATOR), cases.inputs(cases.CASES[0], 0))
+        machine.run(Subject("sparse_mla_bwd_phase1"), cases.inputs(cases.CASES[0], 0))
 
 
 @pytest.mark.compile

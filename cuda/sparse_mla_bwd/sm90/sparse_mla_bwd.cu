@@ -2,10 +2,10 @@
 // stages follow each other is told in ../README.md, the mathematics are in cupymla/ops/sparse_mla_bwd/README.md.
 #include "../../common/entry.cuh"
 #include "attention.cuh"
-#include "dkv_rows.cuh"
-#include "sink.cuh"
-#include "slot_lists.cuh"
-#include "sum_rows.cuh"
+#include "../dkv_rows.cuh"
+#include "../sink.cuh"
+#include "../slot_lists.cuh"
+#include "../sum_rows.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"

@@ -3,12 +3,10 @@
 #pragma once
 
 #include "../../common/dot.cuh"
+#include "../sink.cuh"
 #include "gradients.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity.
-__device__ __forceinline__ float left_share(float x) { return 1.f / (1.f + exp2f(x)); }
 
 // Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
 template <typename Config, typename Element>
