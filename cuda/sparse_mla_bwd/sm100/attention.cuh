@@ -16,12 +16,14 @@ __device__ __forceinline__ void set_up(Storage<Config>& storage) {
     storage.k_full.init(1);
     storage.k_free.init(1);
     storage.slots_full.init(1);
-    storage.scores_full.init(1);
-    storage.received.init(kWarps);
+    for (int i = 0; i < 2; ++i) {
+      storage.scores_full[i].init(1);
+      storage.received[i].init(kWarps);
+      storage.dkv_full[i].init(1);
+    }
     storage.consumed.init(Config::kCluster * kWarps);
     storage.tiles_full.init(Config::kCluster * kWarps);
     storage.tiles_free.init(Config::kCluster);
-    storage.dkv_full.init(1);
     storage.sums_free.init(kWarps);
     fence_mbarrier_init();
   }

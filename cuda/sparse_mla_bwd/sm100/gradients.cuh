@@ -39,9 +39,9 @@ __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>&
   constexpr int kRopeColumns = Config::kHasRope ? Config::kSlots / 2 : 1;
   Storage<Config>& storage = worker.storage;
   const bool has_rope = Config::kHasRope && worker.rank == 0;
-  storage.dkv_full.wait(worker.parity);
+  storage.dkv_full[worker.group].wait(worker.parity);
   sm100::fence_after_sync();
-  if (threadIdx.x / 32 == 0) worker.arrive_at_both(storage.tiles_free);
+  if (threadIdx.x / 32 == Config::kWorkerWarps - 1) worker.arrive_at_both(storage.tiles_free);
   uint32_t values[2][32], rope[kRopeColumns];
   const uint32_t sums = worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots;
   sm100::tmem_load_32(values[0], sums);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>&
     if (token >= 0) targets.write(slot, token, channel, __uint_as_float(values[slot / 32][slot % 32]));
   }
   if constexpr (Config::kHasRope) {
-    // An accumulator of 64 rows has 16 of them in each quarter of the lanes.
+    // The RoPE tile's accumulator, of 64 rows, has 16 of them in each quarter of the lanes.
     if (!has_rope || worker.lane >= 16) return;
 #pragma unroll
     for (int i = 0; i < kRopeColumns; ++i) {

@@ -37,36 +37,29 @@ struct Products {
       storage.sums_free.wait(parity ^ 1u);
       storage.k_full.wait(parity);
       sm100::fence_after_sync();
-      multiply_scores();
-      sm100::commit(storage.scores_full);
+      multiply_scores<0>(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
+      multiply_scores<1>(dout, Config::kValueScores, Config::kOwnTiles);
       cluster_wait_at(storage.tiles_full, parity);
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);
       multiply_key_gradient();
-      sm100::commit(storage.dkv_full);
       parity ^= 1u;
     }
   }
 
-  // S = Q K^T and dP = dO V^T: heads x slots.
-  __device__ __forceinline__ void multiply_scores() const {
+  // S = Q K^T or dP = dO V^T: heads x slots.
+  template <int kWhich>
+  __device__ __forceinline__ void multiply_scores(uint64_t heads, uint32_t column, int tiles) const {
     constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kHeads, Config::kSlots, kFp16);
-    const int tiles = Config::kOwnTiles + (has_rope ? 1 : 0);
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
       for (int step = 0; step < Config::kTileColumns / 16; ++step) {
-        sm100::mma_f16(tmem + Config::kScores, q + tile * kHeadTile + step * kStep, k + tile * kSlotTile + step * kStep,
+        sm100::mma_f16(tmem + column, heads + tile * kHeadTile + step * kStep, k + tile * kSlotTile + step * kStep,
                        kInstruction, tile + step != 0);
       }
     }
-    for (int tile = 0; tile < Config::kOwnTiles; ++tile) {
-#pragma unroll
-      for (int step = 0; step < Config::kTileColumns / 16; ++step) {
-        sm100::mma_f16(tmem + Config::kValueScores, dout + tile * kHeadTile + step * kStep,
-                       k + tile * kSlotTile + step * kStep, kInstruction, tile + step != 0);
-      }
-    }
+    sm100::commit(storage.scores_full[kWhich]);
   }
 
   // dQ += dS K: heads x channels.
@@ -92,6 +85,13 @@ struct Products {
     constexpr int kSteps = Config::kHeads / 16;
     constexpr uint32_t kWide = sm100::instruction_f16(2 * Config::kTileColumns, Config::kSlots, kFp16, true, true);
     constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kTileColumns, Config::kSlots, kFp16, true, true);
+    if (has_rope) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        sm100::mma_f16(tmem + Config::kKeyGradientRope, q_across + Config::kRopeTile * kHeadTile + step * kStepRows,
+                       ds_across + step * kStepRows, kNarrow, step != 0);
+      }
+    }
     for (int half = 0; half < Config::kOwnTiles / 2; ++half) {
       const uint32_t d = tmem + Config::kKeyGradient + half * Config::kSlots;
 #pragma unroll
@@ -104,12 +104,7 @@ struct Products {
         sm100::mma_f16(d, dout_across + 2 * half * kHeadTile + step * kStepRows, p_across + step * kStepRows, kWide,
                        true);
       }
-    }
-    if (!has_rope) return;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      sm100::mma_f16(tmem + Config::kKeyGradientRope, q_across + Config::kRopeTile * kHeadTile + step * kStepRows,
-                     ds_across + step * kStepRows, kNarrow, step != 0);
+      sm100::commit(storage.dkv_full[half]);
     }
   }
 };

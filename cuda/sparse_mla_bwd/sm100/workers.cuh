@@ -96,61 +96,61 @@ struct Worker {
     storage.slots_full.wait(parity);
     const uint64_t valid = storage.valid[parity];
     occupied = occupied || valid != 0;
-    float scores[kColumns], value_scores[kColumns];
-    sum_over_channels(scores, value_scores);
-    arrive_at_both(storage.consumed);
     const uint32_t mask = has_head ? static_cast<uint32_t>(valid >> own_slot) : 0u;
+    float probabilities[kColumns], gradients[kColumns];
+    sum_over_channels<0>(probabilities);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse));
-      scores[i] = (mask >> i & 1u) != 0 ? p : 0.f;
+      const float p = exp2_approx(fmaf(probabilities[i], params.scale_log2, -lse));
+      probabilities[i] = (mask >> i & 1u) != 0 ? p : 0.f;
     }
-    if (attn_dist != nullptr) add_distribution(attn_dist + own_slot, slots_left - own_slot, scores);
+    if (attn_dist != nullptr) add_distribution(attn_dist + own_slot, slots_left - own_slot, probabilities);
+    sum_over_channels<1>(gradients);
+    arrive_at_both(storage.consumed);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const float p = scores[i] * share, ds = p * (value_scores[i] - delta) * params.sm_scale;
-      scores[i] = (mask >> i & 1u) != 0 ? p : 0.f;
-      value_scores[i] = (mask >> i & 1u) != 0 ? ds : 0.f;
+      const float p = probabilities[i] * share, ds = p * (gradients[i] - delta) * params.sm_scale;
+      probabilities[i] = (mask >> i & 1u) != 0 ? p : 0.f;
+      gradients[i] = (mask >> i & 1u) != 0 ? ds : 0.f;
     }
     cluster_wait_at(storage.consumed, parity);
-    store_to_both(storage.p, scores);
-    store_to_both(storage.ds, value_scores);
+    store_to_both(storage.p, probabilities);
+    store_to_both(storage.ds, gradients);
     fence_async_cluster();
     arrive_at_both(storage.tiles_full);
   }
 
-  // This thread's 16 slots of S and dP: what this CTA's channels give, and the other's, which its twin hands over.
-  __device__ __forceinline__ void sum_over_channels(float (&scores)[kColumns], float (&value_scores)[kColumns]) const {
-    uint32_t own[2][kColumns], other[2][kColumns];
-    storage.scores_full.wait(parity);
+  // This thread's 16 slots of S (0) or dP (1): what this CTA's channels give, and the other's, which its twin hands over.
+  template <int kWhich>
+  __device__ __forceinline__ void sum_over_channels(float (&sums)[kColumns]) const {
+    uint32_t own[kColumns], other[kColumns];
+    storage.scores_full[kWhich].wait(parity);
     sm100::fence_after_sync();
-    sm100::tmem_load_16(other[0], tmem + Config::kScores + other_slot);
-    sm100::tmem_load_16(other[1], tmem + Config::kValueScores + other_slot);
-    sm100::tmem_load_16(own[0], tmem + Config::kScores + own_slot);
-    sm100::tmem_load_16(own[1], tmem + Config::kValueScores + own_slot);
+    const uint32_t scores = tmem + (kWhich == 0 ? Config::kScores : Config::kValueScores);
+    sm100::tmem_load_16(other, scores + other_slot);
+    sm100::tmem_load_16(own, scores + own_slot);
     sm100::wait_loads();
     sm100::fence_before_sync();
 
-    cluster_wait_at(storage.tiles_free, parity ^ 1u);
-    const uint32_t twin = cluster_address(smem_address(&storage.staging[0][threadIdx.x]), 1 - rank);
+    if (kWhich == 0) cluster_wait_at(storage.tiles_free, parity ^ 1u);
+    auto& staging = storage.staging[kWhich];
+    const uint32_t twin = cluster_address(smem_address(&staging[0][threadIdx.x]), 1 - rank);
 #pragma unroll
-    for (int i = 0; i < 2 * kColumns / 4; ++i) {
-      const uint32_t* four = other[i / 4] + i % 4 * 4;
-      cluster_store_float4(twin + i * static_cast<uint32_t>(sizeof(storage.staging[0])), __uint_as_float(four[0]),
-                           __uint_as_float(four[1]), __uint_as_float(four[2]), __uint_as_float(four[3]));
+    for (int i = 0; i < kColumns / 4; ++i) {
+      cluster_store_float4(twin + i * static_cast<uint32_t>(sizeof(staging[0])), __uint_as_float(other[4 * i]),
+                           __uint_as_float(other[4 * i + 1]), __uint_as_float(other[4 * i + 2]),
+                           __uint_as_float(other[4 * i + 3]));
     }
     __syncwarp();
-    if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&storage.received), 1 - rank));
-    cluster_wait_at(storage.received, parity);
+    if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&storage.received[kWhich]), 1 - rank));
+    cluster_wait_at(storage.received[kWhich], parity);
 #pragma unroll
-    for (int i = 0; i < 2 * kColumns / 4; ++i) {
-      const float4 four = storage.staging[i][threadIdx.x];
-      const uint32_t* mine = own[i / 4] + i % 4 * 4;
-      float* sums = (i < kColumns / 4 ? scores : value_scores) + i % 4 * 4;
-      sums[0] = __uint_as_float(mine[0]) + four.x;
-      sums[1] = __uint_as_float(mine[1]) + four.y;
-      sums[2] = __uint_as_float(mine[2]) + four.z;
-      sums[3] = __uint_as_float(mine[3]) + four.w;
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const float4 four = staging[i][threadIdx.x];
+      sums[4 * i] = __uint_as_float(own[4 * i]) + four.x;
+      sums[4 * i + 1] = __uint_as_float(own[4 * i + 1]) + four.y;
+      sums[4 * i + 2] = __uint_as_float(own[4 * i + 2]) + four.z;
+      sums[4 * i + 3] = __uint_as_float(own[4 * i + 3]) + four.w;
     }
   }
 
