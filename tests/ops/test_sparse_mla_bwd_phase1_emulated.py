@@ -1,70 +1,34 @@
 """The sm_100a kernel of sparse_mla_bwd_phase1 on the host emulator: its own plan and binding keep the comparison law.
 
-Cases are the operator's, with fewer queries: the emulator takes seconds for each. The cheapest of each intent run
-always, each in one mode, so that all modes have their turn; `--interpret-all` runs every small case in every mode.
 Compiles, needs no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
+from emulated_kit import case_parameters, check, check_inputs
 
-from cupymla.emulate import Settings
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
 
-OPERATOR = "sparse_mla_bwd_phase1"
-MODES = ("lazy", "random", "eager")
-QUERIES = 2
-MOST_QUERIES = 6
-MULTIPROCESSORS = 2
-SUBJECT = Subject(OPERATOR)
+pytestmark = pytest.mark.compile
+
+SUBJECT = Subject("sparse_mla_bwd_phase1")
 
 
-def shortened(case: MlaCase, queries: int) -> MlaCase:
-    """The case with fewer queries; which tokens they may see is the same."""
-    fewer = max(1, queries // (case.batch or 1)) if case.s_q else 0
-    return case if case.s_q <= fewer else replace(case, s_q=fewer)
-
-
-def parameters() -> Iterator[object]:
-    always = {case.name: MODES[k % len(MODES)] for k, case in enumerate(SUBJECT.small_grid(1))}
-    for case in SUBJECT.cases.CASES:
-        for mode in MODES:
-            runs = always.get(case.name) == mode
-            marks = [] if runs else [pytest.mark.interpret_all]
-            few = shortened(case, QUERIES if runs else MOST_QUERIES)
-            yield pytest.param(few, mode, id=f"{case.name}-{mode}", marks=marks)
-
-
-def check(case: MlaCase, mode: Any, seed: int = 1) -> None:
-    with emulated("sm_100a", MULTIPROCESSORS, Settings(mode, seed)) as machine:
-        compare.require(machine.check(OPERATOR, case))
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(("case", "mode"), list(parameters()))
+@pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
 def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
-    check(case, mode)
+    check(SUBJECT, case, mode)
 
 
-@pytest.mark.compile
 def test_a_pair_of_ctas_walks_several_queries_of_several_blocks() -> None:
     """With one pair, queries come in groups: stages, accumulators and Q are used again, past a query without a slot."""
     case = sized(128, 512, 300, 5, 400, "_groups", "masks", lengths="hostile", selection="full")
-    with emulated("sm_100a", MULTIPROCESSORS, Settings("random", seed=3)) as machine:
-        compare.require(machine.check(OPERATOR, case))
-        assert [geometry.grid[0] for geometry in machine.launches] == [2 * 4]
+    launches = check(SUBJECT, case, "random", seed=3)
+    assert [geometry.grid[0] for geometry in launches] == [2 * 4]
 
 
-@pytest.mark.compile
 @pytest.mark.parametrize("layout", ["odd batch stride", "one kv for all", "one token for all"])
 def test_rows_that_no_stride_of_tokens_reaches(layout: str) -> None:
     """Row numbers count in units that fit the strides of tokens and batch entries, of zero too."""
@@ -77,8 +41,4 @@ def test_rows_that_no_stride_of_tokens_reaches(layout: str) -> None:
         inputs["kv"][...] = kv
     else:
         inputs["kv"] = np.broadcast_to(kv[:1] if layout == "one kv for all" else kv[:, :1], kv.shape)
-    with emulated("sm_100a", MULTIPROCESSORS, Settings("random", seed=7)) as machine:
-        results = machine.run(SUBJECT, inputs)
-    exact, same = SUBJECT.reference(inputs, "float64"), SUBJECT.reference(inputs, "same")
-    for name, got, like, right in zip(SUBJECT.outputs, results, same, exact, strict=True):
-        compare.require([compare.compare(name, got, like, right)])
+    check_inputs(SUBJECT, inputs, "random", seed=7)

@@ -34,7 +34,10 @@ def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
     text = (CUDA / "sparse_mla_bwd" / "stages.cuh").read_text()
     enumerated = re.search(r"enum Stage \{(.*?)\};", text)
     assert enumerated is not None
-    assert [word.strip() for word in enumerated[1].split(",")] == [*(f"k{stage.title()}" for stage in plan.STAGES), "kStages"]
+    assert [word.strip() for word in enumerated[1].split(",")] == [
+        *(f"k{stage.title()}" for stage in plan.STAGES),
+        "kStages",
+    ]
 
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())

@@ -27,6 +27,7 @@ constexpr unsigned kCtaHeads = ThisConfig::kHeads / ThisConfig::kCluster;
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
+constexpr unsigned kStageTmemColumns = kIsAttention ? ThisConfig::kTmemColumns : 0;
 constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
 
 }  // namespace cupymla::sparse_mla_bwd
@@ -52,4 +53,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_bwd::kCtaHeads);
+                     heads_per_cta = cupymla::sparse_mla_bwd::kCtaHeads,
+                     tmem_columns = cupymla::sparse_mla_bwd::kStageTmemColumns);

@@ -1,0 +1,64 @@
+"""What tests of sm_100a kernels on the host emulator share: which cases run in which mode, and how.
+
+Cases are the operators', with fewer queries: the emulator takes a second or so for each. The cheapest of each intent
+run always, each in one mode, so that all modes have their turn; `--interpret-all` runs every small case in every mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cupymla.emulate import MODES, Settings
+from cupymla.launch import Geometry
+from cupymla.ops.mla_cases import MlaCase
+from cupymla.testing import compare
+from cupymla.testing.emulated import emulated
+from cupymla.testing.operators import Array, Subject
+from cupymla.testing.without_gpu import small_cases
+
+QUERIES, MOST_QUERIES = 2, 6
+PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for seconds
+
+
+def shortened(case: MlaCase, queries: int) -> MlaCase:
+    """The case with fewer queries; which tokens they may see is the same."""
+    fewer = max(1, queries // (case.batch or 1))
+    return case if case.s_q <= fewer else replace(case, s_q=fewer)
+
+
+def case_parameters(subject: Subject) -> Iterator[object]:
+    """(case, mode) for `pytest.mark.parametrize`."""
+    always = {case.name: MODES[k % len(MODES)] for k, case in enumerate(subject.small_grid(1))}
+    for case in small_cases(subject):
+        assert isinstance(case, MlaCase)
+        for mode in MODES:
+            runs = always.get(case.name) == mode
+            marks = [] if runs else [pytest.mark.interpret_all]
+            few = shortened(case, QUERIES if runs else MOST_QUERIES)
+            yield pytest.param(few, mode, id=f"{case.name}-{mode}", marks=marks)
+
+
+def settings(mode: Any, seed: int = 1) -> Settings:
+    """Settings of a mode, patient enough for a machine that others use."""
+    return Settings(mode, seed, patience_seconds=PATIENCE_SECONDS)
+
+
+def check(subject: Subject, case: MlaCase, mode: Any, seed: int = 1, multiprocessors: int = 2) -> list[Geometry]:
+    """Run a case and require the comparison law; the launches that it took."""
+    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+        compare.require(machine.check(subject.name, case))
+        return list(machine.launches)
+
+
+def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1) -> tuple[Array, ...]:
+    """The same for inputs of the test's own; the results."""
+    with emulated("sm_100a", 2, settings(mode, seed)) as machine:
+        results = machine.run(subject, inputs)
+    exact, same = subject.reference(inputs, "float64"), subject.reference(inputs, "same")
+    for name, got, like, right in zip(subject.outputs, results, same, exact, strict=False):
+        compare.require([compare.compare(name, got, like.astype(got.dtype), right)])
+    return results
