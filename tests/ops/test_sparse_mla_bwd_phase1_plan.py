@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -14,41 +13,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_kit import MLA, queries_of, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, build, tensor
-from cupymla.ops.mla import MlaProblem
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd_phase1 import cases, cuda, plan, spec
 from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
 
-PROBLEM = MlaProblem(
-    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
-    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
-    indices_strides=(0, 8), topk_length_strides=(0, 0),
-)  # fmt: skip
 BLACKWELL = arch.named("sm_100a")
-HEADER = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_bwd_phase1" / "sm100" / "params.cuh"
-C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64}
-
-
-def record_fields() -> list[tuple[str, object]]:
-    """Name and type of each member of the header's `Parameters`, in order."""
-    text = re.sub(r"//.*", "", HEADER.read_text())
-    body = re.search(r"struct Parameters \{(.*?)\};", text, flags=re.S)
-    assert body is not None
-    fields: list[tuple[str, object]] = []
-    for statement in body[1].split(";")[:-1]:
-        declared = re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (.+)", statement, flags=re.S)
-        assert declared is not None, statement
-        kind = ctypes.c_void_p if declared[2] else C_TYPES[declared[1]]
-        fields += [(name.strip(), kind) for name in declared[3].split(",")]
-    return fields
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    """Swapped or retyped fields of equal size would pass the comparison of sizes that a binding makes."""
-    assert [(field[0], field[1]) for field in cuda.Parameters._fields_] == record_fields()
+    require_twin(cuda.Parameters, "sparse_mla_bwd_phase1/sm100/params.cuh")
 
 
 def test_record_has_the_strides_of_every_array() -> None:
@@ -78,20 +55,18 @@ def test_record_has_the_strides_of_every_array() -> None:
 @given(tokens=st.integers(0, 1000), heads=st.integers(1, 400), multiprocessors=st.integers(1, 200))
 def test_every_block_of_heads_of_every_query_is_dealt_once(tokens: int, heads: int, multiprocessors: int) -> None:
     """The twin of `Work` in work.cuh."""
-    chosen = plan.plan(replace(PROBLEM, s_q=tokens, h_q=heads), BLACKWELL, multiprocessors)
-    dealt = chosen.shares
-    places = []
-    for pair in range(chosen.ctas // 2):
-        block, index = divmod(pair, dealt.ctas)
-        grouped = index < dealt.groups
-        first = index * dealt.group_tokens if grouped else dealt.groups * (dealt.group_tokens - 1) + index
-        places += [(first + n, block) for n in range(dealt.group_tokens if grouped else 1)]
+    chosen = plan.plan(replace(MLA, s_q=tokens, h_q=heads), BLACKWELL, multiprocessors)
+    places = [
+        (token, pair // chosen.shares.ctas)
+        for pair in range(chosen.ctas // 2)
+        for token in queries_of(chosen.shares, pair % chosen.shares.ctas)
+    ]
     assert sorted(places) == [(t, b) for t in range(tokens) for b in range(-(-heads // 128))]
 
 
 def test_grids_that_cannot_be_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"two for each query and 128 heads"):
-        plan.plan(replace(PROBLEM, batch=4, s_q=2**28, h_q=1000), BLACKWELL, 148)
+        plan.plan(replace(MLA, batch=4, s_q=2**28, h_q=1000), BLACKWELL, 148)
 
 
 @pytest.mark.parametrize(("word", "value"), [("d_qk", 128), ("d_qk", 576.0), ("dtype", "float32"), ("dtype", None)])
@@ -103,7 +78,7 @@ def test_variants_that_there_are_not(word: str, value: object) -> None:
 @pytest.mark.parametrize("name", ["sm_90a", "sm_80"])
 def test_targets_without_a_kernel(name: str) -> None:
     with pytest.raises(UnsupportedError, match="Blackwell"):
-        plan.plan(PROBLEM, arch.named(name), 132)
+        plan.plan(MLA, arch.named(name), 132)
 
 
 def test_calls_on_other_gpus_are_refused() -> None:

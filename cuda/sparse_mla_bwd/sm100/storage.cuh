@@ -22,9 +22,9 @@
 // cluster        | every thread of both CTAs        | all       | set up; a pass is over; nobody reaches for the
 //                |                                  |           | other CTA again
 //
-// S and dP are sums over all channels, of which either CTA has half. It adds what the other one has of 32 slots, makes P
-// and dS of those, and both write to both CTAs' tiles. All that follows needs no exchange: each CTA has its own channels
-// of dQ and of the block's dKV, for all heads, so a row of dKV crosses to L2 once.
+// S and dP are sums over all channels, of which either CTA has half. It adds what the other one has of 32 slots, makes
+// P and dS of those, and both write to both CTAs' tiles. All that follows needs no exchange: each CTA has its own
+// channels of dQ and of the block's dKV, for all heads, so a row of dKV crosses to L2 once.
 //
 //   time | MMA                          | workers                                | producer
 //   -----+------------------------------+----------------------------------------+---------------------------------

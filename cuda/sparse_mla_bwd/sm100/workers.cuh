@@ -120,7 +120,7 @@ struct Worker {
     arrive_at_both(storage.tiles_full);
   }
 
-  // This thread's 16 slots of S (0) or dP (1): what this CTA's channels give, and the other's, which its twin hands over.
+  // This thread's 16 slots of S (0) or dP (1): what this CTA's channels give, and the other's, handed over by its twin.
   template <int kWhich>
   __device__ __forceinline__ void sum_over_channels(float (&sums)[kColumns]) const {
     uint32_t own[kColumns], other[kColumns];
