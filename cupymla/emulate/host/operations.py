@@ -545,5 +545,6 @@ def find(parts: tuple[str, ...]) -> Lower | None:
         return None
     for other in (copies, matrices, numbers):
         if other.knows(parts):
-            return other.lower
+            lower: Lower = other.lower
+            return lower
     return _TABLE.get(parts[0])
