@@ -176,18 +176,16 @@ struct Worker {
   }
 
   // 16 slots of this thread's head, rounded, into the tile of either CTA.
-  __device__ __forceinline__ void store_to_both(const uint8_t* tile, const float (&values)[kColumns]) const {
+  __device__ __forceinline__ void store_to_both(uint8_t* tile, const float (&values)[kColumns]) const {
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
       uint32_t words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[8 * i + 2 * j], values[8 * i + 2 * j + 1]);
-      const uint32_t place = smem_address(tile) + swizzle_128(row, own_slot / 8 + i);
-#pragma unroll
-      for (int cta = 0; cta < Config::kCluster; ++cta) {
-        cluster_store_float4(cluster_address(place, cta), __uint_as_float(words[0]), __uint_as_float(words[1]),
-                             __uint_as_float(words[2]), __uint_as_float(words[3]));
-      }
+      uint8_t* place = tile + swizzle_128(row, own_slot / 8 + i);
+      *reinterpret_cast<uint4*>(place) = make_uint4(words[0], words[1], words[2], words[3]);
+      cluster_store_float4(cluster_address(smem_address(place), 1 - rank), __uint_as_float(words[0]),
+                           __uint_as_float(words[1]), __uint_as_float(words[2]), __uint_as_float(words[3]));
     }
   }
 };
