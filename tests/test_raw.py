@@ -35,7 +35,6 @@ def test_facts_and_record_are_those_of_the_kernel(no_module: None) -> None:
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
-        ("operator", lambda: cupymla.raw_module("sparse_mla_bwd_phase1", arch="sm_90a")),
         ("operator", lambda: cupymla.raw_module("nothing", arch="sm_90a")),
         ("arch", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_91")),
         ("d_qk", lambda: cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=128)),

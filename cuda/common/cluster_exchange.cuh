@@ -13,8 +13,13 @@ __device__ __forceinline__ void cluster_store_float4(uint32_t address, float x, 
                : "memory");
 }
 
-__device__ __forceinline__ void cluster_store_float(uint32_t address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+__device__ __forceinline__ void cluster_store_float(uint32_t address, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+// Orders this thread's generic-proxy accesses to shared memory of the cluster with asynchronous-proxy ones, either way.
+__device__ __forceinline__ void fence_async_cluster() {
+  asm volatile("fence.proxy.async.shared::cluster;" ::: "memory");
 }
 
 // Arrives at another CTA's mbarrier; publishes this thread's accesses, and those it has synchronised with, to the

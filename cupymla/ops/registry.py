@@ -57,9 +57,17 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "sparse_mla_bwd",
         "sparse MLA attention, gradients",
-        kernels=(KernelEntry("sparse_mla_bwd", "sm_90a"),),
+        kernels=(
+            KernelEntry("sparse_mla_bwd", "sm_90a"),
+            KernelEntry("sparse_mla_bwd", "sm_100a"),
+            KernelEntry("sparse_mla_bwd", "sm_103a", first="sm_100a"),
+        ),
     ),
-    OperatorEntry("sparse_mla_bwd_phase1", "first phase of the sparse MLA backward: scores and delta"),
+    OperatorEntry(
+        "sparse_mla_bwd_phase1",
+        "first phase of the sparse MLA backward: scores and delta",
+        kernels=tuple(KernelEntry("sparse_mla_bwd_phase1", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+    ),
     OperatorEntry(
         "attn_dist",
         "attention distribution summed over heads",

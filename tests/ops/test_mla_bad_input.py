@@ -5,7 +5,6 @@ All four doors are held to one table, because all four take these arguments from
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 import cupymla
 from cupymla import tensor
-from cupymla.errors import InputError, UnsupportedError
+from cupymla.errors import InputError
 from cupymla.ops.sparse_mla_bwd import sparse_mla_bwd
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 from cupymla.tensor import Device, View
@@ -295,20 +294,6 @@ def test_mixed_devices(operator: str, argument: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tensor, "view", elsewhere(tensor.view))
     error = refused(operator, "kv" if argument == "q" else argument, arguments)
     assert "cuda:1" in str(error) and "cpu:0" in str(error)
-
-
-@pytest.mark.parametrize("operator", ["sparse_mla_bwd_phase1"])
-def test_cuda_arrays_have_no_kernel_yet(operator: str) -> None:
-    """Said as UnsupportedError, with what would work, not as a crash inside NumPy."""
-    package = importlib.import_module(f"cupymla.ops.{operator}")
-    spec, run = (importlib.import_module(f"cupymla.ops.{operator}.{room}") for room in ("spec", "run"))
-    views, problem = spec.read(**good(operator, outputs=False))
-    seen = views.q
-    facts = (seen.ptr, seen.shape, seen.strides, seen.dtype, Device("cuda", 0), False, "cupy", seen.owner)
-    views.q = View(*facts)
-    with pytest.raises(UnsupportedError, match=f"{operator}.*cuda:0.*CPU"):
-        run.prepare(views, problem, None)
-    assert package.__all__ == [operator]
 
 
 BAD_OPTIONS: list[tuple[str, Any]] = [

@@ -20,23 +20,24 @@ PROBLEM = spec.Problem(MLA, deterministic=False, has_attn_dist=False, dkv_dtype=
 HOPPER = arch.named("sm_90a")
 
 
-def planned(problem: spec.Problem = PROBLEM, **shared: object) -> plan.Plan:
+def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:
     changed = replace(problem, shared=replace(problem.shared, **shared))  # type: ignore[arg-type]
-    return plan.plan(changed, HOPPER, 132)
+    return plan.plan(changed, target, 132)
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
-    require_twin(cuda.Parameters, "sparse_mla_bwd/sm90/params.cuh")
+    require_twin(cuda.Parameters, "sparse_mla_bwd/params.cuh")
 
 
-def test_stages_are_numbered_as_the_translation_unit_numbers_them() -> None:
+def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
     """A stage compiled under another's number would run, and compute something else."""
-    text = (CUDA / "sparse_mla_bwd" / "sm90" / "sparse_mla_bwd.cu").read_text()
+    text = (CUDA / "sparse_mla_bwd" / "stages.cuh").read_text()
     enumerated = re.search(r"enum Stage \{(.*?)\};", text)
     assert enumerated is not None
-    assert [word.strip() for word in enumerated[1].split(",")] == [f"k{stage.title()}" for stage in plan.STAGES]
-    bodies = dict(re.findall(r"if CUPYMLA_STAGE == (\d)\n((?:(?!#).*\n)*?)  (?=\w)", text))
-    assert sorted(int(number) for number in bodies) == list(range(len(plan.STAGES)))
+    assert [word.strip() for word in enumerated[1].split(",")] == [
+        *(f"k{stage.title()}" for stage in plan.STAGES),
+        "kStages",
+    ]
 
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
@@ -47,6 +48,17 @@ def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ord
     assert all(x.ctas == (x.query_end - x.query_begin) * chosen.cluster for x in attended)
     assert chosen.cluster * chosen.passes * plan.CTA_HEADS >= heads
     assert chosen.cluster == (1 if heads <= plan.CTA_HEADS else 2)
+
+
+@pytest.mark.parametrize("name", ["sm_100a", "sm_103a"])
+@pytest.mark.parametrize(("heads", "passes"), [(1, 1), (64, 1), (128, 1), (129, 2), (300, 3)])
+def test_pairs_share_the_channels_of_128_heads_on_blackwell(name: str, heads: int, passes: int) -> None:
+    chosen = planned(target=arch.named(name), h_q=heads)
+    assert (chosen.cluster, chosen.passes) == (2, passes)
+    assert chosen.source("attention").path == "sparse_mla_bwd/sm100/sparse_mla_bwd.cu"
+    assert chosen.kv_map is not None and planned(h_q=heads).kv_map is None
+    attention = next(launch for launch in chosen.launches() if launch.stage == "attention")
+    assert attention.ctas == 2 * chosen.tokens
 
 
 def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
@@ -123,7 +135,9 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
-    assert len(attention) == 16
+    assert len(attention) == 16 + 2 * 8
+    blackwell = arch.named("sm_100a")
+    assert plan.variant(blackwell, stage="scan", cluster=2) == plan.variant(blackwell, stage="scan", dtype="float16")
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
@@ -131,7 +145,7 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
         planned(batch=2**10, s_q=2**20)
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
+@pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
         plan.plan(PROBLEM, arch.named(name), 132)

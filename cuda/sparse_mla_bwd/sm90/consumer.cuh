@@ -7,7 +7,7 @@
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
 #include "atoms.cuh"
-#include "params.cuh"
+#include "../params.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_bwd {

@@ -5,7 +5,7 @@
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../../common/tma.cuh"
-#include "params.cuh"
+#include "../params.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_bwd {

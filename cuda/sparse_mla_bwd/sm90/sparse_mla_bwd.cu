@@ -1,19 +1,16 @@
 // Sparse MLA attention, gradients, for Hopper: one stage of the backward for each value of CUPYMLA_STAGE. How the
 // stages follow each other is told in ../README.md, the mathematics are in cupymla/ops/sparse_mla_bwd/README.md.
 #include "../../common/entry.cuh"
+#include "../stages.cuh"
 #include "attention.cuh"
-#include "dkv_rows.cuh"
-#include "sink.cuh"
-#include "slot_lists.cuh"
-#include "sum_rows.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
 #endif
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is; the numbers are
-// those of `STAGES` in cupymla/ops/sparse_mla_bwd/plan.py. CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2.
-// CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on its own. The last two are for the attention stage.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
+// CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on
+// its own. The last two are for the attention stage.
 #if CUPYMLA_FP16
 using Element = __half;
 #else
@@ -22,15 +19,11 @@ using Element = __nv_bfloat16;
 
 namespace cupymla::sparse_mla_bwd {
 
-enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum };
-
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_CLUSTER, CUPYMLA_PARTIALS>;
 using ThisStorage = Storage<ThisConfig>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
-constexpr unsigned kThreads[] = {ThisConfig::kThreads, kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
-                                 kListThreads,         kScanThreads, kListThreads, kSumThreads};
-constexpr unsigned kStageThreads = kThreads[CUPYMLA_STAGE];
+constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
 constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
 
@@ -46,24 +39,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
 #if CUPYMLA_STAGE == 0
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   attention<ThisConfig, Element>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map);
-#elif CUPYMLA_STAGE == 1
-  zero<CUPYMLA_D_QK>(params);
-#elif CUPYMLA_STAGE == 2
-  round<CUPYMLA_D_QK, Element>(params);
-#elif CUPYMLA_STAGE == 3
-  sum_sink_terms(params);
-#elif CUPYMLA_STAGE == 4
-  clear_counts(params);
-#elif CUPYMLA_STAGE == 5
-  count_slots(params);
-#elif CUPYMLA_STAGE == 6
-  scan_rows(params);
-#elif CUPYMLA_STAGE == 7
-  place_slots(params);
-#elif CUPYMLA_STAGE == 8
-  sum_rows<CUPYMLA_D_QK>(params);
 #else
-#error "no such stage"
+  companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
 #endif
 }
 

@@ -2,23 +2,11 @@
 // query adds to the sink's gradient.
 #pragma once
 
+#include "../../common/dot.cuh"
+#include "../sink.cuh"
 #include "gradients.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity.
-__device__ __forceinline__ float left_share(float x) { return 1.f / (1.f + exp2f(x)); }
-
-// Sum over 8 channels of out * dout, from 16 bytes of either.
-template <typename Element>
-__device__ __forceinline__ float dot_eight(const uint4& a, const uint4& b) {
-  const Element* x = reinterpret_cast<const Element*>(&a);
-  const Element* y = reinterpret_cast<const Element*>(&b);
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
-  return sum;
-}
 
 // Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
 template <typename Config, typename Element>

@@ -544,5 +544,6 @@ def find(parts: tuple[str, ...]) -> Lower | None:
     """What writes an instruction, by its opcode cut at the dots; None when it is not known."""
     for other in (sm80, copies, matrices, numbers):
         if other.knows(parts):
-            return other.lower
+            lower: Lower = other.lower
+            return lower
     return _TABLE.get(parts[0])

@@ -23,7 +23,7 @@ Result = tuple[Any, ...]
 
 
 class Parameters(ctypes.Structure):
-    """Twin of `Parameters` in cuda/sparse_mla_bwd/sm90/params.cuh; its size is compared with the kernels' own."""
+    """Twin of `Parameters` in cuda/sparse_mla_bwd/params.cuh; its size is compared with the kernels' own."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
@@ -41,7 +41,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "kv_rows")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
-        *((name, ctypes.c_int32) for name in ("passes", "causal")),
+        *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2")),
     )
 
@@ -69,6 +69,8 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         scale_log2=shared.sm_scale * math.log2(math.e),
         lse_to_log2=1.0 if shared.lse_base == "2" else math.log2(math.e),
     )
+    if chosen.kv_map is not None:
+        record.batch_rows, record.token_rows = chosen.kv_map.batch_rows, chosen.kv_map.token_rows
     record.kv_batch_bytes, record.kv_token_bytes = (stride * 2 for stride in shared.kv_strides)
     record.indices_batch, record.indices_query = shared.indices_strides
     record.topk_length_batch, record.topk_length_query = shared.topk_length_strides
@@ -125,7 +127,7 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
 
 
 def head_tiles(view: View, shared: MlaProblem, channels: int) -> TileMap:
-    """Q or dO in boxes of one CTA's heads x 64 channels of one query, in the layout that wgmma reads."""
+    """Q or dO in boxes of one CTA's heads x 64 channels of one query, in the layout that products read."""
     batch, query, head = lead_strides(view, shared)
     shape = (channels, shared.h_q, shared.s_q, shared.batch or 1)
     # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
@@ -146,7 +148,7 @@ class Binding:
     def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
         self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
         self._parameters = parameters(self.plan, views, outputs)
-        self._pointers: tuple[int, int] | None = None
+        self._pointers: tuple[int, int, int] | None = None
         self._launchers: dict[tuple[plan.Stage, int], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
@@ -164,7 +166,8 @@ class Binding:
         if facts["heads_per_cta"] != plan.CTA_HEADS:
             raise CompileError(source.path, f"{plan.CTA_HEADS} heads a CTA, the kernel has {facts['heads_per_cta']}")
         geometry = Geometry((step.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
-        maps = (ctypes.c_byte(), ctypes.c_byte()) if step.stage == "attention" else ()
+        count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3
+        maps = tuple(ctypes.c_byte() for _ in range(count))
         given: tuple[LaunchParameter, ...] = (*maps, self._parameters)
         made = self._launchers[step.stage, step.ctas] = Launcher(kernel, geometry, given)
         return made
@@ -172,15 +175,18 @@ class Binding:
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)
-        pointers = (views.q.ptr, views.dout.ptr)
+        pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
         shared = self.plan.problem.shared
-        maps = (encoded(head_tiles(views.q, shared, shared.d_qk)), encoded(head_tiles(views.dout, shared, shared.d_v)))
+        maps = [encoded(head_tiles(views.q, shared, shared.d_qk)), encoded(head_tiles(views.dout, shared, shared.d_v))]
+        if self.plan.kv_map is not None:
+            # Without a token no slot is valid, so nothing is read, but a map wants an address.
+            maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
         for (stage, _), launcher in self._launchers.items():
             if stage == "attention":
-                launcher.replace(0, maps[0])
-                launcher.replace(1, maps[1])
+                for number, made in enumerate(maps):
+                    launcher.replace(number, made)
         self._pointers = pointers
 
     def launch(self, stream: int) -> None:

@@ -10,6 +10,8 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..kv_rows import KvRows
+from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from .spec import OPERATOR, Problem
 
@@ -21,7 +23,11 @@ MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and rows of kv lie (CUDA C++ Programming Guide)."""
 
 CTA_HEADS = 64
-"""Query heads that one CTA works on; the kernel says the same of itself, which is compared when a call is bound."""
+"""Query heads for each CTA; the kernel says the same of itself, which is compared when a call is bound. On sm_90a a CTA
+has 64 heads, on sm_100a a pair of CTAs has 128, each of them half of the channels."""
+
+FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
+"""Where each target's kernels lie."""
 
 PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
@@ -79,6 +85,7 @@ class Plan:
         arch: the target.
         tokens: queries of all batch entries together.
         kv_rows: tokens of kv of all batch entries together.
+        kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
         cluster: CTAs that share a query.
         passes: how many times they go through its slots.
         chunk: queries of one launch of the attention stage.
@@ -90,6 +97,7 @@ class Plan:
     arch: Arch
     tokens: int
     kv_rows: int
+    kv_map: KvRows | None
     cluster: int
     passes: int
     chunk: int
@@ -138,7 +146,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     batch = 1 if shared.batch is None else shared.batch
     tokens, kv_rows = shared.s_q * batch, shared.s_kv * batch
     head_blocks = -(-shared.h_q // CTA_HEADS)
-    cluster = 1 if head_blocks == 1 else 2
+    gathers = arch.name != "sm_90a"
+    cluster = 1 if head_blocks == 1 and not gathers else 2
     if max(tokens * shared.h_q, kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
@@ -148,9 +157,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     passes = -(-head_blocks // cluster)
-    made = Plan(problem, arch, tokens, kv_rows, cluster, passes, chunk, row_ctas, workspace(problem, chunk))
-    made.source("attention")
-    return made
+    variant(arch)
+    kv_map = numbered(shared, OPERATOR) if gathers else None
+    return Plan(problem, arch, tokens, kv_rows, kv_map, cluster, passes, chunk, row_ctas, workspace(problem, chunk))
 
 
 def _chunk(tokens: int, query_bytes: int, wave: int) -> int:
@@ -206,21 +215,23 @@ def variant(
         stage: one of `STAGES`.
         d_qk: 576 or 512.
         dtype: "bfloat16" or "float16".
-        cluster: CTAs that share a query, 1 (up to 64 heads) or 2; for the attention stage.
+        cluster: CTAs that share a query, 1 (up to 64 heads, on sm_90a alone) or 2; for the attention stage.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name != "sm_90a":
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if arch.name not in FOLDERS:
+        supported = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
     if type(stage) is not str or stage not in STAGES:
         raise InputError("stage", "one of " + ", ".join(STAGES), shown(stage), OPERATOR)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    if type(cluster) is not int or cluster not in (1, 2):
-        raise InputError("cluster", "1 or 2", shown(cluster), OPERATOR)
+    clusters = _clusters(arch.name)
+    if type(cluster) is not int or cluster not in clusters:
+        raise InputError("cluster", " or ".join(map(str, clusters)), shown(cluster), OPERATOR)
     if type(partials) is not bool:
         raise InputError("partials", "True or False", shown(partials), OPERATOR)
     attends = stage == "attention"
@@ -229,23 +240,27 @@ def variant(
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
         ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "round"))),
-        ("CUPYMLA_CLUSTER", cluster if attends else 1),
+        ("CUPYMLA_CLUSTER", cluster if attends else clusters[0]),
         ("CUPYMLA_PARTIALS", int(partials and attends)),
     )
-    return KernelSource("sparse_mla_bwd/sm90/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
+    return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
+
+
+def _clusters(arch_name: str) -> tuple[int, ...]:
+    """How many CTAs may share a query."""
+    return (1, 2) if arch_name == "sm_90a" else (2,)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel, of one target or of all."""
-    if arch_name not in (None, "sm_90a"):
-        return ()
-    hopper = arches.named("sm_90a")
     found = (
-        variant(hopper, stage=stage, d_qk=d_qk, dtype=dtype, cluster=cluster, partials=partials)
+        variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, cluster=cluster, partials=partials)
+        for name in FOLDERS
+        if arch_name in (None, name)
         for stage in STAGES
         for d_qk in D_QK
         for dtype in DTYPES
-        for cluster in (1, 2)
+        for cluster in _clusters(name)
         for partials in (False, True)
     )
     return tuple(dict.fromkeys(found))

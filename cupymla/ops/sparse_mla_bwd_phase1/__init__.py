@@ -70,4 +70,4 @@ def sparse_mla_bwd_phase1(
     views, problem = spec.read(
         *(q, kv, out, dout, indices, topk_length, causal, q_start, k_stride), *(p, delta, check_indices)
     )
-    return run.prepare(views, problem, stream)()
+    return run.call(views, problem, stream)

@@ -1,17 +1,95 @@
-"""Which kernel serves the first phase of the backward: none yet."""
+"""Which kernel serves the backward's first phase, and how queries are dealt to CTAs. Pure: no array, no driver."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
 
-from ...errors import UnsupportedError
-from ...tensor import Device
-from ..mla import MlaProblem
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from ..kv_rows import KvRows, kv_rows
+from ..mla import D_QK, DTYPES, MlaProblem
+from ..shares import Shares, shares
 from .spec import OPERATOR
 
+MAX_CTAS = 2**31 - 1
+"""The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
 
-def plan(problem: MlaProblem, device: Device) -> NoReturn:
-    """Raises UnsupportedError: there is only the NumPy reference, for arrays on the CPU."""
-    raise UnsupportedError(
-        f"{OPERATOR} with {problem.h_q} heads, d_qk {problem.d_qk}", str(device), "arrays on the CPU"
+PAIR_CTAS = 2
+"""CTAs that share a query; the kernel says the same of itself, which is compared when a call is bound."""
+
+CTA_HEADS = 64
+"""Query heads of each of them; compared as well."""
+
+_ARCHES = ("sm_100a", "sm_103a")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one problem is computed.
+
+    Attributes:
+        source: what to compile.
+        tokens: queries of all batch entries together.
+        head_blocks: blocks of 128 heads.
+        shares: how queries are dealt to pairs of CTAs.
+        rows: how rows of kv are numbered.
+    """
+
+    source: KernelSource
+    tokens: int
+    head_blocks: int
+    shares: Shares
+    rows: KvRows
+
+    @property
+    def ctas(self) -> int:
+        """The grid."""
+        return self.shares.ctas * self.head_blocks * PAIR_CTAS
+
+
+def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
+    """Choose the kernel and its grid, for a GPU with that many multiprocessors.
+
+    Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.
+    """
+    source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype)
+    tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
+    head_blocks = -(-problem.h_q // (PAIR_CTAS * CTA_HEADS))
+    dealt = shares(tokens, head_blocks, max(1, multiprocessors // PAIR_CTAS))
+    made = Plan(source, tokens, head_blocks, dealt, kv_rows(problem, OPERATOR))
+    if max(made.ctas, tokens) > MAX_CTAS:
+        wanted = f"{OPERATOR} on {tokens} queries of {problem.h_q} heads"
+        raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} CTAs, two for each query and 128 heads")
+    return made
+
+
+def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSource:
+    """One kernel variant.
+
+    Args:
+        arch: the target.
+        d_qk: 576 or 512.
+        dtype: "bfloat16" or "float16".
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name not in _ARCHES:
+        raise UnsupportedError(
+            OPERATOR, f"a GPU of architecture {arch.name}", "Blackwell (sm_100a, sm_103a), or the CPU"
+        )
+    if type(d_qk) is not int or d_qk not in D_QK:
+        raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
+    defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
+    return KernelSource("sparse_mla_bwd_phase1/sm100/sparse_mla_bwd_phase1.cu", OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one target or of all."""
+    targets = [name for name in _ARCHES if arch_name in (None, name)]
+    return tuple(
+        variant(arches.named(name), d_qk=d_qk, dtype=dtype) for name in targets for d_qk in D_QK for dtype in DTYPES
     )

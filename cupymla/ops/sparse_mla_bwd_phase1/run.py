@@ -1,4 +1,4 @@
-"""From checked arguments to a prepared call: the NumPy reference on the CPU."""
+"""From checked arguments to a prepared call: the NumPy reference on the CPU, the kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from ... import tensor
 from ..mla import CpuOutput, MlaProblem
 from ..mla_reference import stored
 from ..operator import CpuCall, Prepared
-from . import reference
-from .plan import plan
+from . import cuda, reference
 from .spec import Views
 
 Result = tuple[Any, Any]
 
 
+def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+    """One call. `stream` as the public function takes it; it means nothing on the CPU."""
+    if views.q.device.kind == "cpu":
+        return _on_cpu(views, problem)()
+    return cuda.call(views, problem, stream)
+
+
 def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
-    """Bind a call to its arrays. `stream` as the public function takes it; it means nothing on the CPU."""
+    """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
-    plan(problem, views.q.device)
+    return cuda.prepare(views, problem, stream)
 
 
 def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:

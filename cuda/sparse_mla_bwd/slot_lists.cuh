@@ -3,7 +3,7 @@
 // The order inside a part is left to chance here; `sum_rows` puts it right.
 #pragma once
 
-#include "../../common/sparse_query.cuh"
+#include "../common/sparse_query.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {

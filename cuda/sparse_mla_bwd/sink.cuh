@@ -1,9 +1,12 @@
-// Stage `sink`: d_sink from what every query adds to it, in a fixed order.
+// Stage `sink`: d_sink from what every query adds to it, in a fixed order. And the share that a sink leaves.
 #pragma once
 
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
+
+// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity.
+__device__ __forceinline__ float left_share(float x) { return 1.f / (1.f + exp2f(x)); }
 
 constexpr int kSinkHeads = 32;  // of a CTA
 constexpr int kSinkThreads = 1024;

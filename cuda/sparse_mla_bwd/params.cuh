@@ -2,7 +2,7 @@
 // compared when a call is bound, the fields by the tests.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../common/integers.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -43,6 +43,7 @@ struct Parameters {
   int32_t s_q, s_kv, h_q, topk;
   uint32_t query_begin, query_end;  // queries of all batch entries that this launch takes
   int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
+  int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100a
   int32_t causal;     // 0 or 1
   float sm_scale;
   float scale_log2;   // sm_scale * log2(e)

@@ -2,7 +2,7 @@
 // them after everything is.
 #pragma once
 
-#include "../../common/math.cuh"
+#include "../common/math.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {

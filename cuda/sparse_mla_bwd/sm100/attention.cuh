@@ -1,0 +1,97 @@
+// The attention stage: roles to warps, and one query from its first pass to its last.
+#pragma once
+
+#include "gradients.cuh"
+#include "producer.cuh"
+#include "products.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config>
+__device__ __forceinline__ void set_up(Storage<Config>& storage) {
+  constexpr uint32_t kWarps = Config::kWorkerWarps;
+  if (threadIdx.x == 0) {
+    storage.heads_full.init(1);
+    storage.delta_full.init(Config::kCluster * kWarps);
+    storage.k_full.init(1);
+    storage.k_free.init(1);
+    storage.slots_full.init(1);
+    for (int i = 0; i < 2; ++i) {
+      storage.scores_full[i].init(1);
+      storage.received[i].init(kWarps);
+      storage.dkv_full[i].init(1);
+    }
+    storage.consumed.init(Config::kCluster * kWarps);
+    storage.tiles_full.init(Config::kCluster * kWarps);
+    storage.tiles_free.init(Config::kCluster);
+    storage.sums_free.init(kWarps);
+    fence_mbarrier_init();
+  }
+  if (threadIdx.x / 32 == Config::kMultiplyWarp) {
+    sm100::tmem_allocate(&storage.tmem, Config::kTmemColumns);
+    sm100::tmem_relinquish();
+  }
+  sm100::fence_before_sync();
+  __syncthreads();
+}
+
+// Every thread of both CTAs has come here; what they did in Tensor Memory is through.
+__device__ __forceinline__ void sync_cluster() {
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+  sm100::fence_after_sync();
+}
+
+template <typename Config, typename Element>
+__device__ __forceinline__ void work(Worker<Config, Element>& worker, const SparseQuery<Config::kSlots>& query,
+                                     int32_t pass, int32_t first_head) {
+  const Parameters& params = worker.params;
+  float* attn_dist = nullptr;
+  if (params.attn_dist != nullptr) {
+    attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  }
+  worker.occupied = false;
+  if (query.blocks > 0) worker.begin_pass(query, first_head);
+  for (int32_t block = 0; block < query.blocks; ++block) {
+    const int32_t first_slot = block * Config::kSlots;
+    worker.make_tiles(attn_dist == nullptr ? nullptr : attn_dist + first_slot, query.slots - first_slot);
+    send_key_gradient(worker, RowTargets<Config>(params, query, first_slot, pass));
+    worker.parity ^= 1u;
+  }
+  store_sink_terms(worker, query, first_head);
+  store_query_gradient(worker, query, first_head, query.blocks > 0);
+}
+
+template <typename Config, typename Element, bool kFp16>
+__device__ __forceinline__ void attention(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+                                          const TensorMap& dout_map, const TensorMap& kv_map) {
+  const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
+  if (token >= params.query_end) return;
+  set_up(storage);
+  sync_cluster();
+  const SparseQuery<Config::kSlots> query(params, token);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp == Config::kProducerWarp) {
+    Producer<Config> producer{storage, params};
+    for (int32_t pass = 0; pass < params.passes; ++pass) {
+      producer.run(query, pass * Config::kHeads, q_map, dout_map, kv_map);
+      sync_cluster();
+    }
+  } else if (warp == Config::kMultiplyWarp) {
+    Products<Config, kFp16> products{storage};
+    for (int32_t pass = 0; pass < params.passes; ++pass) {
+      if (threadIdx.x % 32 == 0) products.run(query);
+      sync_cluster();
+    }
+    sm100::tmem_free(storage.tmem, Config::kTmemColumns);
+  } else {
+    Worker<Config, Element> worker(storage, params);
+    for (int32_t pass = 0; pass < params.passes; ++pass) {
+      work(worker, query, pass, pass * Config::kHeads);
+      sync_cluster();
+    }
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

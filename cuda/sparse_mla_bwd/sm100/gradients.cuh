@@ -1,0 +1,133 @@
+// What workers bring out of Tensor Memory: a block's dKV, and after the last block dQ and the sink's term.
+#pragma once
+
+#include "workers.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+template <typename Config>
+struct RowTargets {
+  float* start;          // of the batch entry's sums, or of the block's first slot
+  const int64_t stride;  // from one token, or slot, to the next
+  const bool add;        // in partials: whether an earlier pass has written them
+
+  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
+                                        int32_t pass)
+      : stride(Config::kPartials ? Config::kDQk : params.sums_token), add(pass > 0) {
+    const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
+    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+                              : params.sums + query.batch * params.sums_batch;
+  }
+
+  // Neighbouring lanes have neighbouring channels of one slot.
+  __device__ __forceinline__ void write(int slot, int32_t token, int32_t channel, float value) const {
+    float* address = start + (Config::kPartials ? slot : token) * stride + channel;
+    if (Config::kPartials && !add) {
+      *address = value;
+    } else {
+      // In partials the same thread has written the row before, so nothing is left to chance.
+      reduce_add_float(address, value);
+    }
+  }
+};
+
+// Takes the block's dKV out of Tensor Memory, of which a lane is a channel now, and sends it on.
+template <typename Config, typename Element>
+__device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>& worker,
+                                                  const RowTargets<Config>& targets) {
+  constexpr int kRopeColumns = Config::kHasRope ? Config::kSlots / 2 : 1;
+  Storage<Config>& storage = worker.storage;
+  const bool has_rope = Config::kHasRope && worker.rank == 0;
+  storage.dkv_full[worker.group].wait(worker.parity);
+  sm100::fence_after_sync();
+  if (threadIdx.x / 32 == Config::kWorkerWarps - 1) worker.arrive_at_both(storage.tiles_free);
+  uint32_t values[2][32], rope[kRopeColumns];
+  const uint32_t sums = worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots;
+  sm100::tmem_load_32(values[0], sums);
+  sm100::tmem_load_32(values[1], sums + 32);
+  if constexpr (Config::kHasRope) {
+    if (has_rope) sm100::tmem_load_32(rope, worker.tmem + Config::kKeyGradientRope + worker.group * kRopeColumns);
+  }
+  sm100::wait_loads();
+  sm100::fence_before_sync();
+  __syncwarp();
+  if (worker.lane == 0) storage.sums_free.arrive();
+
+  const int32_t* tokens = storage.tokens[worker.parity];
+  const int32_t channel = (worker.rank * 2 + worker.group) * Config::kWarpgroup + worker.row;
+#pragma unroll
+  for (int slot = 0; slot < Config::kSlots; ++slot) {
+    const int32_t token = tokens[slot];
+    if (token >= 0) targets.write(slot, token, channel, __uint_as_float(values[slot / 32][slot % 32]));
+  }
+  if constexpr (Config::kHasRope) {
+    // The RoPE tile's accumulator, of 64 rows, has 16 of them in each quarter of the lanes.
+    if (!has_rope || worker.lane >= 16) return;
+#pragma unroll
+    for (int i = 0; i < kRopeColumns; ++i) {
+      const int slot = worker.group * kRopeColumns + i;
+      const int32_t token = tokens[slot];
+      const int32_t rope_channel = Config::kDV + worker.warp * 16 + worker.lane;
+      if (token >= 0) targets.write(slot, token, rope_channel, __uint_as_float(rope[i]));
+    }
+  }
+}
+
+// What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.
+template <typename Config, typename Element>
+__device__ __forceinline__ void store_sink_terms(const Worker<Config, Element>& worker, const QueryPosition& query,
+                                                 int32_t first_head) {
+  const Parameters& params = worker.params;
+  const int32_t head = first_head + worker.row;
+  if (params.sink_terms == nullptr || worker.rank != 0 || worker.group != 0 || head >= params.h_q) return;
+  const float sink = params.attn_sink[head * params.attn_sink_head] * kLog2e;
+  const float term = worker.occupied ? -left_share(worker.lse - sink) * worker.delta : 0.f;
+  const int64_t position = static_cast<int64_t>(query.batch) * params.s_q + query.query;
+  params.sink_terms[position * static_cast<uint32_t>(params.h_q) + head] = term;
+}
+
+// 32 columns of dQ, from Tensor Memory or zeros, rounded.
+template <typename Element>
+__device__ __forceinline__ void store_columns(uint8_t* line, uint32_t address, bool computed, bool wanted) {
+  uint32_t values[32] = {};
+  if (computed) {
+    sm100::tmem_load_32(values, address);
+    sm100::wait_loads();
+  }
+  if (!wanted) return;
+#pragma unroll
+  for (int i = 0; i < 32; i += 8) {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      words[j] = pack_pair<Element>(__uint_as_float(values[i + 2 * j]), __uint_as_float(values[i + 2 * j + 1]));
+    }
+    *reinterpret_cast<uint4*>(line + i * 2) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// dQ of this CTA's channels: a warpgroup has half of them. `computed`: whether there was a block.
+template <typename Config, typename Element>
+__device__ __forceinline__ void store_query_gradient(const Worker<Config, Element>& worker, const QueryPosition& query,
+                                                     int32_t first_head, bool computed) {
+  constexpr int kColumns = Config::kOwnTiles * Config::kTileColumns / 2;
+  const Parameters& params = worker.params;
+  const int32_t head = first_head + worker.row;
+  const bool wanted = head < params.h_q;
+  uint8_t* line = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes +
+                  head * params.dq_head_bytes;
+  uint8_t* own = line + (worker.rank * 2 + worker.group) * kColumns * 2;
+  const uint32_t address = worker.tmem + Config::kQueryGradient + worker.group * kColumns;
+  for (int column = 0; column < kColumns; column += 32) {
+    store_columns<Element>(own + column * 2, address + column, computed, wanted);
+  }
+  if (Config::kHasRope && worker.rank == 0) {
+    const int column = worker.group * 32;
+    store_columns<Element>(line + (Config::kDV + column) * 2, worker.tmem + Config::kQueryGradientRope + column,
+                           computed, wanted);
+  }
+  sm100::fence_before_sync();
+}
+
+}  // namespace cupymla::sparse_mla_bwd

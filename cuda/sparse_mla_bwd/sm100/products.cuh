@@ -1,0 +1,112 @@
+// The MMA thread: all five products of a block, over this CTA's channels.
+#pragma once
+
+#include "../../common/cluster_exchange.cuh"
+#include "../../common/sm100/tcgen05.cuh"
+#include "../../common/sparse_query.cuh"
+#include "storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config, bool kFp16>
+struct Products {
+  // Steps of 16 along K: 32 bytes on in a row, or 16 rows on.
+  static constexpr uint32_t kStep = 32 / 16, kStepRows = 16 * kSwizzleRowBytes / 16;
+  static constexpr uint32_t kHeadTile = Config::kHeadTileBytes / 16, kSlotTile = Config::kSlotTileBytes / 16;
+
+  Storage<Config>& storage;
+  const bool has_rope = Config::kHasRope && cluster_rank() == 0;
+  const uint32_t tmem = storage.tmem;
+  // Operands whose rows are read along, and the same memory read across its rows.
+  const uint64_t q = sm100::descriptor_128b(smem_address(storage.q));
+  const uint64_t dout = sm100::descriptor_128b(smem_address(storage.dout));
+  const uint64_t k = sm100::descriptor_128b(smem_address(storage.k));
+  const uint64_t ds = sm100::descriptor_128b(smem_address(storage.ds));
+  const uint64_t q_across = sm100::descriptor_128b_transposed(smem_address(storage.q), Config::kHeadTileBytes);
+  const uint64_t dout_across = sm100::descriptor_128b_transposed(smem_address(storage.dout), Config::kHeadTileBytes);
+  const uint64_t k_across = sm100::descriptor_128b_transposed(smem_address(storage.k), Config::kSlotTileBytes);
+  const uint64_t p_across = sm100::descriptor_128b_transposed(smem_address(storage.p), Config::kHeadTileBytes);
+  const uint64_t ds_across = sm100::descriptor_128b_transposed(smem_address(storage.ds), Config::kHeadTileBytes);
+  uint32_t parity = 0, pass_parity = 0;
+
+  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {
+    if (query.blocks == 0) return;
+    storage.heads_full.wait(pass_parity);
+    pass_parity ^= 1u;
+    for (int32_t block = 0; block < query.blocks; ++block) {
+      storage.sums_free.wait(parity ^ 1u);
+      storage.k_full.wait(parity);
+      sm100::fence_after_sync();
+      multiply_scores<0>(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
+      multiply_scores<1>(dout, Config::kValueScores, Config::kOwnTiles);
+      cluster_wait_at(storage.tiles_full, parity);
+      sm100::fence_after_sync();
+      multiply_query_gradient(block > 0);
+      sm100::commit(storage.k_free);
+      multiply_key_gradient();
+      parity ^= 1u;
+    }
+  }
+
+  // S = Q K^T or dP = dO V^T: heads x slots.
+  template <int kWhich>
+  __device__ __forceinline__ void multiply_scores(uint64_t heads, uint32_t column, int tiles) const {
+    constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kHeads, Config::kSlots, kFp16);
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+      for (int step = 0; step < Config::kTileColumns / 16; ++step) {
+        sm100::mma_f16(tmem + column, heads + tile * kHeadTile + step * kStep, k + tile * kSlotTile + step * kStep,
+                       kInstruction, tile + step != 0);
+      }
+    }
+    sm100::commit(storage.scores_full[kWhich]);
+  }
+
+  // dQ += dS K: heads x channels.
+  __device__ __forceinline__ void multiply_query_gradient(bool accumulate) const {
+    constexpr uint32_t kWide = sm100::instruction_f16(Config::kHeads, Config::kOwnTiles * Config::kTileColumns, kFp16,
+                                                      false, true);
+    constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kHeads, Config::kTileColumns, kFp16, false, true);
+#pragma unroll
+    for (int step = 0; step < Config::kSlots / 16; ++step) {
+      sm100::mma_f16(tmem + Config::kQueryGradient, ds + step * kStep, k_across + step * kStepRows, kWide,
+                     accumulate || step != 0);
+    }
+    if (!has_rope) return;
+#pragma unroll
+    for (int step = 0; step < Config::kSlots / 16; ++step) {
+      sm100::mma_f16(tmem + Config::kQueryGradientRope, ds + step * kStep,
+                     k_across + Config::kRopeTile * kSlotTile + step * kStepRows, kNarrow, accumulate || step != 0);
+    }
+  }
+
+  // dK = Q^T dS, to which dV = dO^T P is added: channels x slots, two tiles of channels at a time.
+  __device__ __forceinline__ void multiply_key_gradient() const {
+    constexpr int kSteps = Config::kHeads / 16;
+    constexpr uint32_t kWide = sm100::instruction_f16(2 * Config::kTileColumns, Config::kSlots, kFp16, true, true);
+    constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kTileColumns, Config::kSlots, kFp16, true, true);
+    if (has_rope) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        sm100::mma_f16(tmem + Config::kKeyGradientRope, q_across + Config::kRopeTile * kHeadTile + step * kStepRows,
+                       ds_across + step * kStepRows, kNarrow, step != 0);
+      }
+    }
+    for (int half = 0; half < Config::kOwnTiles / 2; ++half) {
+      const uint32_t d = tmem + Config::kKeyGradient + half * Config::kSlots;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        sm100::mma_f16(d, q_across + 2 * half * kHeadTile + step * kStepRows, ds_across + step * kStepRows, kWide,
+                       step != 0);
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        sm100::mma_f16(d, dout_across + 2 * half * kHeadTile + step * kStepRows, p_across + step * kStepRows, kWide,
+                       true);
+      }
+      sm100::commit(storage.dkv_full[half]);
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

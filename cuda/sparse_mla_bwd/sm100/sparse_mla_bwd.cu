@@ -1,0 +1,57 @@
+// Sparse MLA attention, gradients, for Blackwell: one stage of the backward for each value of CUPYMLA_STAGE. How the
+// stages follow each other is told in ../README.md, the mathematics are in cupymla/ops/sparse_mla_bwd/README.md.
+#include "../../common/entry.cuh"
+#include "../stages.cuh"
+#include "attention.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
+#error "this kernel is for sm_100a and sm_103a"
+#endif
+
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
+// CUPYMLA_CLUSTER: CTAs that share a query, 2. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on
+// its own. The last two are for the attention stage.
+#if CUPYMLA_FP16
+using Element = __half;
+#else
+using Element = __nv_bfloat16;
+#endif
+
+namespace cupymla::sparse_mla_bwd {
+
+using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisStorage = Storage<ThisConfig>;
+static_assert(CUPYMLA_STAGE != kAttention || CUPYMLA_CLUSTER == ThisConfig::kCluster);
+constexpr unsigned kCtaHeads = ThisConfig::kHeads / ThisConfig::kCluster;
+
+constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
+constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
+constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
+constexpr unsigned kStageTmemColumns = kIsAttention ? ThisConfig::kTmemColumns : 0;
+constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
+
+}  // namespace cupymla::sparse_mla_bwd
+
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThreads, 1)
+    sparse_mla_bwd(
+#if CUPYMLA_STAGE == 0
+        const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
+        const __grid_constant__ cupymla::TensorMap kv_map,
+#endif
+        const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
+  using namespace cupymla::sparse_mla_bwd;
+#if CUPYMLA_STAGE == 0
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  attention<ThisConfig, Element, CUPYMLA_FP16>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map,
+                                               kv_map);
+#else
+  companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
+#endif
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
+                     cluster = cupymla::sparse_mla_bwd::kStageCluster,
+                     smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
+                     parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
+                     heads_per_cta = cupymla::sparse_mla_bwd::kCtaHeads,
+                     tmem_columns = cupymla::sparse_mla_bwd::kStageTmemColumns);

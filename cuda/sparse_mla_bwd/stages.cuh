@@ -1,0 +1,33 @@
+// What a translation unit of the backward can be compiled to, and every stage but the attention, which each
+// architecture has its own kernel for. How the stages follow each other is told in README.md.
+//
+// CUPYMLA_STAGE is a number of `Stage`; those of `STAGES` in cupymla/ops/sparse_mla_bwd/plan.py are the same.
+#pragma once
+
+#include "dkv_rows.cuh"
+#include "sink.cuh"
+#include "slot_lists.cuh"
+#include "sum_rows.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kStages };
+
+// Threads of a CTA; the attention's are its own business.
+constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
+                                                 kListThreads, kScanThreads, kListThreads, kSumThreads};
+
+template <int kStage, int kDQk, typename Element>
+__device__ __forceinline__ void companion(const Parameters& params) {
+  static_assert(kStage > kAttention && kStage < kStages, "no such stage");
+  if constexpr (kStage == kZero) zero<kDQk>(params);
+  if constexpr (kStage == kRound) round<kDQk, Element>(params);
+  if constexpr (kStage == kSink) sum_sink_terms(params);
+  if constexpr (kStage == kClear) clear_counts(params);
+  if constexpr (kStage == kCount) count_slots(params);
+  if constexpr (kStage == kScan) scan_rows(params);
+  if constexpr (kStage == kPlace) place_slots(params);
+  if constexpr (kStage == kSum) sum_rows<kDQk>(params);
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,172 @@
+"""Binding sparse_mla_bwd_phase1 to its kernel: parameter record, tensor maps, outputs, launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from ... import build, driver, tensor
+from ...device import Device
+from ...errors import CompileError
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ...tensormap import TileMap, encoded
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..mla import MlaProblem, lead_strides
+from . import plan
+from .spec import Views
+
+Result = tuple[Any, Any]
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/sparse_mla_bwd_phase1/sm100/params.cuh; sizes are compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "dout", "indices", "topk_length", "p", "delta")),
+        *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("dout_batch_bytes", "dout_query_bytes", "dout_head_bytes")),
+        *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+        *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query")),
+        *((name, ctypes.c_int64) for name in ("p_batch", "p_query", "p_head")),
+        *((name, ctypes.c_int64) for name in ("delta_batch", "delta_query", "delta_head")),
+        *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
+        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
+        *((name, ctypes.c_int32) for name in ("batch_rows", "token_rows")),
+        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens", "shares")),
+        *((name, ctypes.c_int32) for name in ("causal",)),
+    )
+
+
+def parameters(chosen: plan.Plan, problem: MlaProblem, views: Views, outputs: Sequence[View]) -> Parameters:
+    """The record without addresses.
+
+    Args:
+        chosen: the plan.
+        problem: the problem.
+        views: the arguments; only their strides matter.
+        outputs: p and delta.
+    """
+    record = Parameters(
+        q_start=problem.q_start,
+        k_stride=problem.k_stride,
+        s_q=problem.s_q,
+        s_kv=problem.s_kv,
+        h_q=problem.h_q,
+        topk=problem.topk,
+        batch_rows=chosen.rows.batch_rows,
+        token_rows=chosen.rows.token_rows,
+        groups=chosen.shares.groups,
+        group_tokens=chosen.shares.group_tokens,
+        shares=chosen.shares.ctas,
+        causal=int(problem.causal),
+    )
+    out, dout = (tuple(2 * stride for stride in lead_strides(view, problem)) for view in (views.out, views.dout))
+    record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = out
+    record.dout_batch_bytes, record.dout_query_bytes, record.dout_head_bytes = dout
+    record.indices_batch, record.indices_query = problem.indices_strides
+    record.topk_length_batch, record.topk_length_query = problem.topk_length_strides
+    record.p_batch, record.p_query, record.p_head = lead_strides(outputs[0], problem)
+    record.delta_batch, record.delta_query, record.delta_head = lead_strides(outputs[1], problem)
+    return record
+
+
+def query_tiles(problem: MlaProblem, ptr: int) -> TileMap:
+    """Q in boxes of one CTA's heads x 64 channels of one query."""
+    batch, query, head = problem.q_strides
+    shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
+    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
+    strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
+    return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, plan.CTA_HEADS, 1, 1))
+
+
+class Binding:
+    """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
+
+    One thread at a time may use it.
+
+    Attributes:
+        plan: how the problem is computed.
+        launcher: the laid-out launch; None when there is no query.
+    """
+
+    def __init__(self, problem: MlaProblem, device: Device, views: Views, outputs: Sequence[View]) -> None:
+        self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        self._problem = problem
+        self._parameters = parameters(self.plan, problem, views, outputs)
+        self._pointers: tuple[int, int] | None = None
+        self.launcher: Launcher | None = None
+        if self.plan.tokens:
+            source = self.plan.source
+            kernel = build.kernel(source, device.index)
+            facts = kernel.facts
+            check_record(source, facts, Parameters)
+            if (facts["cta_heads"], facts["cluster"]) != (plan.CTA_HEADS, plan.PAIR_CTAS):
+                raise CompileError(source.path, f"{plan.PAIR_CTAS} CTAs of {plan.CTA_HEADS} heads for a query")
+            geometry = Geometry((self.plan.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
+            self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._parameters))
+
+    def point(self, views: Views, outputs: Sequence[int]) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        if self.launcher is None:
+            return
+        record = self._parameters
+        record.out = views.out.ptr
+        record.dout = views.dout.ptr
+        record.indices = views.indices.ptr
+        record.topk_length = None if views.topk_length is None else views.topk_length.ptr
+        record.p, record.delta = outputs
+        pointers = views.q.ptr, views.kv.ptr
+        if self._pointers != pointers:
+            self.launcher.replace(0, encoded(query_tiles(self._problem, views.q.ptr)))
+            # Without a token no slot is valid, so nothing is read, but a map wants an address.
+            kv = views.kv.ptr if self._problem.s_kv else views.q.ptr
+            self.launcher.replace(1, encoded(self.plan.rows.tiles(kv)))
+            self._pointers = pointers
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        if self.launcher is not None:
+            self.launcher(stream)
+
+
+_memo: ThreadMemo[Binding] = ThreadMemo()
+
+
+def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArrays:
+    wanted = ((*problem.head_shape, problem.topk), "float32"), (problem.head_shape, "float32")
+    return OutputArrays(views.q, wanted, (views.p, views.delta), stream)
+
+
+def _given(views: Views) -> list[View]:
+    """Every array of the caller's, q first."""
+    given = [views.q, views.kv, views.out, views.dout, views.indices]
+    return given + [view for view in (views.topk_length, views.p, views.delta) if view is not None]
+
+
+def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    given = _given(views)
+    pointer = tensor.launch_stream(given, stream)
+    arrays = _outputs(views, problem, None if stream is None else pointer)
+    key = problem, views.q.device.index, arrays.layouts, views.out.strides, views.dout.strides
+    with driver.on_device(views.q.device.index):
+        binding = _memo.entries.get(key)
+        if binding is None:
+            binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views))
+        binding.point(views, arrays.pointers)
+        binding.launch(pointer)
+    tensor.hold(given, pointer)
+    return arrays.finish()  # type: ignore[no-any-return]
+
+
+def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:
+    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
+
+    def bind(arrays: OutputArrays, _: int) -> tuple[Binding, None]:
+        binding = Binding(problem, views.q.device, views, arrays.views)
+        binding.point(views, arrays.pointers)
+        return binding, None
+
+    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)

@@ -1,0 +1,109 @@
+"""The sm_100a kernels of sparse_mla_bwd on the host emulator: their own plan and binding keep the comparison law.
+
+Compiles, needs no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_kit import case_parameters, check, check_inputs, settings
+
+from cupymla import build
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.testing.emulated import emulated
+from cupymla.testing.operators import Subject
+
+pytestmark = pytest.mark.compile
+
+SUBJECT = Subject("sparse_mla_bwd")
+
+
+@pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
+def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
+    check(SUBJECT, case, mode)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random"])
+def test_several_passes_over_several_blocks(mode: str) -> None:
+    """Every barrier is met again and again, past a query without a slot; sink and distribution go over passes."""
+    case = sized(
+        200,
+        576,
+        140,
+        3,
+        150,
+        "_passes",
+        "masks",
+        lengths="hostile",
+        sink="finite",
+        wants_dist=True,
+        dkv_dtype="float32",
+    )
+    check(SUBJECT, case, mode, seed=3)
+
+
+def test_deterministic_results_have_the_same_bits_in_every_order() -> None:
+    """Ten queries that name three tokens, in two orders of threads, copies and products."""
+    case = sized(130, 512, 70, 2, 3, "_det", "options", deterministic=True, selection="duplicates", wants_dist=True)
+    inputs = SUBJECT.cases.inputs(case, 3)
+    results = []
+    for mode, seed in (("random", 1), ("lazy", 2)):
+        with emulated("sm_100a", 2, settings(mode, seed)) as machine:
+            given = {n: machine.array(v, n == "attn_dist", n) for n, v in inputs.items() if isinstance(v, np.ndarray)}
+            found = machine.call(SUBJECT.call, **(inputs | given))
+            results.append([array.get().tobytes() for array in (*found, given["attn_dist"])])
+    assert results[0] == results[1]
+
+
+def test_values_of_padded_heads_and_other_slots_stay_out() -> None:
+    """A NaN in a row that one query names reaches that row of dkv and that query's dq, and nothing else."""
+    case = sized(3, 512, 66, 2, 140, "_nan", "masks", selection="full")
+    inputs = SUBJECT.cases.inputs(case, 4)
+    kv = np.random.default_rng(4).standard_normal((140, 512), np.float32).astype(inputs["kv"].dtype)
+    inputs["kv"], inputs["indices"] = kv, np.arange(132, dtype=np.int32).reshape(2, 66)
+    clean = check_inputs(SUBJECT, inputs, "random", seed=2)
+    inputs["kv"] = kv.copy()
+    inputs["kv"][131, 5] = np.nan
+    with emulated("sm_100a", 2, settings("random", 2)) as machine:
+        dq, dkv = machine.run(SUBJECT, inputs)
+    np.testing.assert_array_equal(dq[0], clean[0][0])
+    np.testing.assert_array_equal(dkv[:66], clean[1][:66])
+    assert np.isnan(dq[1].astype(np.float32)).any() and np.isnan(dkv[131].astype(np.float32)).all()
+    assert not np.isnan(np.delete(dkv, range(66, 132), axis=0).astype(np.float32)).any()
+
+
+ATTENTION = [
+    source for source in plan.sources() if "/sm100/" in source.path and dict(source.defines)["CUPYMLA_STAGE"] == 0
+]
+
+
+@pytest.mark.parametrize("source", ATTENTION, ids=str)
+def test_machine_code_has_the_intended_instructions(source: build.KernelSource, tmp_path: Path) -> None:
+    """Products, gathers, loads from Tensor Memory, and one reduction or store for each slot and channel of a thread."""
+    disassembler = shutil.which("cuobjdump")
+    if disassembler is None:
+        pytest.skip("no cuobjdump")
+    made = build.cubin(source, fail_on_spill=True)
+    image = tmp_path / "kernel.cubin"
+    image.write_bytes(made.data)
+    text = subprocess.run([disassembler, "-sass", str(image)], check=True, capture_output=True, text=True).stdout
+    found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
+    defines: dict[str, Any] = dict(source.defines)
+    has_rope = defines["CUPYMLA_D_QK"] == 576
+    # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, dKV is a loop over two halves.
+    assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
+    assert not [name for name in found if name.startswith("UTC") and name != "UTCHMMA"]
+    assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
+    assert found["LDTM.x16"] == 4 and found["LDTM.x32"] >= 3
+    # In partials, a first pass stores and later ones add; one more adds to the distribution.
+    assert found["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU"] == 64 + (32 if has_rope else 0) + 1
+    assert made.facts["tmem_columns"] == 512 and made.resources.registers <= 200
