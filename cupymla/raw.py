@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from . import arch as arches
 from . import build
+from .build.source import KernelSource
 from .errors import InputError, UnsupportedError
 from .ops import registry
 
@@ -57,9 +58,15 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
         if word not in known_words:
             raise InputError("variant", "keywords among " + ", ".join(known_words), repr(word), operator)
     source = plan.variant(target, **variant)
-    record: type[ctypes.Structure] = import_module(f"cupymla.ops.{operator}.cuda").Parameters
+    record = _record(import_module(f"cupymla.ops.{operator}.cuda"), source)
     compiled = build.cubin(source)
     return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters)
+
+
+def _record(module: Any, source: KernelSource) -> type[ctypes.Structure]:
+    """The parameter record of a variant, where an operator's kernels have more than one."""
+    chosen: type[ctypes.Structure] = module.record(source) if hasattr(module, "record") else module.Parameters
+    return chosen
 
 
 def _device_arch() -> arches.Arch:

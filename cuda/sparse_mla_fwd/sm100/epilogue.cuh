@@ -1,0 +1,97 @@
+// The epilogue warpgroup: O from Tensor Memory, times each head's factor, to global memory.
+#pragma once
+
+#include "../../common/hardware.cuh"
+#include "../../common/math.cuh"
+#include "../../common/sm100/gather.cuh"
+#include "../../common/sm100/tcgen05.cuh"
+#include "storage.cuh"
+#include "work.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// One warp's arrival at a barrier of the even CTA.
+__device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t lane) {
+  __syncwarp();
+  if (lane == 0) hardware::arrive_in_cluster(hardware::map_to_rank(smem_address(&barrier.state), 0));
+}
+
+template <typename Config, typename Element>
+struct Epilogue {
+  static constexpr uint32_t kColumns = 32;  // of a pass
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const uint32_t rank;
+  const uint32_t warp = threadIdx.x / 32 % 4;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
+  const uint32_t side = warp / 2;             // which half of the channels
+  uint32_t o_parity = 0, stats_parity = 0;
+
+  __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params, uint32_t rank)
+      : storage(storage), params(params), rank(rank) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_item(params, [&](uint32_t item) {
+      const Work<Config> work(params, item, rank);
+      storage.stats_ready.wait(stats_parity);
+      stats_parity ^= 1u;
+      const float factor = storage.output_factor[row];
+      storage.stats_free.arrive();
+      if (work.blocks != 0) {
+        storage.o_full.wait(o_parity);
+        o_parity ^= 1u;
+        sm100::fence_after_sync();
+      }
+      store(work, factor);
+    });
+  }
+
+  __device__ __forceinline__ void store(const Work<Config>& work, float factor) {
+    const uint32_t tmem = sm100::tmem_lane(storage.tmem + Config::kOutputColumn, warp * 32);
+    const int quad_lane = static_cast<int>(lane % 4);
+    const int32_t first_head = work.first_head + static_cast<int32_t>(row - quad_lane);
+    uint8_t* line = params.out + work.batch * params.out_batch_bytes + work.query * params.out_query_bytes +
+                    first_head * params.out_head_bytes + side * Config::kDV + quad_lane * 16;
+#pragma unroll 1
+    for (uint32_t column = 0; column < Config::kOutputColumns; column += kColumns) {
+      float values[kColumns] = {};
+      if (work.blocks != 0) {
+        sm100::tmem_load(values, tmem + column);
+        sm100::wait_loads();
+        if (column + kColumns == Config::kOutputColumns) {
+          sm100::fence_before_sync();
+          arrive_at_leader(storage.o_free, lane);
+        }
+      }
+      store_columns(values, factor, line + column * sizeof(Element), first_head);
+    }
+  }
+
+  // The four lanes of a quad have a head each. They exchange pieces of 16 bytes, so that each stores its piece of all
+  // four and the quad 64 bytes side by side.
+  __device__ __forceinline__ void store_columns(const float (&values)[kColumns], float factor, uint8_t* line,
+                                                int32_t first_head) {
+    uint32_t words[4][4];  // of a piece, by piece
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+#pragma unroll
+      for (int piece = 0; piece < 4; ++piece) {
+        const int i = piece * 8 + word * 2;
+        words[word][piece] =
+            factor < 0.f ? 0u : pack_pair<Element>(values[i] * factor, values[i + 1] * factor);
+      }
+      quad_transpose(words[word], static_cast<int>(lane % 4));
+    }
+#pragma unroll
+    for (int head = 0; head < 4; ++head) {
+      if (first_head + head < params.h_q) {
+        *reinterpret_cast<uint4*>(line + head * params.out_head_bytes) =
+            make_uint4(words[0][head], words[1][head], words[2][head], words[3][head]);
+      }
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_fwd

@@ -1,0 +1,213 @@
+// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Four threads share a head: two
+// warpgroups times the two halves of the lanes that a head's scores lie in.
+#pragma once
+
+#include "../../common/sm100/vector_math.cuh"
+#include "../sm90/softmax.cuh"
+#include "epilogue.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+template <typename Config, typename Element, bool kAnyScale>
+struct Softmax {
+  static constexpr int kScores = sm100::kGroupSlots;  // of a thread, in a block
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const uint32_t rank;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32 % 4;              // of its warpgroup
+  const uint32_t half = threadIdx.x / Config::kWarpgroup;  // which warpgroup: 64 of the 128 columns
+  const uint32_t side = warp / 2;                          // which CTA's keys
+  const uint32_t row = warp % 2 * 32 + lane;               // head of this CTA
+  const uint32_t tmem;                                     // first lane of this warp
+
+  // Exponentials are taken relative to `base` (../sm90/softmax.cuh), which is the same for all slots of a head.
+  // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
+  float base, row_max, row_sum;
+  bool occupied;  // whether this thread's slots of the query had a valid one
+  uint32_t s_parity = 0, pv_parity = 1, stats_parity = 1;
+  uint32_t turn = 0;  // which set of the exchange
+
+  __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params, uint32_t rank)
+      : storage(storage), params(params), rank(rank), tmem(sm100::tmem_lane(storage.tmem, warp * 32)) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_item(params, [&](uint32_t item) {
+      const Work<Config> work(params, item, rank);
+      const sm100::QuerySlots slots(params, work);
+      base = row_max = negative_infinity();
+      row_sum = 0.f;
+      occupied = false;
+      int2 tokens = own_tokens(slots, work, 0);
+      for (int32_t block = 0; block < work.blocks; ++block) {
+        const uint64_t valid = sm100::valid_slots(slots, tokens.x, tokens.y);
+        tokens = own_tokens(slots, work, block + 1);
+        accumulate(block, work.groups(block), valid);
+      }
+      finish(work);
+    });
+    storage.pv_done.wait(pv_parity);
+  }
+
+  // Tokens of two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
+  __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
+                                             int32_t block) const {
+    const int groups = work.groups(block);
+    if (static_cast<int>(half) >= groups) return make_int2(-1, -1);
+    const int32_t first = block * Config::kSlots + static_cast<int32_t>(lane) +
+                          sm100::kGroupSlots * static_cast<int32_t>(side * groups + half);
+    return make_int2(slots.token(first), slots.token(first + 32));
+  }
+
+  // What turns a score into units of log2.
+  __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
+
+  // What all four threads of a head give, by the others' shared memory.
+  template <typename Combine>
+  __device__ __forceinline__ float combine(float own, Combine combine) {
+    auto& exchange = storage.exchange[turn];
+    exchange[2 * half + side][row] = own;
+    named_barrier_sync(kExchange, Config::kSoftmaxThreads);
+    turn ^= 1u;
+    return combine(combine(exchange[0][row], exchange[1][row]), combine(exchange[2][row], exchange[3][row]));
+  }
+
+  __device__ __forceinline__ void accumulate(int32_t block, int groups, uint64_t valid) {
+    float scores[kScores];
+    storage.s_ready.wait(s_parity);
+    s_parity ^= 1u;
+    sm100::fence_after_sync();
+    const bool takes = static_cast<int>(half) < groups;
+    if (takes) {
+      sm100::tmem_load(scores, tmem + Config::kScoresColumn + half * kScores);
+      sm100::wait_loads();
+    }
+    sm100::fence_before_sync();
+    arrive_at_leader(storage.s_free, lane);
+
+    const float own_max = takes ? mask_and_maximum(scores, valid) : negative_infinity();
+    const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
+    row_max = max_nan(row_max, block_max);
+    const float new_base = next_base(base, block_max);
+    uint32_t probabilities[kScores / 2];
+    float sum = 0.f;
+    if (takes) sum = exponentials(scores, probabilities, new_base);
+
+    storage.pv_done.wait(pv_parity);
+    pv_parity ^= 1u;
+    move_base(new_base, block > 0);
+    row_sum += sum;
+    if (takes) {
+      publish(probabilities, side * groups + half);
+      fence_async_shared();
+    }
+    arrive_at_leader(storage.p_ready, lane);
+  }
+
+  // Masks the scores of invalid slots and gives the largest.
+  __device__ __forceinline__ float mask_and_maximum(float (&scores)[kScores], uint64_t valid) {
+    if constexpr (kAnyScale) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
+    }
+    occupied |= valid != 0;
+    if (valid != ~0ull) {
+      const uint32_t low = static_cast<uint32_t>(valid), high = static_cast<uint32_t>(valid >> 32);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if ((((i < 32 ? low : high) >> (i % 32)) & 1u) == 0) scores[i] = negative_infinity();
+      }
+    }
+    float maxima[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) maxima[j] = scores[j];
+#pragma unroll
+    for (int i = 4; i < kScores; ++i) maxima[i % 4] = max_nan(maxima[i % 4], scores[i]);
+    return max_nan(max_nan(maxima[0], maxima[1]), max_nan(maxima[2], maxima[3]));
+  }
+
+  // P = exp2(score - base), as pairs of elements; gives their sum.
+  __device__ __forceinline__ float exponentials(float (&scores)[kScores], uint32_t (&probabilities)[kScores / 2],
+                                                float new_base) {
+    float unit = score_unit();
+    if (!kAnyScale && is_coarse(new_base)) {
+      // Rounded as the base was, so that the largest score gives exactly 2^0 or less.
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = __fmul_rn(scores[i], unit);
+      unit = 1.f;
+    }
+    const float shift = -finite_or_zero(new_base);
+    const float2 units = make_float2(unit, unit), shifts = make_float2(shift, shift);
+    float2 sums[2] = {};
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const float2 x = sm100::multiply_add(make_float2(scores[2 * i], scores[2 * i + 1]), units, shifts);
+      const float2 p = make_float2(exp2_approx(x.x), exp2_approx(x.y));
+      sums[i % 2] = sm100::add(sums[i % 2], p);
+      probabilities[i] = pack_pair<Element>(p.x, p.y);
+    }
+    const float2 both = sm100::add(sums[0], sums[1]);
+    return both.x + both.y;
+  }
+
+  // Brings output and row sum to a new base, if it is one for any row of the warp. No product may be in flight. The
+  // warpgroups take one chunk of the output each.
+  __device__ __forceinline__ void move_base(float new_base, bool has_output) {
+    if (!__any_sync(0xffffffffu, new_base != base)) return;
+    const float factor = base_factor(base, new_base);
+    row_sum *= factor;
+    base = new_base;
+    if (!has_output) return;
+    constexpr uint32_t kColumns = 32;
+    sm100::fence_after_sync();
+    const uint32_t first = tmem + Config::kOutputColumn + half * Config::kChunkColumns;
+#pragma unroll 1
+    for (uint32_t column = 0; column < Config::kChunkColumns; column += kColumns) {
+      float values[kColumns];
+      sm100::tmem_load(values, first + column);
+      sm100::wait_loads();
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) values[i] *= factor;
+      sm100::tmem_store(first + column, values);
+    }
+    sm100::wait_stores();
+    sm100::fence_before_sync();
+  }
+
+  // This thread's row of P, of one group of slots.
+  __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2], uint32_t group) {
+    uint8_t* tile = storage.p[group];
+#pragma unroll
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      *reinterpret_cast<uint4*>(tile + swizzle_128(row, chunk)) =
+          make_uint4(p[4 * chunk], p[4 * chunk + 1], p[4 * chunk + 2], p[4 * chunk + 3]);
+    }
+  }
+
+  // After the last block of a query: lse, max_logits, and what makes O the result. Queries without a valid slot are
+  // told by their slots, not by the maximum: valid slots may all score -inf.
+  __device__ __forceinline__ void finish(const Work<Config>& work) {
+    auto& occupied_sides = storage.occupied[turn];
+    if (lane == 0 && warp % 2 == 0) occupied_sides[2 * half + side] = occupied;
+    const float sum = combine(row_sum, [](float a, float b) { return a + b; });
+    const bool any = occupied_sides[0] || occupied_sides[1] || occupied_sides[2] || occupied_sides[3];
+    storage.stats_free.wait(stats_parity);
+    stats_parity ^= 1u;
+    if (half != 0 || side != 0) return;
+    const int32_t head = work.first_head + static_cast<int32_t>(row);
+    float total = sum;
+    if (head < params.h_q) {
+      const int64_t batch = work.batch, query = work.query;
+      params.max_logits[batch * params.max_logits_batch + query * params.max_logits_query +
+                        head * params.max_logits_head] = row_max * kLn2;
+      params.lse[batch * params.lse_batch + query * params.lse_query + head * params.lse_head] =
+          any ? (base + log2f(sum)) * params.lse_unit : positive_infinity();
+      if (params.attn_sink != nullptr) total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - base);
+    }
+    storage.output_factor[row] = any ? 1.f / total : -1.f;
+    storage.stats_ready.arrive();
+  }
+};
+
+}  // namespace cupymla::sparse_mla_fwd
