@@ -198,6 +198,18 @@ def test_extremes_of_three(where: Where) -> None:
     np.testing.assert_array_equal(found[:, 1], np.abs(values[:, 1:]).min(axis=1))
 
 
+def test_powers_of_two(where: Where) -> None:
+    """To 2 ulp; results that are no normal numbers become 0 (PTX ISA, "ex2", .ftz)."""
+    values = floats()
+    values[-1] = -149.0, -126.0, -126.5, 200.0
+    got = evaluate("ex2.approx.ftz.f32 %f0, %f0; mov.b32 %r8, %f0;", words(values), where)[:, 0].view(np.float32)
+    wanted = np.exp2(values[:, 0].astype(np.float64))
+    normal = ~(wanted < np.finfo(np.float32).tiny)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(got[normal], wanted[normal].astype(np.float32), rtol=2.0**-22)
+    assert np.all(got[~normal] == 0) and not normal.all()
+
+
 def test_mixed_precision(where: Where) -> None:
     values = np.nan_to_num(floats(6), nan=2.0, posinf=3.0, neginf=-3.0).astype(np.float32) % 1000
     text = "cvt.rn.f16.f32 %h0, %f0; add.f32.f16 %f1, %h0, %f1; mov.b32 %r8, %f1;"

@@ -123,6 +123,13 @@ def _fused(w: Writer) -> str:
     return w.write(w.operands[0], f"std::fma({listed})", kind)
 
 
+def _exponential(w: Writer) -> str:
+    value = w.read(w.operands[1], "f32")
+    if "ftz" in w.parts:
+        return w.write(w.operands[0], f"flushed(std::exp2(flushed({value})))", "f32")
+    return w.write(w.operands[0], f"std::exp2({value})", "f32")
+
+
 def _shift(w: Writer) -> str:
     kind = _type(w.parts)
     value, by = w.read(w.operands[1], kind), w.read(w.operands[2], "u32")
@@ -501,6 +508,7 @@ def _nothing(w: Writer) -> str:
 
 _TABLE: dict[str, Lower] = {
     **{"add": _binary("+"), "sub": _binary("-"), "mul": _multiply, "mad": _multiply, "fma": _fused},
+    "ex2": _exponential,
     **{"and": _logic("&"), "or": _logic("|"), "xor": _logic("^"), "not": _not, "neg": _negate, "abs": _absolute},
     **{"div": _divide, "rem": _divide, "min": _extreme, "max": _extreme, "shl": _shift, "shr": _shift, "shf": _funnel},
     **{"setp": _compare, "selp": _select, "mov": _move, "ld": _load, "ldu": _load, "st": _store},
