@@ -210,6 +210,25 @@ def test_powers_of_two(where: Where) -> None:
     assert np.all(got[~normal] == 0) and not normal.all()
 
 
+def test_pairs_of_narrow_floats(where: Where) -> None:
+    """The first source goes to the upper half."""
+    values = np.nan_to_num(floats(7), nan=1.5).astype(np.float32)
+    text = "cvt.rn.bf16x2.f32 %r8, %f0, %f1; cvt.rn.f16x2.f32 %r9, %f0, %f1;"
+    got = evaluate(text, words(values), where)[:, :2].copy()
+    with np.errstate(over="ignore"):
+        for column, dtype in ((0, ml_dtypes.bfloat16), (1, np.float16)):
+            halves = got[:, column].copy().view(np.uint16).reshape(-1, 2)
+            wanted = values[:, 1::-1].astype(dtype)
+            np.testing.assert_array_equal(halves, np.ascontiguousarray(wanted).view(np.uint16))
+
+
+def test_reciprocals(where: Where) -> None:
+    values = floats(8)
+    got = evaluate("rcp.rn.f32 %f0, %f0; mov.b32 %r8, %f0;", words(values), where)[:, 0].view(np.float32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, np.float32(1) / values[:, 0])
+
+
 def test_mixed_precision(where: Where) -> None:
     values = np.nan_to_num(floats(6), nan=2.0, posinf=3.0, neginf=-3.0).astype(np.float32) % 1000
     text = "cvt.rn.f16.f32 %h0, %f0; add.f32.f16 %f1, %h0, %f1; mov.b32 %r8, %f1;"

@@ -130,6 +130,11 @@ def _exponential(w: Writer) -> str:
     return w.write(w.operands[0], f"std::exp2({value})", "f32")
 
 
+def _reciprocal(w: Writer) -> str:
+    kind = _type(w.parts)
+    return w.write(w.operands[0], f"{CPP[kind]}(1) / {w.read(w.operands[1], kind)}", kind)
+
+
 def _shift(w: Writer) -> str:
     kind = _type(w.parts)
     value, by = w.read(w.operands[1], kind), w.read(w.operands[2], "u32")
@@ -297,8 +302,17 @@ def _atomic(w: Writer) -> str:
 _ROUND = {"rni": "std::nearbyint", "rzi": "std::trunc", "rmi": "std::floor", "rpi": "std::ceil"}
 
 
+def _convert_pair(w: Writer) -> str:
+    """The first source goes to the upper half."""
+    name = "to_half" if w.parts[-2] == "f16x2" else "to_bfloat"
+    high, low = (f"static_cast<uint32_t>({name}({w.read(operand, 'f32')}))" for operand in w.operands[1:3])
+    return w.write(w.operands[0], f"{high} << 16 | {low}", "u32")
+
+
 def _convert(w: Writer) -> str:
     to, from_ = w.parts[-2], w.parts[-1]
+    if to in ("f16x2", "bf16x2") and from_ == "f32" and "rn" in w.parts and len(w.operands) == 3:
+        return _convert_pair(w)
     value = w.read(w.operands[1], from_)
     if from_ == "f16":
         value, from_ = f"from_half({value})", "f32"
@@ -508,7 +522,7 @@ def _nothing(w: Writer) -> str:
 
 _TABLE: dict[str, Lower] = {
     **{"add": _binary("+"), "sub": _binary("-"), "mul": _multiply, "mad": _multiply, "fma": _fused},
-    "ex2": _exponential,
+    **{"ex2": _exponential, "rcp": _reciprocal},
     **{"and": _logic("&"), "or": _logic("|"), "xor": _logic("^"), "not": _not, "neg": _negate, "abs": _absolute},
     **{"div": _divide, "rem": _divide, "min": _extreme, "max": _extreme, "shl": _shift, "shr": _shift, "shf": _funnel},
     **{"setp": _compare, "selp": _select, "mov": _move, "ld": _load, "ldu": _load, "st": _store},
