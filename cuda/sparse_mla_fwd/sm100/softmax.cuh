@@ -192,9 +192,10 @@ struct Softmax {
     if (lane == 0 && warp % 2 == 0) occupied_sides[2 * half + side] = occupied;
     const float sum = combine(row_sum, [](float a, float b) { return a + b; });
     const bool any = occupied_sides[0] || occupied_sides[1] || occupied_sides[2] || occupied_sides[3];
+    // The others must not wait for what this barrier says: nothing holds its phases back for them.
+    if (half != 0 || side != 0) return;
     storage.stats_free.wait(stats_parity);
     stats_parity ^= 1u;
-    if (half != 0 || side != 0) return;
     const int32_t head = work.first_head + static_cast<int32_t>(row);
     float total = sum;
     if (head < params.h_q) {

@@ -14,7 +14,7 @@
 // o_full       | each   | 1 (commit to pair)             | epilogue      | O of the query is done
 // o_free       | even   | 4 epilogue warps of each CTA   | MMA           | O has been read
 // stats_ready  | each   | 64 softmax threads             | epilogue      | what makes O a result is out
-// stats_free   | each   | 128 epilogue threads           | softmax       | that has been read
+// stats_free   | each   | 128 epilogue threads           | 64 softmax    | that has been read
 // named 1      | each   | 256 softmax threads            | softmax       | maxima of a block, or sums, are out
 // cluster      | pair   | all threads                    | all           | barriers are ready; at the end: nobody
 //              |        |                                |               | needs the other any more
