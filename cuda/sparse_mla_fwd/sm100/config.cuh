@@ -6,9 +6,11 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-template <int kDQkArg>
+template <int kDQkArg, bool kSplitArg>
 struct Config {
   static constexpr int kCtas = 2;
+  static constexpr bool kSplit = kSplitArg;   // whether the pairs of a cluster share the slots of a query
+  static constexpr int kMaxCluster = kSplit ? 16 : kCtas;
   static constexpr int kDQk = kDQkArg;        // channels of a key
   static constexpr int kDV = 512;             // channels of a value: the first ones of the key
   static constexpr int kHeads = 64;           // query heads of a CTA; the pair has twice as many
@@ -42,7 +44,7 @@ struct Config {
   static constexpr int kMmaWarp = kEpilogueWarp + kEpilogueWarps;
   static constexpr int kProducerWarp = kMmaWarp + 1;
   static constexpr int kThreads = 512;  // the last two warps have nothing to do
-  static constexpr int kSoftmaxRegisters = 152, kEpilogueRegisters = 112, kIssueRegisters = 96;
+  static constexpr int kSoftmaxRegisters = 168, kEpilogueRegisters = 80, kIssueRegisters = 96;
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kScoresColumn + kScoresColumns <= kTmemColumns && kTmemColumns <= sm100::kTmemColumns);

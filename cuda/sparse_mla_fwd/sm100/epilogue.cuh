@@ -1,19 +1,19 @@
-// The epilogue warpgroup: O from Tensor Memory, times each head's factor, to global memory.
+// The epilogue warpgroup: O from Tensor Memory, times each head's factor, to global memory. Where pairs share a query it
+// leaves O as it is for the merge instead.
 #pragma once
 
 #include "../../common/hardware.cuh"
 #include "../../common/math.cuh"
 #include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
-#include "storage.cuh"
-#include "work.cuh"
+#include "merge.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
-// One warp's arrival at a barrier of the even CTA.
-__device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t lane) {
+// One warp's arrival at a barrier of the pair's even CTA.
+__device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
   __syncwarp();
-  if (lane == 0) hardware::arrive_in_cluster(hardware::map_to_rank(smem_address(&barrier.state), 0));
+  if (lane == 0) hardware::arrive_in_cluster(hardware::map_to_rank(smem_address(&barrier.state), leader));
 }
 
 template <typename Config, typename Element>
@@ -22,23 +22,26 @@ struct Epilogue {
 
   Storage<Config>& storage;
   const Parameters& params;
-  const uint32_t rank;
+  const Place<Config> place;
   const uint32_t warp = threadIdx.x / 32 % 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t side = warp / 2;             // which half of the channels
   uint32_t o_parity = 0, stats_parity = 0;
 
-  __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params, uint32_t rank)
-      : storage(storage), params(params), rank(rank) {}
+  __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params) {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, [&](uint32_t item) {
-      const Work<Config> work(params, item, rank);
-      storage.stats_ready.wait(stats_parity);
-      stats_parity ^= 1u;
-      const float factor = storage.output_factor[row];
-      storage.stats_free.arrive();
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
+      float factor = 1.f;
+      if constexpr (!Config::kSplit) {
+        storage.stats_ready.wait(stats_parity);
+        stats_parity ^= 1u;
+        factor = storage.output_factor[row];
+        storage.stats_free.arrive();
+      }
       if (work.blocks != 0) {
         storage.o_full.wait(o_parity);
         o_parity ^= 1u;
@@ -62,11 +65,30 @@ struct Epilogue {
         sm100::wait_loads();
         if (column + kColumns == Config::kOutputColumns) {
           sm100::fence_before_sync();
-          arrive_at_leader(storage.o_free, lane);
+          arrive_at_leader(storage.o_free, place.leader, lane);
         }
       }
-      store_columns(values, factor, line + column * sizeof(Element), first_head);
+      if constexpr (Config::kSplit) {
+        leave_columns(values, column);
+      } else {
+        store_columns(values, factor, line + column * sizeof(Element), first_head);
+      }
     }
+  }
+
+  __device__ __forceinline__ void leave_columns(const float (&values)[kColumns], uint32_t column) {
+    float* line = leavings(storage).output[row] + side * Config::kOutputColumns + column;
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns; i += 4) {
+      *reinterpret_cast<float4*>(line + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+    }
+  }
+
+  // After everything is left: what the cluster makes of it.
+  __device__ __forceinline__ void merge() {
+    for_each_item(params, place, [&](uint32_t item) {
+      merge_parts<Element>(storage, params, Work<Config>(params, item, place), place);
+    });
   }
 
   // The four lanes of a quad have a head each. They exchange pieces of 16 bytes, so that each stores its piece of all

@@ -18,7 +18,9 @@ struct Products {
 
   Storage<Config>& storage;
   const Parameters& params;
+  const Place<Config> place;
   const uint32_t tmem;
+  const uint16_t pair = static_cast<uint16_t>(3u << place.leader);  // both CTAs, for commits
   Ring<Config::kStages> ring;
   uint32_t q_parity = 0, p_parity = 0;
   uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
@@ -27,24 +29,24 @@ struct Products {
       : storage(storage), params(params), tmem(storage.tmem) {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, [&](uint32_t item) {
-      const Work<Config> work(params, item, 0);
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
       if (work.blocks == 0) return;
       storage.q_full.wait(q_parity);
       q_parity ^= 1u;
       for (int32_t block = 0; block < work.blocks; ++block) {
         scores(work.groups(block));
-        if (block + 1 == work.blocks) sm100::commit_to_pair(storage.q_free);
+        if (block + 1 == work.blocks) sm100::commit_to_pair(storage.q_free, pair);
         if (block > 0) values(block - 1, work.groups(block - 1));
       }
       values(work.blocks - 1, work.groups(work.blocks - 1));
-      sm100::commit_to_pair(storage.o_full);
+      sm100::commit_to_pair(storage.o_full, pair);
     });
   }
 
   // Hands the stage back once its products are done.
   __device__ __forceinline__ void release_stage() {
-    sm100::commit_to_pair(storage.free[ring.stage]);
+    sm100::commit_to_pair(storage.free[ring.stage], pair);
     ring.advance();
   }
 
@@ -66,7 +68,7 @@ struct Products {
       }
       release_stage();
     }
-    sm100::commit_to_pair(storage.s_ready);
+    sm100::commit_to_pair(storage.s_ready, pair);
   }
 
   __device__ __forceinline__ void values(int32_t block, int groups) {
@@ -93,7 +95,7 @@ struct Products {
         release_stage();
       }
     }
-    sm100::commit_to_pair(storage.pv_done);
+    sm100::commit_to_pair(storage.pv_done, pair);
   }
 };
 

@@ -14,7 +14,7 @@ struct Softmax {
 
   Storage<Config>& storage;
   const Parameters& params;
-  const uint32_t rank;
+  const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32 % 4;              // of its warpgroup
   const uint32_t half = threadIdx.x / Config::kWarpgroup;  // which warpgroup: 64 of the 128 columns
@@ -29,12 +29,12 @@ struct Softmax {
   uint32_t s_parity = 0, pv_parity = 1, stats_parity = 1;
   uint32_t turn = 0;  // which set of the exchange
 
-  __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params, uint32_t rank)
-      : storage(storage), params(params), rank(rank), tmem(sm100::tmem_lane(storage.tmem, warp * 32)) {}
+  __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)) {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(params, [&](uint32_t item) {
-      const Work<Config> work(params, item, rank);
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
       const sm100::QuerySlots slots(params, work);
       base = row_max = negative_infinity();
       row_sum = 0.f;
@@ -45,17 +45,27 @@ struct Softmax {
         tokens = own_tokens(slots, work, block + 1);
         accumulate(block, work.groups(block), valid);
       }
-      finish(work);
+      const RowStatistics row_statistics = statistics();
+      if constexpr (Config::kSplit) {
+        // P and the stages, where statistics go, are done with once the last product is.
+        storage.pv_done.wait(pv_parity);
+        if (leads()) leave_statistics(storage, row, row_statistics);
+      } else if (leads()) {
+        finish(work, row_statistics);
+      }
     });
     storage.pv_done.wait(pv_parity);
   }
+
+  // Whether this thread answers for its head.
+  __device__ __forceinline__ bool leads() const { return half == 0 && side == 0; }
 
   // Tokens of two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
   __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
                                              int32_t block) const {
     const int groups = work.groups(block);
     if (static_cast<int>(half) >= groups) return make_int2(-1, -1);
-    const int32_t first = block * Config::kSlots + static_cast<int32_t>(lane) +
+    const int32_t first = work.first_slot(block) + static_cast<int32_t>(lane) +
                           sm100::kGroupSlots * static_cast<int32_t>(side * groups + half);
     return make_int2(slots.token(first), slots.token(first + 32));
   }
@@ -84,7 +94,7 @@ struct Softmax {
       sm100::wait_loads();
     }
     sm100::fence_before_sync();
-    arrive_at_leader(storage.s_free, lane);
+    arrive_at_leader(storage.s_free, place.leader, lane);
 
     const float own_max = takes ? mask_and_maximum(scores, valid) : negative_infinity();
     const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
@@ -102,7 +112,7 @@ struct Softmax {
       publish(probabilities, side * groups + half);
       fence_async_shared();
     }
-    arrive_at_leader(storage.p_ready, lane);
+    arrive_at_leader(storage.p_ready, place.leader, lane);
   }
 
   // Masks the scores of invalid slots and gives the largest.
@@ -185,28 +195,24 @@ struct Softmax {
     }
   }
 
-  // After the last block of a query: lse, max_logits, and what makes O the result. Queries without a valid slot are
-  // told by their slots, not by the maximum: valid slots may all score -inf.
-  __device__ __forceinline__ void finish(const Work<Config>& work) {
+  // Of this thread's head, after the last block.
+  __device__ __forceinline__ RowStatistics statistics() {
     auto& occupied_sides = storage.occupied[turn];
     if (lane == 0 && warp % 2 == 0) occupied_sides[2 * half + side] = occupied;
     const float sum = combine(row_sum, [](float a, float b) { return a + b; });
     const bool any = occupied_sides[0] || occupied_sides[1] || occupied_sides[2] || occupied_sides[3];
-    // The others must not wait for what this barrier says: nothing holds its phases back for them.
-    if (half != 0 || side != 0) return;
+    return {base, row_max, sum, any};
+  }
+
+  // Writes lse and max_logits, and tells the epilogue what makes O the result. Only the threads that lead come here:
+  // nothing holds back the phases of stats_free for the others.
+  __device__ __forceinline__ void finish(const Work<Config>& work, const RowStatistics& statistics) {
+    const int32_t head = work.first_head + static_cast<int32_t>(row);
+    if (head < params.h_q) store_statistics(params, work, head, statistics);
+    const float factor = output_factor(params, head, statistics);
     storage.stats_free.wait(stats_parity);
     stats_parity ^= 1u;
-    const int32_t head = work.first_head + static_cast<int32_t>(row);
-    float total = sum;
-    if (head < params.h_q) {
-      const int64_t batch = work.batch, query = work.query;
-      params.max_logits[batch * params.max_logits_batch + query * params.max_logits_query +
-                        head * params.max_logits_head] = row_max * kLn2;
-      params.lse[batch * params.lse_batch + query * params.lse_query + head * params.lse_head] =
-          any ? (base + log2f(sum)) * params.lse_unit : positive_infinity();
-      if (params.attn_sink != nullptr) total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - base);
-    }
-    storage.output_factor[row] = any ? 1.f / total : -1.f;
+    storage.output_factor[row] = factor;
     storage.stats_ready.arrive();
   }
 };

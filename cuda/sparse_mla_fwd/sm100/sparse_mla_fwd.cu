@@ -13,7 +13,8 @@
 #endif
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
-// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32.
+// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where
+// the pairs of each cluster share the slots of one query.
 #if CUPYMLA_FP16
 using Element = __half;
 #else
@@ -21,7 +22,7 @@ using Element = __nv_bfloat16;
 #endif
 
 namespace cupymla::sparse_mla_fwd {
-using ThisConfig = Config<CUPYMLA_D_QK>;
+using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
 using ThisStorage = Storage<ThisConfig>;
 }  // namespace cupymla::sparse_mla_fwd
 
@@ -35,7 +36,6 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   constexpr int kCtas = ThisConfig::kCtas;
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
@@ -52,18 +52,25 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 
   if (warp < ThisConfig::kEpilogueWarp) {
     registers_take<ThisConfig::kSoftmaxRegisters>();
-    Softmax<ThisConfig, Element, CUPYMLA_ANY_SCALE>(storage, params, rank).run();
+    Softmax<ThisConfig, Element, CUPYMLA_ANY_SCALE>(storage, params).run();
   } else if (warp < ThisConfig::kMmaWarp) {
     registers_give_back<ThisConfig::kEpilogueRegisters>();
-    Epilogue<ThisConfig, Element>(storage, params, rank).run();
+    Epilogue<ThisConfig, Element>(storage, params).run();
   } else {
     registers_give_back<ThisConfig::kIssueRegisters>();
     if (warp == ThisConfig::kProducerWarp) {
-      Producer<ThisConfig>(storage, params, q_map, kv_map, rank).run();
-    } else if (warp == ThisConfig::kMmaWarp && rank == 0 && elect_one()) {
+      Producer<ThisConfig>(storage, params, q_map, kv_map).run();
+    } else if (warp == ThisConfig::kMmaWarp && cluster_rank() % kCtas == 0 && elect_one()) {
       Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
     }
     __syncwarp();
+  }
+  if constexpr (ThisConfig::kSplit) {
+    cluster_arrive();
+    cluster_wait();
+    if (warp >= ThisConfig::kEpilogueWarp && warp < ThisConfig::kMmaWarp) {
+      Epilogue<ThisConfig, Element>(storage, params).merge();
+    }
   }
 
   sm100::fence_before_sync();
@@ -74,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
-                     cluster = cupymla::sparse_mla_fwd::ThisConfig::kCtas,
+                     cluster = cupymla::sparse_mla_fwd::ThisConfig::kMaxCluster,
                      smem_bytes = sizeof(cupymla::sparse_mla_fwd::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads);
+                     heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,
+                     tmem_columns = cupymla::sparse_mla_fwd::ThisConfig::kTmemColumns);

@@ -16,8 +16,9 @@
 // stats_ready  | each   | 64 softmax threads             | epilogue      | what makes O a result is out
 // stats_free   | each   | 128 epilogue threads           | 64 softmax    | that has been read
 // named 1      | each   | 256 softmax threads            | softmax       | maxima of a block, or sums, are out
-// cluster      | pair   | all threads                    | all           | barriers are ready; at the end: nobody
-//              |        |                                |               | needs the other any more
+// cluster      | all    | all threads                    | all           | barriers are ready; (split) what the CTAs
+//              |        |                                |               | leave is out; at the end: nobody needs
+//              |        |                                |               | another any more
 //
 // One thread of the even CTA issues all products of the pair. One warp for its lanes arrives at s_free, p_ready and
 // o_free, because half of these arrivals cross to the other CTA.
@@ -83,7 +84,7 @@ struct alignas(1024) Storage {
   }
 };
 
-static_assert(sizeof(Storage<Config<576>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<Config<512>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<576, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<512, false>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

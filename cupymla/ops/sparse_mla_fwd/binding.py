@@ -169,7 +169,7 @@ class PairBinding(Binding):
         )
         super().__init__(problem, chosen.source, plan.PAIR_CTA_HEADS, parameters, device)
         if chosen.tokens:
-            self._lay_out(chosen.ctas, pair_plan.CTAS, 2)
+            self._lay_out(chosen.ctas, chosen.cluster, 2)
 
     def _point_keys(self, launcher: Launcher, views: Views) -> None:
         # Without tokens no row is ever asked for, but a map has to have an address.

@@ -126,7 +126,7 @@ def variant(
             takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
-        split: whether the CTAs of a cluster, up to 16, share the slots of a query; not on Blackwell.
+        split: whether the CTAs of a cluster, up to 16, share the slots of a query.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -145,12 +145,11 @@ def variant(
     if arch.name in PAIRED:
         if heads != PAIR_CTA_HEADS:
             raise InputError("heads", f"{PAIR_CTA_HEADS} on {arch.name}", shown(heads), OPERATOR)
-        if split:
-            raise InputError("split", f"False on {arch.name}", shown(split), OPERATOR)
         paired = (
             ("CUPYMLA_D_QK", d_qk),
             ("CUPYMLA_FP16", int(dtype == "float16")),
             ("CUPYMLA_ANY_SCALE", int(any_scale)),
+            ("CUPYMLA_SPLIT", int(split)),
         )
         return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, paired, arch.name)
     defines = (
@@ -173,5 +172,5 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for d_qk in D_QK
         for dtype in DTYPES
         for any_scale in (False, True)
-        for split in ((False, True) if name == "sm_90a" else (False,))
+        for split in (False, True)
     )
