@@ -56,7 +56,7 @@ def kv_rows(problem: MlaProblem, operator: str) -> KvRows:
     if rows > MAX_ROWS:
         raise UnsupportedError(
             f"{operator} on kv of {rows} rows of {unit} bytes",
-            "a gather by 32-bit row numbers",
-            f"strides whose greatest common divisor makes fewer than {MAX_ROWS} rows",
+            "a GPU that gathers by 32-bit row numbers",
+            f"at most {MAX_ROWS} rows of the greatest common divisor of kv's strides",
         )
     return KvRows(token_rows, batch_rows, rows, unit, problem.d_qk, problem.dtype)

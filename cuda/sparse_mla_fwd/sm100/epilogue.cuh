@@ -2,7 +2,7 @@
 // leaves O as it is for the merge instead.
 #pragma once
 
-#include "../../common/hardware.cuh"
+#include "../../common/cluster_exchange.cuh"
 #include "../../common/math.cuh"
 #include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
@@ -13,7 +13,7 @@ namespace cupymla::sparse_mla_fwd {
 // One warp's arrival at a barrier of the pair's even CTA.
 __device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
   __syncwarp();
-  if (lane == 0) hardware::arrive_in_cluster(hardware::map_to_rank(smem_address(&barrier.state), leader));
+  if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&barrier.state), leader));
 }
 
 template <typename Config, typename Element>

@@ -1,6 +1,7 @@
 // The thread that issues all products of the pair: S = Q K^T of one block, then O += P V of the block before it.
 #pragma once
 
+#include "../../common/cluster_exchange.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "storage.cuh"
@@ -51,7 +52,7 @@ struct Products {
   }
 
   __device__ __forceinline__ void scores(int groups) {
-    storage.s_free.wait(s_parity);
+    cluster_wait_at(storage.s_free, s_parity);
     s_parity ^= 1u;
     sm100::fence_after_sync();
     const uint32_t instruction =
@@ -72,10 +73,10 @@ struct Products {
   }
 
   __device__ __forceinline__ void values(int32_t block, int groups) {
-    storage.p_ready.wait(p_parity);
+    cluster_wait_at(storage.p_ready, p_parity);
     p_parity ^= 1u;
     if (block == 0) {
-      storage.o_free.wait(o_parity);
+      cluster_wait_at(storage.o_free, o_parity);
       o_parity ^= 1u;
     }
     sm100::fence_after_sync();
