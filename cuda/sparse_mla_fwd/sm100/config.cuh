@@ -42,14 +42,14 @@ struct Config {
   static constexpr int kSoftmaxThreads = 32 * kSoftmaxWarps, kEpilogueThreads = 32 * kEpilogueWarps;
   static constexpr int kEpilogueWarp = kSoftmaxWarps;  // the first of them
   static constexpr int kMmaWarp = kEpilogueWarp + kEpilogueWarps;
-  static constexpr int kProducerWarp = kMmaWarp + 1;
-  static constexpr int kThreads = 512;  // the last two warps have nothing to do
+  static constexpr int kProducerWarp = kMmaWarp + 1, kProducerWarps = 3;
+  static constexpr int kThreads = 32 * (kProducerWarp + kProducerWarps);
   static constexpr int kSoftmaxRegisters = 168, kEpilogueRegisters = 80, kIssueRegisters = 96;
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kScoresColumn + kScoresColumns <= kTmemColumns && kTmemColumns <= sm100::kTmemColumns);
   static_assert(kHalfSlots * kSwizzleRowBytes == kStageBytes, "a stage holds one tile of keys");
-  static_assert(kProducerWarp < kThreads / 32);
+  static_assert(kThreads == 4 * kWarpgroup);
   static_assert((2 * kSoftmaxRegisters + kEpilogueRegisters + kIssueRegisters) * kWarpgroup <= 65536, "register file");
 };
 

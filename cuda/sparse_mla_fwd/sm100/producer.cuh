@@ -1,4 +1,5 @@
-// The producer warp: Q and the selected KV rows into shared memory, all by TMA.
+// The producer warps: Q and the selected KV rows into shared memory, all by TMA. They fill the stages of the ring in turn,
+// because the instructions for a stage's rows are issued one after another.
 #pragma once
 
 #include "../../common/ring.cuh"
@@ -16,6 +17,8 @@ struct Producer {
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
+  const uint32_t own_turn = threadIdx.x / 32 - Config::kProducerWarp;
+  uint32_t turn = 0;  // whose the next stage is
   Ring<Config::kStages> ring;
   uint32_t q_parity = 1;  // of q_free's awaited phase
 
@@ -39,6 +42,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_query(const Work<Config>& work) {
+    if (own_turn != 0) return;
     storage.q_free.wait(q_parity);
     q_parity ^= 1u;
     if (lane == 0) {
@@ -51,12 +55,19 @@ struct Producer {
     __syncwarp();
   }
 
-  // The next stage, once it may be filled; `bytes` will come in each CTA.
-  __device__ __forceinline__ uint8_t* next_stage(uint32_t bytes) {
-    storage.free[ring.stage].wait(ring.free());
-    if (place.rank == 0 && lane == 0) storage.full[ring.stage].arrive_and_expect(Config::kCtas * bytes);
-    __syncwarp();
-    return storage.stages[ring.stage];
+  // Goes on to the next stage; if it is this warp's, fills it with `bytes` in each CTA.
+  template <typename Fill>
+  __device__ __forceinline__ void fill_stage(uint32_t bytes, Fill fill) {
+    if (turn == own_turn) {
+      Mbarrier& full = storage.full[ring.stage];
+      storage.free[ring.stage].wait(ring.free());
+      if (place.rank == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
+      __syncwarp();
+      fill(storage.stages[ring.stage], full);
+      __syncwarp();
+    }
+    turn = turn + 1 == Config::kProducerWarps ? 0 : turn + 1;
+    ring.advance();
   }
 
   // This CTA's half of a block's slots, all channels: lane l has the slots 4 l and on.
@@ -65,12 +76,11 @@ struct Producer {
     const int4 rows = slots.rows(slots.four_tokens(own + static_cast<int32_t>(lane) * sm100::kGatherRows));
     const bool takes = static_cast<int>(lane) * sm100::kGatherRows < groups * sm100::kGroupSlots;
     for (int tile = 0; tile < Config::kKeyTiles; ++tile) {
-      uint8_t* stage = next_stage(groups * sm100::kTileBytes);
-      if (takes) {
-        sm100::gather_rows_of_pair(stage + lane * sm100::kGatherRows * kSwizzleRowBytes, kv_map,
-                                   storage.full[ring.stage], tile * sm100::kTileColumns, rows);
-      }
-      ring.advance();
+      fill_stage(groups * sm100::kTileBytes, [&](uint8_t* stage, Mbarrier& full) {
+        if (!takes) return;
+        sm100::gather_rows_of_pair(stage + lane * sm100::kGatherRows * kSwizzleRowBytes, kv_map, full,
+                                   tile * sm100::kTileColumns, rows);
+      });
     }
   }
 
@@ -89,10 +99,9 @@ struct Producer {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         if (group < Config::kCtas * groups) {
-          uint8_t* stage = next_stage(Config::kStageBytes);
-          sm100::gather_group<Config::kStageTiles, true>(stage, kv_map, storage.full[ring.stage], tile,
-                                                         slots.rows(tokens[group]), lane);
-          ring.advance();
+          fill_stage(Config::kStageBytes, [&](uint8_t* stage, Mbarrier& full) {
+            sm100::gather_group<Config::kStageTiles, true>(stage, kv_map, full, tile, slots.rows(tokens[group]), lane);
+          });
         }
       }
     }
@@ -104,7 +113,7 @@ struct Producer {
       storage.free[ring.stage].wait(ring.free());
       ring.advance();
     }
-    storage.q_free.wait(q_parity);
+    if (own_turn == 0) storage.q_free.wait(q_parity);
   }
 };
 

@@ -58,9 +58,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     Epilogue<ThisConfig, Element>(storage, params).run();
   } else {
     registers_give_back<ThisConfig::kIssueRegisters>();
-    if (warp == ThisConfig::kProducerWarp) {
+    if (warp >= ThisConfig::kProducerWarp) {
       Producer<ThisConfig>(storage, params, q_map, kv_map).run();
-    } else if (warp == ThisConfig::kMmaWarp && cluster_rank() % kCtas == 0 && elect_one()) {
+    } else if (cluster_rank() % kCtas == 0 && elect_one()) {
       Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
     }
     __syncwarp();
