@@ -1,5 +1,5 @@
-// The epilogue warpgroup: O from Tensor Memory, times each head's factor, to global memory. Where pairs share a query it
-// leaves O as it is for the merge instead.
+// The epilogue warpgroup: most of Q into Tensor Memory before a query; after it O from there, times each head's factor, to
+// global memory. Where pairs share a query it leaves O as it is for the merge instead.
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
@@ -28,27 +28,68 @@ struct Epilogue {
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t side = warp / 2;             // which half of the channels
   uint32_t o_parity = 0, stats_parity = 0;
+  uint32_t q_parity = 0;  // of q_staged; of q_free the other
+  uint32_t stage = 0;     // of the ring, where the next Q comes
 
   __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params)
       : storage(storage), params(params) {}
 
+  // Q of a query goes ahead of O of the query before it, which is done later than that query's scores.
   __device__ __forceinline__ void run() {
+    uint32_t before = params.items;
     for_each_item(params, place, [&](uint32_t item) {
       const Work<Config> work(params, item, place);
-      float factor = 1.f;
-      if constexpr (!Config::kSplit) {
-        storage.stats_ready.wait(stats_parity);
-        stats_parity ^= 1u;
-        factor = storage.output_factor[row];
-        storage.stats_free.arrive();
-      }
-      if (work.blocks != 0) {
-        storage.o_full.wait(o_parity);
-        o_parity ^= 1u;
-        sm100::fence_after_sync();
-      }
-      store(work, factor);
+      if (work.blocks != 0) keep_query(work);
+      if (before != params.items) finish(before);
+      before = item;
     });
+    if (before != params.items) finish(before);
+  }
+
+  __device__ __forceinline__ void finish(uint32_t item) {
+    const Work<Config> work(params, item, place);
+    float factor = 1.f;
+    if constexpr (!Config::kSplit) {
+      storage.stats_ready.wait(stats_parity);
+      stats_parity ^= 1u;
+      factor = storage.output_factor[row];
+      storage.stats_free.arrive();
+    }
+    if (work.blocks != 0) {
+      storage.o_full.wait(o_parity);
+      o_parity ^= 1u;
+      sm100::fence_after_sync();
+    }
+    store(work, factor);
+  }
+
+  // Both halves of the lanes get the CTA's heads.
+  __device__ __forceinline__ void keep_query(const Work<Config>& work) {
+    storage.q_free.wait(q_parity ^ 1u);
+    storage.q_staged.wait(q_parity);
+    q_parity ^= 1u;
+    sm100::fence_after_sync();
+    const uint32_t tmem = sm100::tmem_lane(storage.tmem + Config::kQueryColumn, warp * 32);
+#pragma unroll 1
+    for (int tile = 0; tile < Config::kTmemTiles; ++tile) {
+      const uint8_t* staged =
+          storage.stages[(stage + tile / Config::kStageTiles) % Config::kStages] + tile % Config::kStageTiles * sm100::kTileBytes;
+      uint32_t words[Config::kQueryTileColumns];
+#pragma unroll
+      for (int chunk = 0; chunk < 8; ++chunk) {
+        const uint4 four = *reinterpret_cast<const uint4*>(staged + swizzle_128(row, chunk));
+        words[4 * chunk] = four.x, words[4 * chunk + 1] = four.y;
+        words[4 * chunk + 2] = four.z, words[4 * chunk + 3] = four.w;
+      }
+      sm100::tmem_store(tmem + tile * Config::kQueryTileColumns, words);
+    }
+    sm100::wait_stores();
+    sm100::fence_before_sync();
+    arrive_at_leader(storage.q_ready, place.leader, lane);
+    if (lane == 0) storage.q_kept.arrive();
+    named_barrier_sync(kStagesRead, Config::kEpilogueThreads);
+    if (warp == 0 && lane < Config::kQueryStages) storage.free[(stage + lane) % Config::kStages].arrive();
+    stage = (stage + Config::kQueryStages + work.blocks % Config::kStages * Config::kBlockStages) % Config::kStages;
   }
 
   __device__ __forceinline__ void store(const Work<Config>& work, float factor) {

@@ -1,5 +1,5 @@
-// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Four threads share a head: two
-// warpgroups times the two halves of the lanes that a head's scores lie in.
+// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Two threads share a head, one for each
+// half of the lanes that its scores lie in.
 #pragma once
 
 #include "../../common/sm100/vector_math.cuh"
@@ -16,11 +16,10 @@ struct Softmax {
   const Parameters& params;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32 % 4;              // of its warpgroup
-  const uint32_t half = threadIdx.x / Config::kWarpgroup;  // which warpgroup: 64 of the 128 columns
-  const uint32_t side = warp / 2;                          // which CTA's keys
-  const uint32_t row = warp % 2 * 32 + lane;               // head of this CTA
-  const uint32_t tmem;                                     // first lane of this warp
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t side = warp / 2;             // which half of a block's slots: those of which CTA's keys
+  const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
+  const uint32_t tmem;                        // first lane of this warp
 
   // Exponentials are taken relative to `base` (../sm90/softmax.cuh), which is the same for all slots of a head.
   // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
@@ -43,7 +42,7 @@ struct Softmax {
       for (int32_t block = 0; block < work.blocks; ++block) {
         const uint64_t valid = sm100::valid_slots(slots, tokens.x, tokens.y);
         tokens = own_tokens(slots, work, block + 1);
-        accumulate(block, work.groups(block), valid);
+        accumulate(block, valid);
       }
       const RowStatistics row_statistics = statistics();
       if constexpr (Config::kSplit) {
@@ -58,60 +57,51 @@ struct Softmax {
   }
 
   // Whether this thread answers for its head.
-  __device__ __forceinline__ bool leads() const { return half == 0 && side == 0; }
+  __device__ __forceinline__ bool leads() const { return side == 0; }
 
   // Tokens of two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
   __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
                                              int32_t block) const {
-    const int groups = work.groups(block);
-    if (static_cast<int>(half) >= groups) return make_int2(-1, -1);
-    const int32_t first = work.first_slot(block) + static_cast<int32_t>(lane) +
-                          sm100::kGroupSlots * static_cast<int32_t>(side * groups + half);
+    const int32_t first = work.first_slot(block) + static_cast<int32_t>(side * sm100::kGroupSlots + lane);
     return make_int2(slots.token(first), slots.token(first + 32));
   }
 
   // What turns a score into units of log2.
   __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
 
-  // What all four threads of a head give, by the others' shared memory.
+  // What both threads of a head give.
   template <typename Combine>
   __device__ __forceinline__ float combine(float own, Combine combine) {
     auto& exchange = storage.exchange[turn];
-    exchange[2 * half + side][row] = own;
+    exchange[side][row] = own;
     named_barrier_sync(kExchange, Config::kSoftmaxThreads);
     turn ^= 1u;
-    return combine(combine(exchange[0][row], exchange[1][row]), combine(exchange[2][row], exchange[3][row]));
+    return combine(exchange[0][row], exchange[1][row]);
   }
 
-  __device__ __forceinline__ void accumulate(int32_t block, int groups, uint64_t valid) {
+  __device__ __forceinline__ void accumulate(int32_t block, uint64_t valid) {
     float scores[kScores];
     storage.s_ready.wait(s_parity);
     s_parity ^= 1u;
     sm100::fence_after_sync();
-    const bool takes = static_cast<int>(half) < groups;
-    if (takes) {
-      sm100::tmem_load(scores, tmem + Config::kScoresColumn + half * kScores);
-      sm100::wait_loads();
-    }
+    sm100::tmem_load(scores, tmem + Config::kScoresColumn);
+    sm100::wait_loads();
     sm100::fence_before_sync();
     arrive_at_leader(storage.s_free, place.leader, lane);
 
-    const float own_max = takes ? mask_and_maximum(scores, valid) : negative_infinity();
+    const float own_max = mask_and_maximum(scores, valid);
     const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
     row_max = max_nan(row_max, block_max);
     const float new_base = next_base(base, block_max);
     uint32_t probabilities[kScores / 2];
-    float sum = 0.f;
-    if (takes) sum = exponentials(scores, probabilities, new_base);
+    const float sum = exponentials(scores, probabilities, new_base);
 
     storage.pv_done.wait(pv_parity);
     pv_parity ^= 1u;
     move_base(new_base, block > 0);
     row_sum += sum;
-    if (takes) {
-      publish(probabilities, side * groups + half);
-      fence_async_shared();
-    }
+    publish(probabilities);
+    fence_async_shared();
     arrive_at_leader(storage.p_ready, place.leader, lane);
   }
 
@@ -161,8 +151,7 @@ struct Softmax {
     return both.x + both.y;
   }
 
-  // Brings output and row sum to a new base, if it is one for any row of the warp. No product may be in flight. The
-  // warpgroups take one chunk of the output each.
+  // Brings output and row sum to a new base, if it is one for any row of the warp. No product may be in flight.
   __device__ __forceinline__ void move_base(float new_base, bool has_output) {
     if (!__any_sync(0xffffffffu, new_base != base)) return;
     const float factor = base_factor(base, new_base);
@@ -171,9 +160,9 @@ struct Softmax {
     if (!has_output) return;
     constexpr uint32_t kColumns = 32;
     sm100::fence_after_sync();
-    const uint32_t first = tmem + Config::kOutputColumn + half * Config::kChunkColumns;
+    const uint32_t first = tmem + Config::kOutputColumn;
 #pragma unroll 1
-    for (uint32_t column = 0; column < Config::kChunkColumns; column += kColumns) {
+    for (uint32_t column = 0; column < Config::kOutputColumns; column += kColumns) {
       float values[kColumns];
       sm100::tmem_load(values, first + column);
       sm100::wait_loads();
@@ -185,9 +174,9 @@ struct Softmax {
     sm100::fence_before_sync();
   }
 
-  // This thread's row of P, of one group of slots.
-  __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2], uint32_t group) {
-    uint8_t* tile = storage.p[group];
+  // This thread's row of P, of its half of the slots.
+  __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2]) {
+    uint8_t* tile = storage.p[side];
 #pragma unroll
     for (int chunk = 0; chunk < 8; ++chunk) {
       *reinterpret_cast<uint4*>(tile + swizzle_128(row, chunk)) =
@@ -198,9 +187,9 @@ struct Softmax {
   // Of this thread's head, after the last block.
   __device__ __forceinline__ RowStatistics statistics() {
     auto& occupied_sides = storage.occupied[turn];
-    if (lane == 0 && warp % 2 == 0) occupied_sides[2 * half + side] = occupied;
+    if (lane == 0 && warp % 2 == 0) occupied_sides[side] = occupied;
     const float sum = combine(row_sum, [](float a, float b) { return a + b; });
-    const bool any = occupied_sides[0] || occupied_sides[1] || occupied_sides[2] || occupied_sides[3];
+    const bool any = occupied_sides[0] || occupied_sides[1];
     return {base, row_max, sum, any};
   }
 

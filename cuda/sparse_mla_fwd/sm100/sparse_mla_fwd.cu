@@ -3,7 +3,6 @@
 // cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/elect.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/registers.cuh"
 #include "producer.cuh"
 #include "products.cuh"
 #include "softmax.cuh"
@@ -51,20 +50,18 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   sm100::fence_after_sync();
 
   if (warp < ThisConfig::kEpilogueWarp) {
-    registers_take<ThisConfig::kSoftmaxRegisters>();
     Softmax<ThisConfig, Element, CUPYMLA_ANY_SCALE>(storage, params).run();
   } else if (warp < ThisConfig::kMmaWarp) {
-    registers_give_back<ThisConfig::kEpilogueRegisters>();
     Epilogue<ThisConfig, Element>(storage, params).run();
-  } else {
-    registers_give_back<ThisConfig::kIssueRegisters>();
-    if (warp >= ThisConfig::kProducerWarp) {
-      Producer<ThisConfig>(storage, params, q_map, kv_map).run();
-    } else if (cluster_rank() % kCtas == 0 && elect_one()) {
-      Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
-    }
-    __syncwarp();
+  } else if (warp == ThisConfig::kValueWarp) {
+    ValueWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+  } else if (warp >= ThisConfig::kKeyWarp) {
+    KeyWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+  } else if (cluster_rank() % kCtas == 0 && elect_one()) {
+    Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
   }
+  __syncwarp();
+
   if constexpr (ThisConfig::kSplit) {
     cluster_arrive();
     cluster_wait();

@@ -43,11 +43,6 @@ struct Work : SparseQuery<Config::kSlots> {
   }
 
   __device__ __forceinline__ int32_t first_slot(int32_t block) const { return (first_block + block) * Config::kSlots; }
-
-  // Groups of 64 slots whose keys each CTA gathers of a block: one will do for the last 128 slots or fewer.
-  __device__ __forceinline__ int groups(int32_t block) const {
-    return this->slots - first_slot(block) > Config::kHalfSlots ? 2 : 1;
-  }
 };
 
 // Calls `body` with each item of this cluster; all warps of its CTAs go through the same ones.
