@@ -57,6 +57,7 @@ struct Config {
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kQueryColumn + kTmemTiles * kQueryTileColumns <= kTmemColumns && kTmemColumns <= sm100::kTmemColumns);
   static_assert(kSlots == kCtas * sm100::kGroupSlots && kBlockStages == kCtas * kChunks);
+  static_assert(kKeyWarps == kStageTiles, "a tile each");
   static_assert(kTmemTiles % kStageTiles == 0 && kTmemTiles < kKeyTiles);
 };
 

@@ -1,4 +1,4 @@
-// Parameter record of the sm_100a kernel. Its Python twin is `PairParameters` in cupymla/ops/sparse_mla_fwd/pair.py; the
+// Parameter record of the sm_100a kernel. Its Python twin is `PairParameters` in cupymla/ops/sparse_mla_fwd/binding.py; the
 // sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 

@@ -1,8 +1,9 @@
-// What brings Q and the selected KV rows into shared memory, all by TMA: two warps take turns at the stages of the ring,
-// a third brings the rest of Q and fills stages a second time with values. Several, because the instructions for a
-// stage's rows are issued one after another.
+// What brings Q and the selected KV rows into shared memory, all by TMA: two warps fill the stages of the ring, a tile
+// each, a third brings the rest of Q and fills stages a second time with values. Several, because the instructions for
+// a tile's rows are issued one after another.
 #pragma once
 
+#include "../../common/cluster_exchange.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/pair_copy.cuh"
 #include "storage.cuh"
@@ -25,8 +26,7 @@ struct KeyWarp {
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t own_turn = threadIdx.x / 32 - Config::kKeyWarp;
-  uint32_t turn = 0;  // whose the next stage is
+  const uint32_t own = threadIdx.x / 32 - Config::kKeyWarp;  // which tile of a stage
   Ring<Config::kStages> ring;
   Ring<2> ropes;
   uint32_t kept_parity = 1;  // of q_kept's awaited phase
@@ -56,62 +56,53 @@ struct KeyWarp {
         ropes.advance();
       }
     }
-    if (own_turn == 0) storage.q_kept.wait(kept_parity);
-  }
-
-  // Whether this warp fills what comes next.
-  __device__ __forceinline__ bool takes_turn() {
-    const bool own = turn == own_turn;
-    turn = turn + 1 == Config::kKeyWarps ? 0 : turn + 1;
-    return own;
+    storage.q_kept.wait(kept_parity);
   }
 
   // Q's tiles for Tensor Memory, into stages of the ring.
   __device__ __forceinline__ void stage_query(const Work<Config>& work) {
-    if (own_turn == 0) storage.q_kept.wait(kept_parity);
+    storage.q_kept.wait(kept_parity);
     kept_parity ^= 1u;
     for (int part = 0; part < Config::kQueryStages; ++part) {
-      if (own_turn == 0) {
-        storage.free[ring.stage].wait(ring.free());
-        __syncwarp();
-        if (lane == 0) {
-          if (part == 0) storage.q_staged.arrive_and_expect(Config::kQueryStages * Config::kStageBytes);
-          for (int tile = 0; tile < Config::kStageTiles; ++tile) {
-            tma_load_4d(storage.stages[ring.stage] + tile * sm100::kTileBytes, q_map, storage.q_staged,
-                        (part * Config::kStageTiles + tile) * sm100::kTileColumns, work.first_head, work.query,
-                        work.batch);
-          }
-        }
-        __syncwarp();
+      storage.free[ring.stage].wait(ring.free());
+      __syncwarp();
+      if (lane == 0) {
+        if (part == 0 && own == 0) storage.q_staged.arrive_and_expect(Config::kQueryStages * Config::kStageBytes);
+        tma_load_4d(storage.stages[ring.stage] + own * sm100::kTileBytes, q_map, storage.q_staged,
+                    static_cast<int>(part * Config::kStageTiles + own) * sm100::kTileColumns, work.first_head,
+                    work.query, work.batch);
       }
+      __syncwarp();
       ring.advance();
     }
   }
 
+  // Before the first gather into a place: what will come there in both CTAs, said once.
   __device__ __forceinline__ void expect(Mbarrier& full, uint32_t bytes) {
     __syncwarp();
-    if (place.rank == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
+    if (place.rank == 0 && own == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
     __syncwarp();
   }
 
   // All channels of this CTA's half of a block.
   __device__ __forceinline__ void load_keys(int4 rows) {
     for (int part = 0; part < Config::kBlockStages; ++part) {
-      if (takes_turn()) {
-        Mbarrier& full = storage.keys[ring.stage];
-        storage.free[ring.stage].wait(ring.free());
-        expect(full, Config::kStageBytes);
-        sm100::gather_group<Config::kStageTiles, true>(storage.stages[ring.stage], kv_map, full,
-                                                       part * Config::kStageTiles, rows, lane);
-      }
+      Mbarrier& full = storage.keys[ring.stage];
+      storage.free[ring.stage].wait(ring.free());
+      expect(full, Config::kStageBytes);
+      sm100::gather_group<1, true>(storage.stages[ring.stage] + own * sm100::kTileBytes, kv_map, full,
+                                   static_cast<int>(part * Config::kStageTiles + own), rows, lane);
       ring.advance();
     }
     if constexpr (Config::kHasRope) {
-      if (takes_turn()) {
-        Mbarrier& full = storage.rope_full[ropes.stage];
-        storage.rope_free[ropes.stage].wait(ropes.free());
-        expect(full, sm100::kTileBytes);
-        sm100::gather_group<1, true>(storage.ropes[ropes.stage], kv_map, full, Config::kValueTiles, rows, lane);
+      Mbarrier& full = storage.rope_full[ropes.stage];
+      storage.rope_free[ropes.stage].wait(ropes.free());
+      expect(full, sm100::kTileBytes);
+      // Half of the tile's rows each.
+      constexpr uint32_t kOwnLanes = sm100::kGroupSlots / sm100::kGatherRows / Config::kKeyWarps;
+      if (lane / kOwnLanes == own) {
+        sm100::gather_rows_of_pair(storage.ropes[ropes.stage] + lane * sm100::kGatherRows * kSwizzleRowBytes, kv_map,
+                                   full, Config::kValueTiles * sm100::kTileColumns, rows);
       }
       ropes.advance();
     }
@@ -170,12 +161,17 @@ struct ValueWarp {
       Mbarrier& keys_read = storage.keys_read[ring.stage];
       Mbarrier& full = storage.values[ring.stage];
       const uint32_t owner = part / Config::kChunks;  // the CTA whose keys are its values
-      // CTA 0 waits in either case, so that it arrives in the right phase. CTA 1 must not wait where it has nothing to
-      // fill: nothing holds the phases back for it.
-      if (place.rank == 0 || owner == 0) keys_read.wait(read.full(ring.stage));
+      // Both CTAs wait and arrive, whichever fills the stage: else nothing would hold the phases back for the other.
+      keys_read.wait(read.full(ring.stage));
       read.advance(ring.stage);
       __syncwarp();
-      if (place.rank == 0 && lane == 0) full.arrive_and_expect(Config::kStageBytes);
+      if (lane == 0) {
+        if (place.rank == 0) {
+          full.arrive_and_expect(Config::kStageBytes);
+        } else {
+          cluster_arrive_at(cluster_address(smem_address(&full.state), place.leader));
+        }
+      }
       __syncwarp();
       if (place.rank != owner) {
         const int tile = static_cast<int>(place.rank) * Config::kValueTiles / Config::kCtas +

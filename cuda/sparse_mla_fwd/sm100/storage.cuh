@@ -18,13 +18,13 @@
 // --------------+------+------------------------------+------------+-------------------------------------------------
 // q_full        | even | 1 + bytes of both CTAs (TMA) | MMA        | Q's tiles in shared memory are in, of both CTAs
 // q_staged      | each | 1 + bytes (TMA)              | epilogue   | Q's tiles for Tensor Memory are in their stages
-// q_kept        | each | 4 epilogue warps             | key warp 0 | they have been read, and q_staged has been seen
+// q_kept        | each | 4 epilogue warps             | key warps  | they have been read, and q_staged has been seen
 // q_ready       | even | 4 epilogue warps of each CTA | MMA        | they are in Tensor Memory
 // q_free        | each | 1 (commit to pair)           | value warp,| all scores of the query are done
 //               |      |                              | epilogue   |
 // keys[s]       | even | 1 + bytes of both CTAs (TMA) | MMA        | keys are in stage s
 // keys_read[s]  | each | 1 (commit to pair)           | value warp | they have been multiplied
-// values[s]     | even | 1 + bytes of a CTA (TMA)     | MMA        | values are in stage s
+// values[s]     | even | 1 of each CTA + bytes of one | MMA        | values are in stage s
 // free[s]       | each | 1 (commit to pair; of stages | key warps  | stage s may be filled anew
 //               |      | of Q: epilogue)              |            |
 // rope_full[s]  | even | 1 + bytes of both CTAs (TMA) | MMA        | rope keys are in
@@ -90,8 +90,9 @@ struct alignas(1024) Storage {
   uint32_t tmem;
 
   __device__ __forceinline__ void init_barriers() {
-    for (auto* ring : {keys, keys_read, values, free}) {
-      for (int stage = 0; stage < Config::kStages; ++stage) ring[stage].init(1);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      keys[stage].init(1), keys_read[stage].init(1), free[stage].init(1);
+      values[stage].init(Config::kCtas);
     }
     for (int stage = 0; stage < 2; ++stage) rope_full[stage].init(1), rope_free[stage].init(1);
     q_full.init(1);

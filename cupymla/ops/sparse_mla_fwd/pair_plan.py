@@ -15,12 +15,12 @@ from . import plan
 CTAS = 2
 """CTAs of a pair."""
 
-_BLOCK_SLOTS = 256  # slots of a KV block
+_BLOCK_SLOTS = 128  # slots of a KV block
 _PARTS = (1, 2, 4, 8)
 
 # What merging the parts of a query is taken to cost, in units of the time that a pair takes for a KV block: each CTA
 # reads 128 KB of what others left. An estimate; it has not been timed.
-_MERGE_BLOCKS = 2
+_MERGE_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
