@@ -24,7 +24,7 @@ def _sparse_mla_fwd(arguments: Mapping[str, View], options: Mapping[str, Any]) -
     views, problem = spec.read(**arguments, **options)
     out, max_logits, lse = (arguments[name] for name in ("out", "max_logits", "lse"))
     sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
-    binding = cuda.Binding(problem, views.q.device, (out, max_logits, lse), sink_stride)
+    binding = cuda.bind(problem, views.q.device, (out, max_logits, lse), sink_stride)
 
     def run(stream: int) -> None:
         binding.point(views, (out.ptr, max_logits.ptr, lse.ptr))

@@ -52,7 +52,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "sparse_mla_fwd",
         "sparse MLA attention, forward",
-        kernels=(KernelEntry("sparse_mla_fwd", "sm_90a"),),
+        kernels=(
+            KernelEntry("sparse_mla_fwd", "sm_90a"),
+            KernelEntry("sparse_mla_fwd", "sm_100a"),
+            KernelEntry("sparse_mla_fwd", "sm_103a", first="sm_100a"),
+        ),
     ),
     OperatorEntry(
         "sparse_mla_bwd",

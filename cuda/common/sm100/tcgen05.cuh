@@ -48,13 +48,12 @@ __device__ __forceinline__ void commit(Mbarrier& barrier) {
                : "memory");
 }
 
-// The same at the barrier that lies there in each CTA of the pair.
-__device__ __forceinline__ void commit_to_pair(Mbarrier& barrier) {
-  constexpr uint16_t kBoth = 3;
+// The same at the barrier that lies there in each CTA of the pair; `ctas` has their bits among the cluster's ranks.
+__device__ __forceinline__ void commit_to_pair(Mbarrier& barrier, uint16_t ctas = 3) {
   asm volatile(
       "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
           smem_address(&barrier.state)),
-      "h"(kBoth)
+      "h"(ctas)
       : "memory");
 }
 

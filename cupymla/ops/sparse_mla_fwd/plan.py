@@ -18,6 +18,12 @@ MAX_CTAS = 2**31 - 1
 CTA_HEADS = (16, 32, 64)
 """Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
 
+PAIR_CTA_HEADS = 64
+"""The same on Blackwell, where CTAs work in pairs."""
+
+PAIRED = ("sm_100a", "sm_103a")
+"""Targets whose kernel is that of pairs."""
+
 _PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
 _CLUSTERS = (1, 2, 4, 8, 16)
 
@@ -30,7 +36,7 @@ _L2_KEY_BYTES = 24 << 20
 _MERGE_PAIRS = 1
 
 # sm_scale * log2(e) is a factor of -inf in the kernel that wants it positive, so it must not vanish in fp32.
-_SMALLEST_SCALE = 2.0**-100
+SMALLEST_SCALE = 2.0**-100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,18 @@ def parts(work: int, topk: int, multiprocessors: int) -> int:
 
 
 def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
-    """Choose the kernel and its grid, for a GPU with that many multiprocessors.
+    """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors; `pair_plan` has Blackwell's.
 
-    Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.
+    Raises UnsupportedError when the architecture is another, or the grid cannot be that large.
     """
+    if arch.name != "sm_90a":
+        raise UnsupportedError(f"{OPERATOR} by single CTAs", f"a GPU of architecture {arch.name}", "Hopper (sm_90a)")
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > MAX_CTAS:
         raise UnsupportedError(
             f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
         )
-    any_scale = problem.sm_scale < _SMALLEST_SCALE
+    any_scale = problem.sm_scale < SMALLEST_SCALE
     heads = cta_heads(problem.h_q)
     head_blocks = -(-problem.h_q // heads)
     split = parts(tokens * head_blocks, problem.topk, multiprocessors)
@@ -114,15 +122,17 @@ def variant(
     Args:
         arch: the target.
         d_qk: 576 or 512.
-        heads: query heads of a CTA, 16, 32 or 64; any of them serves any h_q, in as many CTAs as it takes.
+        heads: query heads of a CTA, 16, 32 or 64 (Blackwell: 64); any of them serves any h_q, in as many CTAs as it
+            takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
         split: whether the CTAs of a cluster, up to 16, share the slots of a query.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name != "sm_90a":
-        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if arch.name != "sm_90a" and arch.name not in PAIRED:
+        where = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", where)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(heads) is not int or heads not in CTA_HEADS:
@@ -132,6 +142,16 @@ def variant(
     for argument, value in (("any_scale", any_scale), ("split", split)):
         if type(value) is not bool:
             raise InputError(argument, "True or False", shown(value), OPERATOR)
+    if arch.name in PAIRED:
+        if heads != PAIR_CTA_HEADS:
+            raise InputError("heads", f"{PAIR_CTA_HEADS} on {arch.name}", shown(heads), OPERATOR)
+        paired = (
+            ("CUPYMLA_D_QK", d_qk),
+            ("CUPYMLA_FP16", int(dtype == "float16")),
+            ("CUPYMLA_ANY_SCALE", int(any_scale)),
+            ("CUPYMLA_SPLIT", int(split)),
+        )
+        return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, paired, arch.name)
     defines = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_HEADS", heads),
@@ -144,12 +164,11 @@ def variant(
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    if arch_name not in (None, "sm_90a"):
-        return ()
-    hopper = arches.named("sm_90a")
+    targets = [name for name in ("sm_90a", *PAIRED) if arch_name in (None, name)]
     return tuple(
-        variant(hopper, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
-        for heads in CTA_HEADS
+        variant(arches.named(name), d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
+        for name in targets
+        for heads in (CTA_HEADS if name == "sm_90a" else (PAIR_CTA_HEADS,))
         for d_qk in D_QK
         for dtype in DTYPES
         for any_scale in (False, True)

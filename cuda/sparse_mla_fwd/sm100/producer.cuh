@@ -1,0 +1,186 @@
+// What brings Q and the selected KV rows into shared memory, all by TMA: two warps fill the stages of the ring, a tile
+// each, a third brings the rest of Q and fills stages a second time with values. Several, because the instructions for
+// a tile's rows are issued one after another.
+#pragma once
+
+#include "../../common/cluster_exchange.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/sm100/pair_copy.cuh"
+#include "storage.cuh"
+#include "work.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// Rows of this lane's four slots of one half of a block.
+__device__ __forceinline__ int4 half_block_rows(const sm100::QuerySlots& slots, int32_t first_slot, uint32_t half,
+                                                uint32_t lane) {
+  return slots.rows(
+      slots.four_tokens(first_slot + static_cast<int32_t>(half) * sm100::kGroupSlots + sm100::group_slot(lane)));
+}
+
+template <typename Config>
+struct KeyWarp {
+  Storage<Config>& storage;
+  const Parameters& params;
+  const TensorMap& q_map;
+  const TensorMap& kv_map;
+  const Place<Config> place;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t own = threadIdx.x / 32 - Config::kKeyWarp;  // which tile of a stage
+  Ring<Config::kStages> ring;
+  Ring<2> ropes;
+  uint32_t kept_parity = 1;  // of q_kept's awaited phase
+
+  __device__ __forceinline__ KeyWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+                                     const TensorMap& kv_map)
+      : storage(storage), params(params), q_map(q_map), kv_map(kv_map) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
+      if (work.blocks == 0) return;
+      stage_query(work);
+      const sm100::QuerySlots slots(params, work);
+      for (int32_t block = 0; block < work.blocks; ++block) {
+        load_keys(half_block_rows(slots, work.first_slot(block), place.rank, lane));
+      }
+    });
+    // Until the Tensor Core has signalled everything to this CTA.
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      storage.free[ring.stage].wait(ring.free());
+      ring.advance();
+    }
+    if constexpr (Config::kHasRope) {
+      for (int stage = 0; stage < Config::kRopes; ++stage) {
+        storage.rope_free[ropes.stage].wait(ropes.free());
+        ropes.advance();
+      }
+    }
+    storage.q_kept.wait(kept_parity);
+  }
+
+  // Q's tiles for Tensor Memory, into stages of the ring.
+  __device__ __forceinline__ void stage_query(const Work<Config>& work) {
+    storage.q_kept.wait(kept_parity);
+    kept_parity ^= 1u;
+    for (int part = 0; part < Config::kQueryStages; ++part) {
+      storage.free[ring.stage].wait(ring.free());
+      __syncwarp();
+      if (lane == 0) {
+        if (part == 0 && own == 0) storage.q_staged.arrive_and_expect(Config::kQueryStages * Config::kStageBytes);
+        tma_load_4d(storage.stages[ring.stage] + own * sm100::kTileBytes, q_map, storage.q_staged,
+                    static_cast<int>(part * Config::kStageTiles + own) * sm100::kTileColumns, work.first_head,
+                    work.query, work.batch);
+      }
+      __syncwarp();
+      ring.advance();
+    }
+  }
+
+  // Before the first gather into a place: what will come there in both CTAs, said once.
+  __device__ __forceinline__ void expect(Mbarrier& full, uint32_t bytes) {
+    __syncwarp();
+    if (place.rank == 0 && own == 0 && lane == 0) full.arrive_and_expect(Config::kCtas * bytes);
+    __syncwarp();
+  }
+
+  // All channels of this CTA's half of a block.
+  __device__ __forceinline__ void load_keys(int4 rows) {
+    for (int part = 0; part < Config::kBlockStages; ++part) {
+      Mbarrier& full = storage.keys[ring.stage];
+      storage.free[ring.stage].wait(ring.free());
+      expect(full, Config::kStageBytes);
+      sm100::gather_group<1, true>(storage.stages[ring.stage] + own * sm100::kTileBytes, kv_map, full,
+                                   static_cast<int>(part * Config::kStageTiles + own), rows, lane);
+      ring.advance();
+    }
+    if constexpr (Config::kHasRope) {
+      Mbarrier& full = storage.rope_full[ropes.stage];
+      storage.rope_free[ropes.stage].wait(ropes.free());
+      expect(full, sm100::kTileBytes);
+      // Half of the tile's rows each.
+      constexpr uint32_t kOwnLanes = sm100::kGroupSlots / sm100::kGatherRows / Config::kKeyWarps;
+      if (lane / kOwnLanes == own) {
+        sm100::gather_rows_of_pair(storage.ropes[ropes.stage] + lane * sm100::kGatherRows * kSwizzleRowBytes, kv_map,
+                                   full, Config::kValueTiles * sm100::kTileColumns, rows);
+      }
+      ropes.advance();
+    }
+  }
+};
+
+// Brings Q's tiles that stay in shared memory, and fills stages whose keys have been multiplied with this CTA's half of
+// the channels of the other CTA's slots.
+template <typename Config>
+struct ValueWarp {
+  Storage<Config>& storage;
+  const Parameters& params;
+  const TensorMap& q_map;
+  const TensorMap& kv_map;
+  const Place<Config> place;
+  const uint32_t lane = threadIdx.x % 32;
+  Ring<Config::kStages> ring;
+  Phases read;
+  uint32_t q_parity = 1;  // of q_free's awaited phase
+
+  __device__ __forceinline__ ValueWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+                                       const TensorMap& kv_map)
+      : storage(storage), params(params), q_map(q_map), kv_map(kv_map) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
+      if (work.blocks == 0) return;
+      load_query(work);
+      for (int part = 0; part < Config::kQueryStages; ++part) ring.advance();
+      const sm100::QuerySlots slots(params, work);
+      for (int32_t block = 0; block < work.blocks; ++block) {
+        load_values(half_block_rows(slots, work.first_slot(block), place.rank ^ 1u, lane));
+      }
+    });
+    storage.q_free.wait(q_parity);
+  }
+
+  __device__ __forceinline__ void load_query(const Work<Config>& work) {
+    storage.q_free.wait(q_parity);
+    q_parity ^= 1u;
+    __syncwarp();
+    if (lane == 0) {
+      if (place.rank == 0) storage.q_full.arrive_and_expect(Config::kCtas * sizeof(storage.q));
+      for (int tile = 0; tile < Config::kSharedTiles; ++tile) {
+        sm100::tma_load_4d_of_pair(storage.q[tile], q_map, storage.q_full,
+                                   (Config::kTmemTiles + tile) * sm100::kTileColumns, work.first_head, work.query,
+                                   work.batch);
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void load_values(int4 rows) {
+    for (int part = 0; part < Config::kBlockStages; ++part) {
+      Mbarrier& keys_read = storage.keys_read[ring.stage];
+      Mbarrier& full = storage.values[ring.stage];
+      const uint32_t owner = part / Config::kChunks;  // the CTA whose keys are its values
+      // Both CTAs wait and arrive, whichever fills the stage: else nothing would hold the phases back for the other.
+      keys_read.wait(read.full(ring.stage));
+      read.advance(ring.stage);
+      __syncwarp();
+      if (lane == 0) {
+        if (place.rank == 0) {
+          full.arrive_and_expect(Config::kStageBytes);
+        } else {
+          cluster_arrive_at(cluster_address(smem_address(&full.state), place.leader));
+        }
+      }
+      __syncwarp();
+      if (place.rank != owner) {
+        const int tile = static_cast<int>(place.rank) * Config::kValueTiles / Config::kCtas +
+                         part % Config::kChunks * Config::kStageTiles;
+        sm100::gather_group<Config::kStageTiles, true>(storage.stages[ring.stage], kv_map, full, tile, rows, lane);
+      }
+      ring.advance();
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_fwd

@@ -1,0 +1,209 @@
+// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Two threads share a head, one for each
+// half of the lanes that its scores lie in.
+#pragma once
+
+#include "../../common/sm100/vector_math.cuh"
+#include "../sm90/softmax.cuh"
+#include "epilogue.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+template <typename Config, typename Element, bool kAnyScale>
+struct Softmax {
+  static constexpr int kScores = sm100::kGroupSlots;  // of a thread, in a block
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const Place<Config> place;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t side = warp / 2;             // which half of a block's slots: those of which CTA's keys
+  const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
+  const uint32_t tmem;                        // first lane of this warp
+
+  // Exponentials are taken relative to `base` (../sm90/softmax.cuh), which is the same for all slots of a head.
+  // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
+  float base, row_max, row_sum;
+  bool occupied;  // whether this thread's slots of the query had a valid one
+  uint32_t s_parity = 0, pv_parity = 1, stats_parity = 1;
+  uint32_t turn = 0;  // which set of the exchange
+
+  __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_item(params, place, [&](uint32_t item) {
+      const Work<Config> work(params, item, place);
+      const sm100::QuerySlots slots(params, work);
+      base = row_max = negative_infinity();
+      row_sum = 0.f;
+      occupied = false;
+      int2 tokens = own_tokens(slots, work, 0);
+      for (int32_t block = 0; block < work.blocks; ++block) {
+        const uint64_t valid = sm100::valid_slots(slots, tokens.x, tokens.y);
+        tokens = own_tokens(slots, work, block + 1);
+        accumulate(block, valid);
+      }
+      const RowStatistics row_statistics = statistics();
+      if constexpr (Config::kSplit) {
+        // P and the stages, where statistics go, are done with once the last product is.
+        storage.pv_done.wait(pv_parity);
+        if (leads()) leave_statistics(storage, row, row_statistics);
+      } else if (leads()) {
+        finish(work, row_statistics);
+      }
+    });
+    storage.pv_done.wait(pv_parity);
+  }
+
+  // Whether this thread answers for its head.
+  __device__ __forceinline__ bool leads() const { return side == 0; }
+
+  // Tokens of two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
+  __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
+                                             int32_t block) const {
+    const int32_t first = work.first_slot(block) + static_cast<int32_t>(side * sm100::kGroupSlots + lane);
+    return make_int2(slots.token(first), slots.token(first + 32));
+  }
+
+  // What turns a score into units of log2.
+  __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
+
+  // What both threads of a head give.
+  template <typename Combine>
+  __device__ __forceinline__ float combine(float own, Combine combine) {
+    auto& exchange = storage.exchange[turn];
+    exchange[side][row] = own;
+    named_barrier_sync(kExchange, Config::kSoftmaxThreads);
+    turn ^= 1u;
+    return combine(exchange[0][row], exchange[1][row]);
+  }
+
+  __device__ __forceinline__ void accumulate(int32_t block, uint64_t valid) {
+    float scores[kScores];
+    storage.s_ready.wait(s_parity);
+    s_parity ^= 1u;
+    sm100::fence_after_sync();
+    sm100::tmem_load(scores, tmem + Config::kScoresColumn);
+    sm100::wait_loads();
+    sm100::fence_before_sync();
+    arrive_at_leader(storage.s_free, place.leader, lane);
+
+    const float own_max = mask_and_maximum(scores, valid);
+    const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
+    row_max = max_nan(row_max, block_max);
+    const float new_base = next_base(base, block_max);
+    uint32_t probabilities[kScores / 2];
+    const float sum = exponentials(scores, probabilities, new_base);
+
+    storage.pv_done.wait(pv_parity);
+    pv_parity ^= 1u;
+    move_base(new_base, block > 0);
+    row_sum += sum;
+    publish(probabilities);
+    fence_async_shared();
+    arrive_at_leader(storage.p_ready, place.leader, lane);
+  }
+
+  // Masks the scores of invalid slots and gives the largest.
+  __device__ __forceinline__ float mask_and_maximum(float (&scores)[kScores], uint64_t valid) {
+    if constexpr (kAnyScale) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
+    }
+    occupied |= valid != 0;
+    if (valid != ~0ull) {
+      const uint32_t low = static_cast<uint32_t>(valid), high = static_cast<uint32_t>(valid >> 32);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if ((((i < 32 ? low : high) >> (i % 32)) & 1u) == 0) scores[i] = negative_infinity();
+      }
+    }
+    float maxima[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) maxima[j] = scores[j];
+#pragma unroll
+    for (int i = 4; i < kScores; ++i) maxima[i % 4] = max_nan(maxima[i % 4], scores[i]);
+    return max_nan(max_nan(maxima[0], maxima[1]), max_nan(maxima[2], maxima[3]));
+  }
+
+  // P = exp2(score - base), as pairs of elements; gives their sum.
+  __device__ __forceinline__ float exponentials(float (&scores)[kScores], uint32_t (&probabilities)[kScores / 2],
+                                                float new_base) {
+    float unit = score_unit();
+    if (!kAnyScale && is_coarse(new_base)) {
+      // Rounded as the base was, so that the largest score gives exactly 2^0 or less.
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = __fmul_rn(scores[i], unit);
+      unit = 1.f;
+    }
+    const float shift = -finite_or_zero(new_base);
+    const float2 units = make_float2(unit, unit), shifts = make_float2(shift, shift);
+    float2 sums[2] = {};
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const float2 x = sm100::multiply_add(make_float2(scores[2 * i], scores[2 * i + 1]), units, shifts);
+      const float2 p = make_float2(exp2_approx(x.x), exp2_approx(x.y));
+      sums[i % 2] = sm100::add(sums[i % 2], p);
+      probabilities[i] = pack_pair<Element>(p.x, p.y);
+    }
+    const float2 both = sm100::add(sums[0], sums[1]);
+    return both.x + both.y;
+  }
+
+  // Brings output and row sum to a new base, if it is one for any row of the warp. No product may be in flight.
+  __device__ __forceinline__ void move_base(float new_base, bool has_output) {
+    if (!__any_sync(0xffffffffu, new_base != base)) return;
+    const float factor = base_factor(base, new_base);
+    row_sum *= factor;
+    base = new_base;
+    if (!has_output) return;
+    constexpr uint32_t kColumns = 32;
+    sm100::fence_after_sync();
+    const uint32_t first = tmem + Config::kOutputColumn;
+#pragma unroll 1
+    for (uint32_t column = 0; column < Config::kOutputColumns; column += kColumns) {
+      float values[kColumns];
+      sm100::tmem_load(values, first + column);
+      sm100::wait_loads();
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) values[i] *= factor;
+      sm100::tmem_store(first + column, values);
+    }
+    sm100::wait_stores();
+    sm100::fence_before_sync();
+  }
+
+  // This thread's row of P, of its half of the slots.
+  __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2]) {
+    uint8_t* tile = storage.p[side];
+#pragma unroll
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      *reinterpret_cast<uint4*>(tile + swizzle_128(row, chunk)) =
+          make_uint4(p[4 * chunk], p[4 * chunk + 1], p[4 * chunk + 2], p[4 * chunk + 3]);
+    }
+  }
+
+  // Of this thread's head, after the last block.
+  __device__ __forceinline__ RowStatistics statistics() {
+    auto& occupied_sides = storage.occupied[turn];
+    if (lane == 0 && warp % 2 == 0) occupied_sides[side] = occupied;
+    const float sum = combine(row_sum, [](float a, float b) { return a + b; });
+    const bool any = occupied_sides[0] || occupied_sides[1];
+    return {base, row_max, sum, any};
+  }
+
+  // Writes lse and max_logits, and tells the epilogue what makes O the result. Only the threads that lead come here:
+  // nothing holds back the phases of stats_free for the others.
+  __device__ __forceinline__ void finish(const Work<Config>& work, const RowStatistics& statistics) {
+    const int32_t head = work.first_head + static_cast<int32_t>(row);
+    if (head < params.h_q) store_statistics(params, work, head, statistics);
+    const float factor = output_factor(params, head, statistics);
+    storage.stats_free.wait(stats_parity);
+    stats_parity ^= 1u;
+    storage.output_factor[row] = factor;
+    storage.stats_ready.arrive();
+  }
+};
+
+}  // namespace cupymla::sparse_mla_fwd

@@ -1,0 +1,85 @@
+// Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another. The pipeline
+// and the barriers are drawn in storage.cuh, Tensor Memory in config.cuh, the mathematics are in
+// cupymla/ops/sparse_mla_fwd/README.md.
+#include "../../common/elect.cuh"
+#include "../../common/entry.cuh"
+#include "producer.cuh"
+#include "products.cuh"
+#include "softmax.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
+#error "this kernel is for sm_100a and sm_103a"
+#endif
+
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
+// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where
+// the pairs of each cluster share the slots of one query.
+#if CUPYMLA_FP16
+using Element = __half;
+#else
+using Element = __nv_bfloat16;
+#endif
+
+namespace cupymla::sparse_mla_fwd {
+using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
+using ThisStorage = Storage<ThisConfig>;
+}  // namespace cupymla::sparse_mla_fwd
+
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig::kThreads, 1)
+    sparse_mla_fwd(const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap kv_map,
+                   const __grid_constant__ cupymla::sparse_mla_fwd::Parameters params) {
+  using namespace cupymla;
+  using namespace cupymla::sparse_mla_fwd;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
+  constexpr int kCtas = ThisConfig::kCtas;
+
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    tma_prefetch_descriptor(q_map);
+    tma_prefetch_descriptor(kv_map);
+    storage.init_barriers();
+  }
+  if (warp == ThisConfig::kMmaWarp) {
+    sm100::tmem_allocate<kCtas>(&storage.tmem, ThisConfig::kTmemColumns);
+    sm100::tmem_relinquish<kCtas>();
+  }
+  sm100::fence_before_sync();
+  cluster_arrive();
+  cluster_wait();
+  sm100::fence_after_sync();
+
+  if (warp < ThisConfig::kEpilogueWarp) {
+    Softmax<ThisConfig, Element, CUPYMLA_ANY_SCALE>(storage, params).run();
+  } else if (warp < ThisConfig::kMmaWarp) {
+    Epilogue<ThisConfig, Element>(storage, params).run();
+  } else if (warp == ThisConfig::kValueWarp) {
+    ValueWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+  } else if (warp >= ThisConfig::kKeyWarp) {
+    KeyWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+  } else if (cluster_rank() % kCtas == 0 && elect_one()) {
+    Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
+  }
+  __syncwarp();
+
+  if constexpr (ThisConfig::kSplit) {
+    cluster_arrive();
+    cluster_wait();
+    if (warp >= ThisConfig::kEpilogueWarp && warp < ThisConfig::kMmaWarp) {
+      Epilogue<ThisConfig, Element>(storage, params).merge();
+    }
+  }
+
+  sm100::fence_before_sync();
+  cluster_arrive();
+  cluster_wait();
+  sm100::fence_after_sync();
+  if (warp == ThisConfig::kMmaWarp) sm100::tmem_free<kCtas>(storage.tmem, ThisConfig::kTmemColumns);
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
+                     cluster = cupymla::sparse_mla_fwd::ThisConfig::kMaxCluster,
+                     smem_bytes = sizeof(cupymla::sparse_mla_fwd::ThisStorage),
+                     parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
+                     heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,
+                     tmem_columns = cupymla::sparse_mla_fwd::ThisConfig::kTmemColumns);

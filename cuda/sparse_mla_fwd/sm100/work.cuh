@@ -1,0 +1,55 @@
+// What a pair of CTAs works on: one block of heads of one query after another. Where there are few queries, the pairs of
+// a cluster share the slots of one.
+#pragma once
+
+#include "../../common/cluster.cuh"
+#include "../../common/sparse_query.cuh"
+#include "config.cuh"
+#include "params.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// Where a CTA stands in its cluster.
+template <typename Config>
+struct Place {
+  uint32_t rank;         // in its pair; the even CTA issues the pair's products
+  uint32_t leader;       // the pair's even CTA, in the cluster
+  uint32_t part, parts;  // which of how many pairs
+
+  __device__ __forceinline__ Place()
+      : rank(cluster_rank() % Config::kCtas),
+        leader(Config::kSplit ? cluster_rank() - rank : 0u),
+        part(leader / Config::kCtas),
+        parts(Config::kSplit ? cluster_size() / Config::kCtas : 1u) {}
+};
+
+// A query, this CTA's heads of it and the pair's KV blocks.
+template <typename Config>
+struct Work : SparseQuery<Config::kSlots> {
+  int32_t first_head;
+  int32_t first_block;  // of the pair's `blocks`
+
+  // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
+  __device__ __forceinline__ Work(const Parameters& params, uint32_t item, const Place<Config>& place)
+      : SparseQuery<Config::kSlots>(params, item / params.head_blocks),
+        first_head(static_cast<int32_t>(item % params.head_blocks * Config::kPairHeads + place.rank * Config::kHeads)),
+        first_block(0) {
+    if constexpr (Config::kSplit) {
+      auto& blocks = this->blocks;
+      const int32_t own_blocks = (blocks + static_cast<int32_t>(place.parts) - 1) / static_cast<int32_t>(place.parts);
+      first_block = min(static_cast<int32_t>(place.part) * own_blocks, blocks);
+      blocks = min(blocks - first_block, own_blocks);
+    }
+  }
+
+  __device__ __forceinline__ int32_t first_slot(int32_t block) const { return (first_block + block) * Config::kSlots; }
+};
+
+// Calls `body` with each item of this cluster; all warps of its CTAs go through the same ones.
+template <typename Config, typename Body>
+__device__ __forceinline__ void for_each_item(const Parameters& params, const Place<Config>& place, Body body) {
+  const uint32_t ctas = Config::kCtas * place.parts, clusters = gridDim.x / ctas;
+  for (uint32_t item = blockIdx.x / ctas; item < params.items; item += clusters) body(item);
+}
+
+}  // namespace cupymla::sparse_mla_fwd

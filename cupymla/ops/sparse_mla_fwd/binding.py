@@ -1,0 +1,228 @@
+"""A kernel bound to everything that one problem fixes: parameter record, tensor maps, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from ... import build, driver
+from ...build.source import KernelSource
+from ...device import Device
+from ...errors import CompileError
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ...tensormap import TileMap, encoded
+from ..gpu import check_record
+from ..kv_rows import KvRows
+from ..mla import MlaProblem, lead_strides
+from . import pair_plan, plan
+from .spec import Views
+
+_OPTIONAL = (*((name, ctypes.c_void_p) for name in ("indices", "topk_length", "attn_sink")),)
+_OUTPUTS = (*((name, ctypes.c_void_p) for name in ("out", "max_logits", "lse")),)
+_STRIDES = (
+    *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+    *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query", "attn_sink_head")),
+    *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
+    *((name, ctypes.c_int64) for name in ("max_logits_batch", "max_logits_query", "max_logits_head")),
+    *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
+    *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
+)
+_SIZES = (*((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),)
+_SCALES = (*((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),)
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/sparse_mla_fwd/sm90/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        ("kv", ctypes.c_void_p),
+        *_OPTIONAL,
+        *_OUTPUTS,
+        *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
+        *_STRIDES,
+        *_SIZES,
+        ("head_blocks", ctypes.c_int32),
+        *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
+        *((name, ctypes.c_int32) for name in ("prefetch_blocks", "causal")),
+        *_SCALES,
+    )
+
+
+class PairParameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/sparse_mla_fwd/sm100/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *_OPTIONAL,
+        *_OUTPUTS,
+        *_STRIDES,
+        *((name, ctypes.c_int32) for name in ("token_rows", "batch_rows")),
+        *_SIZES,
+        *((name, ctypes.c_uint32) for name in ("head_blocks", "items")),
+        ("causal", ctypes.c_int32),
+        *_SCALES,
+    )
+
+
+def record(source: KernelSource) -> type[Parameters] | type[PairParameters]:
+    """The parameter record of a kernel variant."""
+    return PairParameters if source.arch in plan.PAIRED else Parameters
+
+
+class Binding(ABC):
+    """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
+
+    One thread at a time may use it.
+
+    Attributes:
+        launcher: the laid-out launch; None when there is no query.
+    """
+
+    def __init__(
+        self,
+        problem: MlaProblem,
+        source: KernelSource,
+        heads: int,
+        parameters: Parameters | PairParameters,
+        device: Device,
+    ) -> None:
+        self._problem = problem
+        self._heads = heads
+        self._parameters = parameters
+        self._kernel = build.kernel(source, device.index)
+        facts = self._kernel.facts
+        check_record(source, facts, type(parameters))
+        if facts["heads_per_cta"] != heads:
+            raise CompileError(source.path, f"{heads} heads a CTA, the kernel has {facts['heads_per_cta']}")
+        self._q_ptr: int | None = None
+        self.launcher: Launcher | None = None
+
+    def _lay_out(self, ctas: int, cluster: int, maps: int) -> None:
+        """Make the launcher: a kernel whose parameters are that many tensor maps, and the record."""
+        facts = self._kernel.facts
+        geometry = Geometry((ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=cluster)
+        self.launcher = Launcher(self._kernel, geometry, (*(ctypes.c_byte() for _ in range(maps)), self._parameters))
+
+    def point(self, views: Views, outputs: Sequence[int]) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        if self.launcher is None:
+            return
+        parameters = self._parameters
+        parameters.indices = views.indices.ptr
+        parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
+        parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
+        parameters.out, parameters.max_logits, parameters.lse = outputs
+        if self._q_ptr != views.q.ptr:
+            self.launcher.replace(0, encoded(query_tiles(self._problem, self._heads, views.q.ptr)))
+            self._q_ptr = views.q.ptr
+        self._point_keys(self.launcher, views)
+
+    @abstractmethod
+    def _point_keys(self, launcher: Launcher, views: Views) -> None:
+        """Set the address of kv."""
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        if self.launcher is not None:
+            self.launcher(stream)
+
+
+class CtaBinding(Binding):
+    """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
+
+    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
+        chosen = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        kv_batch, kv_token = problem.kv_strides
+        self._record = Parameters(
+            kv_batch_bytes=kv_batch * 2,
+            kv_token_bytes=kv_token * 2,
+            head_blocks=chosen.head_blocks,
+            groups=chosen.shares.groups,
+            group_tokens=chosen.shares.group_tokens,
+            prefetch_blocks=chosen.prefetch_blocks,
+            **_common_fields(problem, outputs, sink_stride),
+        )
+        super().__init__(problem, chosen.source, chosen.heads, self._record, device)
+        if chosen.tokens:
+            self._lay_out(chosen.ctas, chosen.parts, 1)
+
+    def _point_keys(self, launcher: Launcher, views: Views) -> None:
+        self._record.kv = views.kv.ptr
+
+
+class PairBinding(Binding):
+    """Of the Blackwell kernel: pairs of CTAs."""
+
+    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
+        chosen = pair_plan.pair_plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        self._rows: KvRows = chosen.rows
+        self._keys_ptr: int | None = None
+        parameters = PairParameters(
+            token_rows=chosen.rows.token_rows,
+            batch_rows=chosen.rows.batch_rows,
+            head_blocks=chosen.head_blocks,
+            items=chosen.items,
+            **_common_fields(problem, outputs, sink_stride),
+        )
+        super().__init__(problem, chosen.source, plan.PAIR_CTA_HEADS, parameters, device)
+        if chosen.tokens:
+            self._lay_out(chosen.ctas, chosen.cluster, 2)
+
+    def _point_keys(self, launcher: Launcher, views: Views) -> None:
+        # Without tokens no row is ever asked for, but a map has to have an address.
+        ptr = views.kv.ptr if self._problem.s_kv else views.q.ptr
+        if self._keys_ptr != ptr:
+            launcher.replace(1, encoded(self._rows.tiles(ptr)))
+            self._keys_ptr = ptr
+
+
+def bind(problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> Binding:
+    """The binding of a device's kernel. Raises UnsupportedError when it has none, CompileError, DriverError."""
+    paired = driver.arch_of(device).name in plan.PAIRED
+    return (PairBinding if paired else CtaBinding)(problem, device, outputs, sink_stride)
+
+
+def query_tiles(problem: MlaProblem, heads: int, ptr: int) -> TileMap:
+    """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that the Tensor Core reads."""
+    batch, query, head = problem.q_strides
+    shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
+    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
+    strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
+    return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, heads, 1, 1))
+
+
+def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:
+    """What the parameter records of all kernels have, by name, but for addresses."""
+    indices_batch, indices_query = problem.indices_strides
+    length_batch, length_query = problem.topk_length_strides
+    out_batch, out_query, out_head = lead_strides(outputs[0], problem)
+    logits_batch, logits_query, logits_head = lead_strides(outputs[1], problem)
+    lse_batch, lse_query, lse_head = lead_strides(outputs[2], problem)
+    return {
+        "indices_batch": indices_batch,
+        "indices_query": indices_query,
+        "topk_length_batch": length_batch,
+        "topk_length_query": length_query,
+        "attn_sink_head": sink_stride,
+        "out_batch_bytes": out_batch * 2,
+        "out_query_bytes": out_query * 2,
+        "out_head_bytes": out_head * 2,
+        "max_logits_batch": logits_batch,
+        "max_logits_query": logits_query,
+        "max_logits_head": logits_head,
+        "lse_batch": lse_batch,
+        "lse_query": lse_query,
+        "lse_head": lse_head,
+        "q_start": problem.q_start,
+        "k_stride": problem.k_stride,
+        "s_q": problem.s_q,
+        "s_kv": problem.s_kv,
+        "h_q": problem.h_q,
+        "topk": problem.topk,
+        "causal": int(problem.causal),
+        "scale_log2": problem.sm_scale * math.log2(math.e),
+        "lse_unit": 1.0 if problem.lse_base == "2" else math.log(2.0),
+    }
