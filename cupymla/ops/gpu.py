@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -110,6 +111,48 @@ class ThreadMemo(threading.local, Generic[T]):
             self.entries.clear()
         self.entries[key] = made
         return made
+
+
+class ReadyKernel:
+    """A call that allocates CuPy arrays on the current device, made ready; see `cupymla.ops.repeat`.
+
+    Returns a tuple of its outputs; where it has only one, that one.
+    """
+
+    __slots__ = ("_index", "_launch", "_wanted")
+
+    def __init__(
+        self,
+        like: View,
+        wanted: Sequence[tuple[tuple[int, ...], str]],
+        bind: Callable[[tuple[View, ...]], Callable[[Sequence[int], int], None]],
+    ) -> None:
+        """Bind.
+
+        Args:
+            like: a view of one of the caller's arrays.
+            wanted: shape and dtype label of each output.
+            bind: makes the binding. Gets views of outputs without addresses; returns a function that launches with the
+                addresses that its caller's views have by then, given those of the outputs and a stream.
+        """
+        self._index = like.device.index
+        self._wanted = [(shape, tensor.CUPY_DTYPES[dtype]) for shape, dtype in wanted]
+        self._launch = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
+
+    def __call__(self) -> Any:
+        """Launch on the current stream, without waiting for the result. Raises DriverError."""
+        cupy: Any = sys.modules["cupy"]
+        # The bare constructor is what cupy.empty ends in.
+        make = cupy.ndarray
+        arrays, pointers = [], []
+        for shape, dtype in self._wanted:
+            array = make(shape, dtype)
+            arrays.append(array)
+            pointers.append(array.data.ptr)
+        stream: int = cupy.cuda.get_current_stream(self._index).ptr
+        self._launch(pointers, stream)
+        tensor.release(self._index, stream)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
 class PreparedKernel(Generic[R]):

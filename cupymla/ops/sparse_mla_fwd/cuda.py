@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -13,7 +13,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
 from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import Views
@@ -141,10 +141,14 @@ def _parameters(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int
 _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
+def _wanted(problem: MlaProblem) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shapes and dtypes of the outputs."""
     statistics = (problem.head_shape, "float32")
-    wanted = ((problem.out_shape, problem.dtype), statistics, statistics)
-    return OutputArrays(views.q, wanted, (views.out, views.max_logits, views.lse), stream, current)
+    return (problem.out_shape, problem.dtype), statistics, statistics
+
+
+def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
+    return OutputArrays(views.q, _wanted(problem), (views.out, views.max_logits, views.lse), stream, current)
 
 
 def _given(views: Views) -> list[View]:
@@ -183,6 +187,21 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
             _launch(key, views, problem, arrays, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
+
+
+def ready(views: Views, problem: MlaProblem) -> ReadyKernel:
+    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+
+    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+        binding = Binding(problem, views.q.device, outputs, _sink_stride(views))
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            binding.point(views, pointers)
+            binding.launch(stream)
+
+        return launch
+
+    return ReadyKernel(views.q, _wanted(problem), bind)
 
 
 def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:
