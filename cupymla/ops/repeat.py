@@ -28,7 +28,6 @@ _ALIGNMENT = 16
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 _PLAIN = _NUMBERS | {NoneType, bool, np.bool_, str}
-"""Types of options that are what they are equal to. What else a caller comes with may change behind its hash."""
 
 
 class _Ready(NamedTuple):
@@ -41,6 +40,12 @@ class _Ready(NamedTuple):
 
     views: tuple[View, ...]
     run: Callable[[], Any]
+
+
+def _is_plain(option: object) -> bool:
+    """Whether an option is what it is equal to. What else a caller comes with may change behind its hash."""
+    kind = type(option)
+    return kind in _PLAIN or isinstance(option, np.dtype) or (kind is type and issubclass(option, np.generic))  # type: ignore[arg-type]
 
 
 class Repeats(ThreadMemo[_Ready]):
@@ -114,7 +119,7 @@ class Repeats(ThreadMemo[_Ready]):
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:
         """The call made ready; None when it cannot be remembered. Raises what the operator raises."""
-        if not all(type(option) in _PLAIN for option in options):
+        if not all(map(_is_plain, options)):
             return None
         given = dict(zip(self._names, arrays, strict=True))
         views = []
