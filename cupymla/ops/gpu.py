@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -119,7 +118,7 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_index", "_launch", "_wanted")
+    __slots__ = ("_launch", "_like", "_wanted")
 
     def __init__(
         self,
@@ -135,23 +134,17 @@ class ReadyKernel:
             bind: makes the binding. Gets views of outputs without addresses; returns a function that launches with the
                 addresses that its caller's views have by then, given those of the outputs and a stream.
         """
-        self._index = like.device.index
-        self._wanted = [(shape, tensor.CUPY_DTYPES[dtype]) for shape, dtype in wanted]
+        self._like = like
+        self._wanted = wanted
         self._launch = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
 
     def __call__(self) -> Any:
         """Launch on the current stream, without waiting for the result. Raises DriverError."""
-        cupy: Any = sys.modules["cupy"]
-        # The bare constructor is what cupy.empty ends in.
-        make = cupy.ndarray
-        arrays, pointers = [], []
-        for shape, dtype in self._wanted:
-            array = make(shape, dtype)
-            arrays.append(array)
-            pointers.append(array.data.ptr)
-        stream: int = cupy.cuda.get_current_stream(self._index).ptr
+        like = self._like
+        arrays, pointers = tensor.cupy_arrays(self._wanted)
+        stream = tensor.current_stream(like)
         self._launch(pointers, stream)
-        tensor.release(self._index, stream)
+        tensor.release(like.device.index, stream)
         return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 

@@ -17,7 +17,7 @@ from .streams import current_stream, launch_stream
 from .types import BYTE_LABELS, LABELS, NUMPY_DTYPES, View, strides_of
 
 # CuPy has no narrow floats: their bytes travel as uint8.
-CUPY_DTYPES = {name: NUMPY_DTYPES["uint8" if name in BYTE_LABELS else name] for name in NUMPY_DTYPES}
+_CUPY_DTYPES = {name: NUMPY_DTYPES["uint8" if name in BYTE_LABELS else name] for name in NUMPY_DTYPES}
 
 
 class _Memory:
@@ -244,7 +244,7 @@ def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any
     make = sys.modules["cupy"].ndarray
     arrays, pointers = [], []
     for shape, dtype in wanted:
-        array = make(shape, CUPY_DTYPES[dtype])
+        array = make(shape, _CUPY_DTYPES[dtype])
         arrays.append(array)
         pointers.append(array.data.ptr)
     return arrays, pointers
@@ -252,7 +252,7 @@ def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:
     cupy: Any = sys.modules["cupy"]
-    numpy_dtype = CUPY_DTYPES[dtype]
+    numpy_dtype = _CUPY_DTYPES[dtype]
     index = like.device.index
     if stream is None and cupy.cuda.runtime.getDevice() == index:
         array = cupy.ndarray(shape, numpy_dtype)
