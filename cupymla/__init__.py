@@ -37,17 +37,16 @@ _ERRORS = ("CupymlaError", "InputError", "UnsupportedError", "CompileError", "Dr
 
 
 def __getattr__(name: str) -> Any:
-    """Bring in an operator, a companion or an error class when it is first named."""
+    """Bring in an operator, a companion or an error class when it is first named; from then on it is an attribute."""
     # Imports go through import_module: `from . import x` asks this very function for x.
     registry = import_module(f"{__name__}.ops.registry")
-    for entry in registry.OPERATORS:
-        if name == entry.name or name in entry.companions:
-            return getattr(import_module(entry.module), name)
-    if name in _ERRORS:
-        return getattr(import_module(f"{__name__}.errors"), name)
-    if name == "raw_module":
-        return import_module(f"{__name__}.raw").raw_module
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = {n: entry.module for entry in registry.OPERATORS for n in (entry.name, *entry.companions)}
+    homes |= dict.fromkeys(_ERRORS, f"{__name__}.errors")
+    homes["raw_module"] = f"{__name__}.raw"
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(homes[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

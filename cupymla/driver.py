@@ -159,7 +159,8 @@ def current_context() -> int:
     except AttributeError:
         # The entry point, and where it writes the handle, one place per thread: every launch asks.
         handle = ctypes.c_void_p()
-        query, address = function("cuCtxGetCurrent", ctypes.c_void_p), ctypes.addressof(handle)
+        # ctypes passes a c_void_p on as it is, where an int would be converted on each call.
+        query, address = function("cuCtxGetCurrent", ctypes.c_void_p), ctypes.c_void_p(ctypes.addressof(handle))
         _scratch.place = query, address, handle
     code = query(address)
     if code:

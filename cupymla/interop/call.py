@@ -223,10 +223,10 @@ class Runner:
         for seen, address in zip(self._views, addresses, strict=True):
             seen.ptr = address
             bits |= address
-        if self._device.kind == "cpu":
+        if self._bound is not None and not bits % _ALIGNMENT and driver.is_current(self._device.index):
+            self._bound(stream)
+        elif self._device.kind == "cpu":
             self._function(**self._arguments, **self._options)
-        elif driver.is_current(self._device.index):
-            self._run(stream, aligned=not bits % _ALIGNMENT)
         else:
             with driver.on_device(self._device.index):
                 self._run(stream, aligned=not bits % _ALIGNMENT)

@@ -112,6 +112,42 @@ class ThreadMemo(threading.local, Generic[T]):
         return made
 
 
+class ReadyKernel:
+    """A call that allocates CuPy arrays on the current device, made ready; see `cupymla.ops.repeat`.
+
+    Returns a tuple of its outputs; where it has only one, that one.
+    """
+
+    __slots__ = ("_launch", "_like", "_wanted")
+
+    def __init__(
+        self,
+        like: View,
+        wanted: Sequence[tuple[tuple[int, ...], str]],
+        bind: Callable[[tuple[View, ...]], Callable[[Sequence[int], int], None]],
+    ) -> None:
+        """Bind.
+
+        Args:
+            like: a view of one of the caller's arrays.
+            wanted: shape and dtype label of each output.
+            bind: makes the binding. Gets views of outputs without addresses; returns a function that launches with the
+                addresses that its caller's views have by then, given those of the outputs and a stream.
+        """
+        self._like = like
+        self._wanted = wanted
+        self._launch = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
+
+    def __call__(self) -> Any:
+        """Launch on the current stream, without waiting for the result. Raises DriverError."""
+        like = self._like
+        arrays, pointers = tensor.cupy_arrays(self._wanted)
+        stream = tensor.current_stream(like)
+        self._launch(pointers, stream)
+        tensor.release(like.device.index, stream)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+
 class PreparedKernel(Generic[R]):
     """A prepared call on a GPU; see `cupymla.ops.operator.Prepared`.
 

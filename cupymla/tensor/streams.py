@@ -163,9 +163,10 @@ def hold(views: Sequence[View], stream: int) -> None:
 
     Raises DriverError.
     """
-    if _alone(views) and not _held.entries:
-        return
     first = views[0]
+    if _alone(views):
+        release(first.device.index, stream)
+        return
     others = [seen for seen in views if seen.stream is not None or seen.framework != first.framework]
     with driver.on_device(first.device.index):
         if driver.capturing(stream):
@@ -176,3 +177,14 @@ def hold(views: Sequence[View], stream: int) -> None:
     loose = [seen for seen in others if seen.stream is not None]
     if loose:
         _held.add(first.device.index, stream, [(seen.owner, seen.capsule) for seen in loose])
+
+
+def release(index: int, stream: int) -> None:
+    """Let go of what `hold` keeps and no kernel uses any more, as every call does after its launch on `stream`.
+
+    Nothing is done while `stream` is being captured. Raises DriverError.
+    """
+    if _held.entries:
+        with driver.on_device(index):
+            if not driver.capturing(stream):
+                _held.sweep()

@@ -95,3 +95,8 @@ class View:
     def contiguous(self) -> bool:
         """Whether the elements lie side by side in C order."""
         return self.strides == strides_of(self.shape)
+
+
+def contiguous(like: View, shape: tuple[int, ...], dtype: str) -> View:
+    """A view of memory to come, C-contiguous on the device of `like`: whoever makes it sets the address."""
+    return View(0, shape, strides_of(shape), dtype, like.device, False, "raw", None)

@@ -190,7 +190,7 @@ class _Places:
     """Asks XLA for stream and device, with requests that are made once and lent to one call at a time."""
 
     def __init__(self) -> None:
-        self._free: list[tuple[_StreamGet, _OrdinalGet, int, int]] = []
+        self._free: list[tuple[_StreamGet, _OrdinalGet, c_void_p, c_void_p]] = []
 
     def of(self, api: _Api, context: int) -> tuple[int, int]:
         """Address of the stream and ordinal of the device that a call is to run on."""
@@ -198,7 +198,9 @@ class _Places:
             request = self._free.pop()
         except IndexError:
             stream, ordinal = _StreamGet(ctypes.sizeof(_StreamGet)), _OrdinalGet(ctypes.sizeof(_OrdinalGet))
-            request = stream, ordinal, ctypes.addressof(stream), ctypes.addressof(ordinal)
+            # ctypes passes a c_void_p on as it is, where an int would be converted on each call.
+            places = c_void_p(ctypes.addressof(stream)), c_void_p(ctypes.addressof(ordinal))
+            request = stream, ordinal, *places
         stream, ordinal, stream_address, ordinal_address = request
         stream.context = ordinal.context = context
         if api.stream_get(stream_address) or api.ordinal_get(ordinal_address):

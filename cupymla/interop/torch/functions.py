@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from ...errors import InputError, UnsupportedError
-from ...tensor import View, view
-from ...tensor.types import BYTE_LABELS, strides_of
-from ..bindings import has_kernel
-from ..call import Runner, Runners, complete, plain
+from ...tensor.types import BYTE_LABELS
+from ..call import plain
 from ..declaration import Declaration, Facts, Gradient
 from ..table import DECLARATIONS, declared
+from .arguments import Tensors, facts, given, number
+from .on_gpu import on_gpu
 
 NAMESPACE = "cupymla"
 """Of the operators behind the functions."""
-
-Tensors: TypeAlias = dict[str, Any]
-
-_PLANS = 256
-"""How many layouts each function remembers on GPUs."""
 
 _TYPES = {
     "bool": "bool",
@@ -37,11 +31,6 @@ _TYPES = {
 
 
 # Schemas -------------------------------------------------------------------------------------------------------------
-
-
-def _number(name: str) -> str:
-    """The option that carries a number given in the place of an array."""
-    return f"{name}_number"
 
 
 def schema(declaration: Declaration) -> str:
@@ -59,7 +48,7 @@ def schema(declaration: Declaration) -> str:
     for name, parameter in declaration.options.items():
         default = "" if parameter.default is parameter.empty else f"={_literal(parameter.default)}"
         arguments.append(f"{_TYPES[parameter.annotation]} {name}{default}")
-    arguments += [f"float? {_number(name)}=None" for name in declaration.either]
+    arguments += [f"float? {number(name)}=None" for name in declaration.either]
     if arguments[-1] == "*":
         del arguments[-1]
     return f"{declaration.name}({', '.join(arguments)}) -> {_returns(declaration)}"
@@ -80,14 +69,6 @@ def _returns(declaration: Declaration) -> str:
 # Implementations -----------------------------------------------------------------------------------------------------
 
 
-def _label(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _facts(tensors: Mapping[str, Any]) -> dict[str, Facts]:
-    return {name: Facts(tuple(tensor.shape), _label(tensor)) for name, tensor in tensors.items()}
-
-
 def _made(facts: Facts, like: Any) -> Any:
     """An uninitialised tensor on the device of another."""
     dtype = getattr(torch, facts.dtype, torch.uint8) if facts.dtype in BYTE_LABELS else getattr(torch, facts.dtype)
@@ -97,23 +78,11 @@ def _made(facts: Facts, like: Any) -> Any:
     return like.new_empty(facts.shape, dtype=dtype)
 
 
-def _given(declaration: Declaration, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
-    """An operator's arguments as (tensors that are given, options of the public function)."""
-    names = declaration.arrays
-    tensors = {name: tensor for name, tensor in zip(names, arguments, strict=False) if tensor is not None}
-    parameters = declaration.options
-    chosen = {n: options.get(n, p.default) for n, p in parameters.items()}
-    for name in declaration.either:
-        number = options.get(_number(name))
-        if number is not None:
-            chosen[name] = number
-    return tensors, chosen
-
-
 def _outputs(declaration: Declaration, tensors: Tensors, options: Mapping[str, Any]) -> Tensors:
     """The results that a call asks for, uninitialised."""
     like = next(iter(tensors.values()))
-    return {name: _made(facts, like) for name, facts in declaration.results(_facts(tensors), options).items()}
+    wanted = declaration.results(facts(tensors), options)
+    return {name: _made(result, like) for name, result in wanted.items()}
 
 
 def _returned(declaration: Declaration, results: Mapping[str, Any]) -> Any:
@@ -127,12 +96,12 @@ def _returned(declaration: Declaration, results: Mapping[str, Any]) -> Any:
 
 def _implementation(declaration: Declaration) -> Callable[..., Any]:
     function = declaration.function()
-    on_gpu = _OnGpu(declaration)
+    gpu = on_gpu(declaration)
 
     def run(*arguments: Any, **options: Any) -> Any:
-        if on_gpu.serves and arguments[0].is_cuda:
-            return on_gpu(arguments, options)
-        tensors, chosen = _given(declaration, arguments, options)
+        if gpu.serves and arguments[0].is_cuda:
+            return gpu(arguments, options)
+        tensors, chosen = given(declaration, arguments, options)
         results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
         function(**tensors, **declaration.passed(chosen), **results)
         return _returned(declaration, results)
@@ -140,67 +109,9 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
     return run
 
 
-class _OnGpu:
-    """Calls of one function on GPUs whose layouts come again: a look-up, the results, the addresses, one launch.
-
-    Not run on a GPU yet.
-
-    Attributes:
-        serves: whether there is a kernel, and one that needs no memory but what torch gives it here.
-    """
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.serves = has_kernel(declaration.name) and (declaration.replayable or declaration.has_workspace)
-        self._declaration = declaration
-        self._plans: dict[object, tuple[list[tuple[Any, Any]], int, Callable[[], Runner]]] = {}
-        self._runners = Runners()
-
-    def __call__(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        given = [tensor for tensor in arguments if tensor is not None]
-        layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in arguments]
-        key = (*layouts, *options.items())
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._planned(arguments, options)
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-                self._runners = Runners()
-            self._plans[key] = plan
-        wanted, count, make = plan
-        device = given[0].device
-        results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in wanted]
-        addresses = [tensor.data_ptr() for tensor in (*given, *results)]
-        self._runners.run(key, make, addresses, torch._C._cuda_getCurrentRawStream(device.index))
-        returned = results[:count]
-        return returned if self._declaration.varies else returned[0] if count == 1 else tuple(returned)
-
-    def _planned(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Shapes and dtypes of the results, how many of them are returned, and how a runner is made."""
-        declaration = self._declaration
-        tensors, chosen = _given(declaration, arguments, options)
-        wanted = complete(declaration, _facts(tensors), chosen)
-        # Without the tensors themselves: a plan outlives the call that it was made for.
-        seen = {
-            name: dataclasses.replace(view(tensor, name), framework="raw", owner=None, readonly=True)
-            for name, tensor in tensors.items()
-        }
-        where = next(iter(seen.values())).device
-
-        def make() -> Runner:
-            arrays = [(name, dataclasses.replace(array)) for name, array in seen.items()]
-            results = [
-                (name, View(0, facts.shape, strides_of(facts.shape), facts.dtype, where, False, "raw", None))
-                for name, facts in wanted.items()
-            ]
-            return Runner(declaration.name, [*arrays, *results], chosen)
-
-        count = len(wanted) - ("workspace" in wanted)
-        return [(facts.shape, getattr(torch, facts.dtype)) for facts in wanted.values()], count, make
-
-
 def _fake(declaration: Declaration) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
-        tensors, chosen = _given(declaration, arguments, options)
+        tensors, chosen = given(declaration, arguments, options)
         results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
         return _returned(declaration, results)
 
@@ -243,7 +154,7 @@ def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tup
             given = {name: known[name] for name in backward.arrays if name in known}
             options = {name: ctx.options.get(name, default) for name, default in defaults.items()}
             made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
-            results = dict(zip(backward.results(_facts(given), options), made, strict=True))
+            results = dict(zip(backward.results(facts(given), options), made, strict=True))
             grads = {name: results[result] for name, result in gradient.results.items() if result in results}
         return tuple(grads.get(name) for name in declaration.arrays)
 
@@ -300,6 +211,8 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     """
     scope: dict[str, Any] = {
         "operator": _operator(declaration),
+        "again": on_gpu(declaration).again,
+        "is_compiling": torch.compiler.is_compiling,
         "Tensor": torch.Tensor,
         "require": functools.partial(_require, declaration.name),
         "tensor_of": functools.partial(_tensor, declaration.name),
@@ -314,7 +227,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
 
 
 def _source(declaration: Declaration) -> str:
-    """The function's text: the public signature, a look at the tensors' types, and the operator's call."""
+    """The function's text: public signature, a look at the tensors' types, the short way, the operator's call."""
     parameters = declaration.signature.parameters
     head, passed = [], []
     starred = False
@@ -334,7 +247,14 @@ def _source(declaration: Declaration) -> str:
     for name, parameter in declaration.options.items():
         is_dtype = parameter.annotation == "Any"
         passed.append(f"{name}=label_of({name}, {name!r})" if is_dtype else f"{name}={name}")
-    passed += [f"{_number(name)}=number_of({name})" for name in declaration.either]
+    passed += [f"{number(name)}=number_of({name})" for name in declaration.either]
+    if on_gpu(declaration).serves_again:
+        arrays, options = ", ".join(declaration.arrays), ", ".join(declaration.options)
+        lines += [f"    if {declaration.arrays[0]}.is_cuda and not is_compiling():"]
+        lines += [f"        known = again(({arrays},), ({options},))", "        if known is not None:"]
+        lines += [
+            f"            return {'known[0] if len(known) == 1 else tuple(known)' if declaration.varies else 'known'}"
+        ]
     call = f"operator({', '.join(passed)})"
     if declaration.updates:
         lines += [f"    {call}", f"    return {', '.join(declaration.updates)}"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import mla
 from ..operator import Prepared
+from ..repeat import Repeats
 from . import run, spec
 
 __all__ = ["attn_dist"]
@@ -14,6 +15,13 @@ __all__ = ["attn_dist"]
 def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
     views, problem = spec.read(**arguments, stream=stream)
     return run.prepare(views, problem, stream)
+
+
+_repeats = Repeats(
+    ("q", "kv", "indices", "lse", "topk_length"),
+    ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "normalize"),
+    run.ready,
+)
 
 
 @mla.public(_prepare)
@@ -71,6 +79,11 @@ def attn_dist(
     Source: the indexer's training objective, DeepSeek-V3.2 section 2.1 (main attention summed over heads, then
     L1-normalised along the sequence).
     """
+    if stream is None and dist is None and check_indices is False:
+        arrays = (q, kv, indices, lse, topk_length)
+        again = _repeats(arrays, (sm_scale, causal, q_start, k_stride, lse_base, normalize))
+        if again is not None:
+            return again
     views, problem = spec.read(
         *(q, kv, indices, lse, sm_scale, topk_length, causal, q_start, k_stride, lse_base, normalize),
         *(dist, check_indices, stream),

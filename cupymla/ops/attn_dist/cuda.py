@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -10,7 +11,7 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
 from .records import record
@@ -129,6 +130,21 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
             _launch(key, views, problem, arrays, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()[0]
+
+
+def ready(views: Views, problem: Problem) -> ReadyKernel:
+    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+
+    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+        binding = Binding(problem, views.q.device, views.lse, outputs[0])
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            binding.point(views, pointers[0])
+            binding.launch(stream)
+
+        return launch
+
+    return ReadyKernel(views.q, ((problem.dist_shape, "float32"),), bind)
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ... import tensor
 from ...tensor import View
 from ..operator import CpuCall, Prepared
+from ..repeat import Repeats
 from . import companions, cuda, formats, reference, spec
 from .door import Operand
 
@@ -97,6 +98,17 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
     return CpuCall(compute)
 
 
+def _ready(**arguments: Any) -> Callable[[], Any]:
+    """A call of CuPy arrays that allocates c, made ready; see `cupymla.ops.repeat`. Raises InputError."""
+    views, problem = spec.read(**arguments)
+    return lambda: cuda.call(views, problem, None)
+
+
+_repeats = Repeats(
+    ("a", "b", "sfa", "sfb", "alpha", "bias"), ("out_dtype", "format", "scale_layout", "batch_axis"), _ready
+)
+
+
 def nvfp4_gemv(
     a: Any,
     b: Any,
@@ -154,6 +166,10 @@ def nvfp4_gemv(
             overlaps; before anything is computed.
         UnsupportedError: there is no kernel for the arrays' device.
     """
+    if c is None and stream is None:
+        again = _repeats((a, b, sfa, sfb, alpha, bias), (out_dtype, format, scale_layout, batch_axis))
+        if again is not None:
+            return again
     views, problem = spec.read(
         a,
         b,

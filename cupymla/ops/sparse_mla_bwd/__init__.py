@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import mla
 from ..operator import Prepared
+from ..repeat import Repeats
 from . import run, spec
 
 __all__ = ["sparse_mla_bwd"]
@@ -19,6 +20,13 @@ def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]
 def _workspace_bytes(*, stream: object = None, **arguments: Any) -> int:
     views, problem = spec.read(**arguments, stream=stream)
     return run.workspace_bytes(views, problem)
+
+
+_repeats = Repeats(
+    ("q", "kv", "out", "dout", "lse", "indices", "topk_length", "attn_sink"),
+    ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "deterministic", "dkv_dtype"),
+    run.ready,
+)
 
 
 @mla.public(_prepare, _workspace_bytes)
@@ -102,6 +110,13 @@ def sparse_mla_bwd(
 
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), with one array for keys and values.
     """
+    fresh = dq is None and dkv is None and d_sink is None and attn_dist is None and workspace is None
+    if fresh and stream is None and check_indices is False:
+        arrays = (q, kv, out, dout, lse, indices, topk_length, attn_sink)
+        options = (sm_scale, causal, q_start, k_stride, lse_base, deterministic, dkv_dtype)
+        again: tuple[Any, ...] | None = _repeats(arrays, options)
+        if again is not None:
+            return again
     views, problem = spec.read(
         *(q, kv, out, dout, lse, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
         *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, workspace, check_indices, stream),

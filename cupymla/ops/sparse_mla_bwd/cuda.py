@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -14,7 +14,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
 from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import Problem, Views, require_workspace
@@ -200,13 +200,15 @@ class Binding:
 _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of the outputs."""
     wanted = [(views.q.shape, problem.shared.dtype), (problem.dkv_shape, problem.dkv_dtype)]
-    given = [views.dq, views.dkv]
-    if problem.shared.has_sink:
-        wanted.append(((problem.shared.h_q,), "float32"))
-        given.append(views.d_sink)
-    return OutputArrays(views.q, wanted, tuple(given), stream)
+    return [*wanted, ((problem.shared.h_q,), "float32")] if problem.shared.has_sink else wanted
+
+
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+    given = (views.dq, views.dkv, views.d_sink)[: 2 + problem.shared.has_sink]
+    return OutputArrays(views.q, _wanted(views, problem), given, stream)
 
 
 def _given(views: Views) -> list[View]:
@@ -269,6 +271,22 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
         binding.launch(pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
+
+
+def ready(views: Views, problem: Problem) -> ReadyKernel:
+    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+
+    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+        binding = Binding(problem, views.q.device, views, outputs)
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            workspace = _workspace(binding, views, None)
+            binding.point(views, pointers, 0 if workspace is None else workspace.ptr)
+            binding.launch(stream)
+
+        return launch
+
+    return ReadyKernel(views.q, _wanted(views, problem), bind)
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:

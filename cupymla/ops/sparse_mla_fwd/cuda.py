@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import driver, tensor
 from ...tensor import View
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo
 from ..mla import MlaProblem
 from .binding import Binding, Parameters, bind, record
 from .spec import Views
@@ -19,10 +20,14 @@ Result = tuple[Any, Any, Any]
 _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
+def _wanted(problem: MlaProblem) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shapes and dtypes of the outputs."""
     statistics = (problem.head_shape, "float32")
-    wanted = ((problem.out_shape, problem.dtype), statistics, statistics)
-    return OutputArrays(views.q, wanted, (views.out, views.max_logits, views.lse), stream, current)
+    return (problem.out_shape, problem.dtype), statistics, statistics
+
+
+def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
+    return OutputArrays(views.q, _wanted(problem), (views.out, views.max_logits, views.lse), stream, current)
 
 
 def _given(views: Views) -> list[View]:
@@ -61,6 +66,21 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
             _launch(key, views, problem, arrays, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
+
+
+def ready(views: Views, problem: MlaProblem) -> ReadyKernel:
+    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+
+    def bound(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+        binding = bind(problem, views.q.device, outputs, _sink_stride(views))
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            binding.point(views, pointers)
+            binding.launch(stream)
+
+        return launch
+
+    return ReadyKernel(views.q, _wanted(problem), bound)
 
 
 def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ... import tensor
@@ -9,7 +10,7 @@ from ..mla import CpuOutput, MlaProblem
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
 from . import cuda, reference
-from .spec import Views
+from .spec import Views, read
 
 Result = tuple[Any, Any, Any]
 
@@ -19,6 +20,11 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)()
     return cuda.call(views, problem, stream)
+
+
+def ready(**arguments: Any) -> Callable[[], Result]:
+    """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
+    return cuda.ready(*read(**arguments))
 
 
 def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:

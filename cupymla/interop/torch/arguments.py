@@ -1,0 +1,35 @@
+"""What the operators are called with, in the terms of declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..declaration import Declaration, Facts
+
+Tensors: TypeAlias = dict[str, Any]
+
+
+def number(name: str) -> str:
+    """The option that carries a number given in the place of an array."""
+    return f"{name}_number"
+
+
+def facts(tensors: Mapping[str, Any]) -> dict[str, Facts]:
+    """Tensors without their contents."""
+    return {
+        name: Facts(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()
+    }
+
+
+def given(declaration: Declaration, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
+    """An operator's arguments as (tensors that are given, options of the public function)."""
+    names = declaration.arrays
+    tensors = {name: tensor for name, tensor in zip(names, arguments, strict=False) if tensor is not None}
+    parameters = declaration.options
+    chosen = {n: options.get(n, p.default) for n, p in parameters.items()}
+    for name in declaration.either:
+        value = options.get(number(name))
+        if value is not None:
+            chosen[name] = value
+    return tensors, chosen

@@ -1,0 +1,243 @@
+"""Ordinary calls whose layouts came before: what is remembered, what never is, and that a call made again is the same.
+
+Arrays are host memory that passes for CuPy's; the launches of the operators' own calls are recorded, not run.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError, driver, tensor
+from cupymla.launch import Geometry
+from cupymla.ops import repeat
+from cupymla.tensor import View
+from cupymla.testing import operators
+from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
+
+
+@pytest.fixture
+def machine() -> Iterator[Interpreted]:
+    with interpreted("sm_90a", 4) as made:
+        yield made
+
+
+class Calls:
+    """An operator whose calls note what they were made ready for and where their arrays were."""
+
+    def __init__(self) -> None:
+        self.ready: list[dict[str, Any]] = []
+        self.runs: list[list[int]] = []
+        self.repeats = repeat.Repeats(("x", "y"), ("flag", "scale"), self._ready)
+
+    def _ready(self, **arguments: Any) -> Callable[[], Any]:
+        if arguments["flag"] not in (True, False):
+            raise InputError("flag", "True or False", arguments["flag"])
+        self.ready.append(arguments)
+        views = [value for value in arguments.values() if isinstance(value, View)]
+
+        def run() -> int:
+            self.runs.append([view.ptr for view in views])
+            return len(self.runs)
+
+        return run
+
+    def __call__(self, x: Any, y: Any = None, flag: Any = False, scale: Any = None) -> Any:
+        return self.repeats((x, y), (flag, scale))
+
+
+@pytest.fixture
+def calls(machine: Interpreted) -> Calls:
+    # A type is known for CuPy's once an array of it has been seen.
+    tensor.view(machine.array(np.zeros(1, np.float32)), "x")
+    return Calls()
+
+
+def floats(machine: Interpreted, *shape: int, dtype: Any = np.float32) -> DeviceArray:
+    return machine.empty(shape, dtype)
+
+
+def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Interpreted, calls: Calls) -> None:
+    first, second, other = (floats(machine, 4, 2) for _ in range(3))
+    assert [calls(first, other), calls(second, other), calls(first, second)] == [1, 2, 3]
+    assert len(calls.ready) == 1
+    at = {name: array.data.ptr for name, array in (("first", first), ("second", second), ("other", other))}
+    assert calls.runs == [[at["first"], at["other"]], [at["second"], at["other"]], [at["first"], at["second"]]]
+
+
+def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interpreted, calls: Calls) -> None:
+    x = floats(machine, 4, 4)
+    transposed = DeviceArray(x.host.T)
+    variants: list[tuple[Any, ...]] = [
+        *((x,), (floats(machine, 4, 2),), (floats(machine, 4, 4, dtype=np.int32),), (transposed,)),
+        *((x, x), (x, transposed), (x, 1), (x, 1.0), (x, 2.0)),
+        *((x, None, True), (x, None, np.False_), (x, None, False, 1), (x, None, False, 1.0), (x, None, False, "1")),
+    ]
+    for _ in range(2):
+        for arguments in variants:
+            calls(*arguments)
+    assert len(calls.ready) == len(variants)
+    assert len(calls.runs) == 2 * len(variants)
+
+
+def test_another_device_is_another_layout_and_must_be_current(
+    machine: Interpreted, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, elsewhere = floats(machine, 4), floats(machine, 4)
+    elsewhere.data.device_id = 1
+    calls(x, x)
+    calls(x, elsewhere)
+    assert [arguments["y"].device.index for arguments in calls.ready] == [0, 1]
+    monkeypatch.setattr(driver, "is_current", lambda index: index == 1)
+    assert calls(x, x) is None
+    assert calls(elsewhere) == 3
+
+
+def test_what_equals_a_checked_option_is_not_taken_for_it(machine: Interpreted, calls: Calls) -> None:
+    x = floats(machine, 4)
+    assert calls(x, None, True) == 1
+    with pytest.raises(InputError, match="flag"):
+        calls(x, None, 2)
+    assert calls(x, None, True, 1.0) == 2
+    for scale in (1, True, np.float32(1)):
+        calls(x, None, True, scale)
+    assert [arguments["scale"] for arguments in calls.ready] == [None, 1.0, 1, True, np.float32(1)]
+
+
+class Hostile:
+    """An option that refuses to be hashed, and one that equals everything."""
+
+    def __init__(self, hashes: bool) -> None:
+        self.hashes = hashes
+
+    def __hash__(self) -> int:
+        if not self.hashes:
+            raise ZeroDivisionError
+        return hash(None)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("option", [[1.0], Hostile(False), Hostile(True), object(), np.zeros(())], ids=repr)
+def test_options_of_other_kinds_go_through_the_door(machine: Interpreted, calls: Calls, option: object) -> None:
+    x = floats(machine, 4)
+    assert calls(x, None, False, None) == 1
+    assert calls(x, None, False, option) is None
+    assert len(calls.ready) == 1
+
+
+def test_addresses_that_only_the_door_can_judge_go_through_it(machine: Interpreted, calls: Calls) -> None:
+    wide = floats(machine, 9)
+    assert calls(DeviceArray(wide.host[:4])) == 1
+    assert calls(DeviceArray(wide.host[1:5])) is None
+    assert calls(DeviceArray(wide.host[4:8])) == 2
+    nowhere = DeviceArray(wide.host[:4])
+    nowhere.data.ptr = 0
+    assert calls(nowhere) is None
+
+
+def test_arrays_of_other_frameworks_go_through_the_door(machine: Interpreted, calls: Calls) -> None:
+    x = floats(machine, 4)
+    for arguments in ((x.host,), (x, x.host), (x, "y"), (x, object()), (None,), (1.0,)):
+        assert calls(*arguments) is None
+    strange = floats(machine, 4)
+    strange.dtype = np.dtype("datetime64[s]")
+    assert calls(strange) is None
+    assert calls.ready == []
+
+
+def test_a_refused_call_is_refused_again(machine: Interpreted, calls: Calls) -> None:
+    x = floats(machine, 4)
+    for _ in range(2):
+        with pytest.raises(InputError, match="flag"):
+            calls(x, None, "yes")
+    assert calls.runs == [] and calls.repeats.entries == {}
+
+
+def test_no_array_is_kept_alive(machine: Interpreted, calls: Calls) -> None:
+    x = DeviceArray(floats(machine, 4).host)
+    gone = weakref.ref(x)
+    calls(x)
+    del x
+    gc.collect()
+    assert len(calls.repeats.entries) == 1 and gone() is None
+
+
+def test_threads_do_not_share_calls(machine: Interpreted, calls: Calls) -> None:
+    x = floats(machine, 4)
+    calls(x)
+    thread = threading.Thread(target=calls, args=(x,))
+    thread.start()
+    thread.join()
+    assert len(calls.ready) == 2 and calls.ready[0]["x"] is not calls.ready[1]["x"]
+
+
+def launches_of(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What every launch from now on is given, in place of running it: geometry, tensor maps, parameter bytes."""
+    seen: list[Any] = []
+
+    def execute(kernel: Any, geometry: Geometry, parameters: list[bytes], maps: dict[int, Any]) -> None:
+        plain = [bytes_ for number, bytes_ in enumerate(parameters) if number not in maps]
+        seen.append((kernel.program.name, geometry, maps, plain))
+
+    monkeypatch.setattr(machine, "execute", execute)
+    return seen
+
+
+NAMES = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd", "nvfp4_gemv")
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does(
+    name: str, machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sets of arrays in turn, each with memory of its own for what the call allocates."""
+    subject = operators.Subject(name)
+    (case, *_) = subject.small_grid(2)
+    inputs = subject.cases.inputs(case, 0)
+    seen = launches_of(machine, monkeypatch)
+    call, spec = getattr(cupymla, name), import_module(f"cupymla.ops.{name}.spec")
+    made: list[DeviceArray] = []
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        made.append(machine.empty(shape, dtype))
+        return made[-1]
+
+    sets = []
+    with monkeypatch.context() as patch:
+        patch.setattr(machine._cupy, "ndarray", allocate)
+        for _ in range(2):
+            del made[:]
+            given = {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+            call(**given)
+            sets.append((given, list(made)))
+
+    def launched(**replacements: Callable[..., Any]) -> list[Any]:
+        """What calls on both sets launch, each twice, while these stand in for parts of the way."""
+        del seen[:]
+        with monkeypatch.context() as patch:
+            for part, replacement in replacements.items():
+                patch.setattr(spec if part == "read" else repeat.Repeats, part, replacement)
+            for given, fresh in sets * 2:
+                memory = iter(fresh)
+                patch.setattr(machine._cupy, "ndarray", lambda shape, dtype, memory=memory: next(memory))
+                call(**given)
+        return list(seen)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("checked again")
+
+    first = launched()
+    assert launched(_checked=refuse, read=refuse) == first
+    assert launched(__call__=lambda *_: None) == first
+    assert len(first) >= 4 and first[: len(first) // 4] != first[len(first) // 4 : len(first) // 2]
