@@ -61,7 +61,7 @@ class Workspace:
 
 
 class Binding:
-    """A loaded kernel with what one problem and its layouts fix; `point` adds the addresses, `launch` runs it.
+    """A loaded kernel with what one problem and its layouts fix; `point` adds addresses and scales, `launch` runs it.
 
     One thread at a time may use it.
 
@@ -89,7 +89,7 @@ class Binding:
             self.launcher = Launcher(kernel, geometry, (self._parameters,))
 
     def point(self, views: Views, outputs: list[int], workspace: Workspace) -> None:
-        """Set every address. The views' layouts are those the binding was made for."""
+        """Set every address and the scales. The views' layouts are those the binding was made for."""
         parameters = self._parameters
         parameters.query = views.query.ptr
         parameters.k_cache = views.k_cache.ptr
@@ -105,8 +105,8 @@ class Binding:
                 views.query, views.pos_emb, views.pos_bias_v, self._width, scores, self._device
             )
         parameters.slopes = _address(views.alibi_slopes)
-        parameters.k_scales = _address(views.k_scale)
-        parameters.v_scales = _address(views.v_scale)
+        parameters.k_scales, parameters.k_scale = _scale(views.k_scale)
+        parameters.v_scales, parameters.v_scale = _scale(views.v_scale)
         parameters.out = outputs[0]
         parameters.lse = outputs[1] if len(outputs) > 1 else None
         parameters.partials = workspace.partials
@@ -120,8 +120,13 @@ class Binding:
             self.launcher(stream)
 
 
-def _address(array: View | float | None) -> int | None:
-    return array.ptr if isinstance(array, View) else None
+def _address(array: View | None) -> int | None:
+    return None if array is None else array.ptr
+
+
+def _scale(scale: View | float) -> tuple[int | None, float]:
+    """The address of a scale that is an array, and the number for all heads, which counts where there is none."""
+    return (scale.ptr, 1.0) if isinstance(scale, View) else (None, scale)
 
 
 def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int) -> Parameters:
@@ -166,8 +171,6 @@ def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_b
         clamp=int(problem.rel_extend == "clamp"),
         score_log2=problem.scale * log2e,
         bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
-        k_scale=views.k_scale if isinstance(views.k_scale, float) else 1.0,
-        v_scale=views.v_scale if isinstance(views.v_scale, float) else 1.0,
         lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),
         max_unit=_max_unit(problem),
     )
@@ -204,6 +207,12 @@ def _given(views: Views) -> list[View]:
     """Every array of the caller's, the query first."""
     names = Views.__slots__
     return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
+
+
+def _layouts(views: Views) -> tuple[object, ...]:
+    """What a binding depends on of each argument, in its place: arrays of equal layout may be different arguments."""
+    seen = [getattr(views, name) for name in Views.__slots__]
+    return tuple([(one.dtype, one.shape, one.strides) if isinstance(one, View) else None for one in seen])
 
 
 def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
@@ -256,13 +265,7 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
     pointer = tensor.launch_stream(given, stream)
     _check_values(views, problem, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
-    key = (
-        problem,
-        tuple([(seen.dtype, seen.shape, seen.strides) for seen in given]),
-        views.k_scale.__class__,
-        views.v_scale.__class__,
-        arrays.layouts,
-    )
+    key = (problem, _layouts(views))
     with driver.on_device(views.query.device.index):
         _launch(key, views, problem, arrays, pointer)
     tensor.hold(given, pointer)
