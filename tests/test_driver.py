@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,22 @@ def test_order_records_on_the_first_and_waits_on_the_second(fake: FakeDriver) ->
 def test_one_stream_needs_no_order(fake: FakeDriver, pair: tuple[int, int]) -> None:
     driver.order(*pair)
     assert fake.calls == []
+
+
+def test_a_stream_is_known_by_its_id_and_by_that_of_its_capture(fake: FakeDriver) -> None:
+    fake.captured, fake.stream_ids = {9: 77}, {9: 2**40}
+    assert [driver.capture_id(stream) for stream in (9, 8, 9)] == [77, None, 77]
+    assert [driver.capturing(stream) for stream in (0, 9)] == [False, True]
+    assert driver.stream_id(9) == 2**40
+    assert fake.calls == [("cuGetProcAddress", name, 12000, 1) for name in ("cuStreamGetCaptureInfo", "cuStreamGetId")]
+
+
+@pytest.mark.parametrize("name", ["cuStreamGetCaptureInfo", "cuStreamGetId"])
+def test_a_stream_that_cannot_be_asked_about_is_an_error(fake: FakeDriver, name: str) -> None:
+    arguments = {"cuStreamGetCaptureInfo": 6, "cuStreamGetId": 2}
+    fake.answer(name, [ctypes.c_void_p] * arguments[name], lambda *given: int(INVALID))
+    with pytest.raises(DriverError, match="stream 0x9"):
+        (driver.capture_id if name == "cuStreamGetCaptureInfo" else driver.stream_id)(9)
 
 
 def test_event_is_given_back_once_and_when_recording_fails(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ The kernel runs in the interpreter; compiles to PTX, needs no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupymla import driver
 from cupymla.ops.xl_paged_attention import xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
@@ -19,6 +21,12 @@ from cupymla.testing.interpreted import Interpreted, interpreted
 pytestmark = pytest.mark.compile
 
 SMALL: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5)}
+
+
+@pytest.fixture
+def machine() -> Iterator[Interpreted]:
+    with interpreted("sm_90a", 2) as made:
+        yield made
 
 
 def on_device(machine: Interpreted, host: dict[str, Any]) -> dict[str, Any]:
@@ -39,21 +47,119 @@ def require_each_right(machine: Interpreted, calls: list[dict[str, Any]]) -> Non
         )
 
 
-def test_a_scale_is_that_of_its_own_call() -> None:
+def test_a_scale_is_that_of_its_own_call(machine: Interpreted) -> None:
     """Numbers for k_scale and v_scale may change from call to call."""
     host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
-    with interpreted("sm_90a", 2) as machine:
-        scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25))
-        require_each_right(machine, [{**host, "k_scale": k, "v_scale": v} for k, v in scales])
+    scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25))
+    require_each_right(machine, [{**host, "k_scale": k, "v_scale": v} for k, v in scales])
 
 
-def test_u_does_not_pass_for_v() -> None:
+def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
     """pos_bias_u and pos_bias_v have the same shape; a call with one is not a call with the other."""
     host = inputs(make("options", **SMALL, dtype="float32"), seed=2)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "pos_bias_u", "pos_bias_v")}
     rng = np.random.default_rng(3)
     host["pos_emb"] = rng.standard_normal((9, 2, 32), dtype=np.float32)
     offset = rng.standard_normal((2, 32), dtype=np.float32)
-    with interpreted("sm_90a", 2) as machine:
-        require_each_right(machine, [{**host, name: offset} for name in ("pos_bias_v", "pos_bias_u", "pos_bias_v")])
+    require_each_right(machine, [{**host, name: offset} for name in ("pos_bias_v", "pos_bias_u", "pos_bias_v")])
+
+
+# Limits of GPUs and of numbers --------------------------------------------------------------------------------------
+
+
+def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -> None:
+    """The kernel rounds a length up to a whole tile in 32 bits; nothing that it gets may be longer than that allows."""
+    host = inputs(make("options", **SMALL, dtype="float32", block_size=256), seed=6)
+    host["block_tables"] = np.zeros((2, 2**23), np.int32)
+    prepared: Any = xl_paged_attention.prepare(**on_device(machine, host))
+    assert 2**31 - 64 <= prepared.launcher._parameters[0].capacity <= 2**31 - 1 - 31
+
+
+def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
+    fields = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
+    with interpreted("sm_80", 2) as small:
+        monkeypatch.setattr(driver, "compute_capability", lambda index: (8, 6))
+        compare.require(small.check("xl_paged_attention", make("options", **fields)))
+        assert [geometry.smem_bytes <= 99 * 1024 for geometry in small.launches] == [True]
+
+
+# Workspaces ---------------------------------------------------------------------------------------------------------
+
+
+class Streams:
+    """The driver's word on streams; what was zeroed and waited for, in order.
+
+    Attributes:
+        captures: id of the capture that a stream takes part in.
+        ids: of streams that are not the first ones at their address.
+    """
+
+    def __init__(self, machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captures: dict[int, int] = {}
+        self.ids: dict[int, int] = {}
+        self.done: list[tuple[str, int]] = []
+        self.zeroed: list[int] = []
+        self._machine = machine
+        monkeypatch.setattr(driver, "capture_id", self.captures.get)
+        monkeypatch.setattr(driver, "stream_id", lambda stream: self.ids.get(stream, stream))
+        monkeypatch.setattr(driver, "fill_zero", self._fill_zero)
+        monkeypatch.setattr(driver, "wait", lambda stream: self.done.append(("wait", stream)))
+
+    def _fill_zero(self, device: int, size_bytes: int, stream: int) -> None:
+        self._machine.fill_zero(device, size_bytes, stream)
+        self.done.append(("zero", stream))
+        self.zeroed.append(device)
+
+
+@pytest.fixture
+def streams(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> Streams:
+    return Streams(machine, monkeypatch)
+
+
+def plain_call(machine: Interpreted) -> dict[str, Any]:
+    return on_device(machine, inputs(make("options", **SMALL, dtype="float32"), seed=5))
+
+
+def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpreted, streams: Streams) -> None:
+    """A captured workspace is kept for good, so there must not be one for each call."""
+    arguments = plain_call(machine)
+
+    def calls() -> None:
+        for capture in (7, 8):
+            streams.captures.update({0x50: capture, 0x60: capture})
+            for stream in (0x50, 0x60, 0x50, 0x60):
+                xl_paged_attention(**arguments, stream=stream)
+
+    machine.call(calls)
+    assert streams.done == [("zero", 0x50), ("zero", 0x60)] * 2
+    assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
+
+
+def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Interpreted, streams: Streams) -> None:
+    arguments = plain_call(machine)
+
+    def calls() -> None:
+        for number in (1, 1, 2, 2):
+            streams.ids[0x50] = number
+            xl_paged_attention(**arguments, stream=0x50)
+
+    machine.call(calls)
+    assert streams.done == [("zero", 0x50)] * 2
+    assert len(set(streams.zeroed)) == 2, "the new one is made before the old one is given back"
+
+
+def test_a_prepared_call_waits_for_its_zeros(machine: Interpreted, streams: Streams) -> None:
+    """Its first run may be on another stream, which nothing orders behind the one it was prepared on."""
+    prepared = xl_paged_attention.prepare(**plain_call(machine), stream=0x50)
+    assert streams.done == [("zero", 0x50), ("wait", 0x50)]
+    prepared(stream=0x60)
+    assert len(streams.done) == 2
+
+
+def test_a_call_that_is_prepared_in_a_capture_does_not_wait(machine: Interpreted, streams: Streams) -> None:
+    """Waiting for a stream that is being captured ends the capture."""
+    streams.captures[0x50] = 7
+    xl_paged_attention.prepare(**plain_call(machine), stream=0x50)
+    assert streams.done == [("zero", 0x50)]

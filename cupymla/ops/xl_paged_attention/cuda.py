@@ -15,7 +15,8 @@ from . import launches, plan, spec
 from .paging import cache_strides, elements_of_x, head_stride
 from .spec import Problem, Views
 
-_MAX_CONTEXT = 2**31 - 1
+# The kernel counts keys in 32 bits and rounds them up to whole tiles of at most 32.
+_MAX_CONTEXT = 2**31 - 64
 
 # Counters of arrived CTAs lie in front of what CTAs leave behind, so that calls of any size can share one workspace:
 # room for as many CTAs as any GPU holds at once.
@@ -49,12 +50,17 @@ class Parameters(ctypes.Structure):
 class Workspace:
     """Memory in which the CTAs of a launch leave their parts. Its counters are zero between launches.
 
-    Launches that share one must be ordered behind each other, as those on one stream are.
+    Launches that share one must be ordered behind each other, and the first behind the stream that it is made on.
+
+    Attributes:
+        size_bytes: room for parts, beside the counters.
+        arrivals: address of the counters.
+        partials: address of the room for parts.
     """
 
     def __init__(self, like: View, size_bytes: int, stream: int) -> None:
-        self.size_bytes = _ARRIVALS_BYTES + size_bytes
-        self._memory: Allocation = tensor.allocate(like, (self.size_bytes,), "uint8", stream)
+        self.size_bytes = size_bytes
+        self._memory: Allocation = tensor.allocate(like, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
         self.arrivals = self._memory.ptr
         self.partials = self.arrivals + _ARRIVALS_BYTES
         driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
@@ -71,7 +77,7 @@ class Binding:
     """
 
     def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device))
+        chosen = plan.plan(problem, driver.arch_of(device), driver.compute_capability(device.index))
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
@@ -79,7 +85,7 @@ class Binding:
         number = plan.ctas(work, driver.multiprocessor_count(device.index), facts["ctas_per_sm"])
         self._parameters = _parameters(views, problem, outputs, work.row_blocks)
         self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
-        self._width = min(problem.extent, problem.capacity) if problem.bias == "fused" else 0
+        self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
         self._device = device
         self._scores: Launcher | None = None
@@ -129,13 +135,18 @@ def _scale(scale: View | float) -> tuple[int | None, float]:
     return (scale.ptr, 1.0) if isinstance(scale, View) else (None, scale)
 
 
+def _held(keys: int) -> int:
+    """A number of keys, or of distances, no larger than the kernel can count."""
+    return min(keys, _MAX_CONTEXT)
+
+
 def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int) -> Parameters:
     query, out = views.query.strides_bytes, outputs[0].strides_bytes
     lse = outputs[1].strides if len(outputs) > 1 else (0, 0)
     bias = views.matrix_bd or views.rel_bias
     bias_seq, bias_head = (0, 0) if bias is None else bias.strides[:2]
     if problem.bias == "fused":
-        bias_head = min(problem.extent, problem.capacity)
+        bias_head = _held(min(problem.extent, problem.capacity))
         bias_seq = problem.num_heads * bias_head
     strides = cache_strides(views.k_cache.strides_bytes, views.v_cache.strides_bytes, problem.kv_layout)
     log2e = math.log2(math.e)
@@ -162,12 +173,12 @@ def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_b
         block_shift=_log2(problem.block_size),
         group=problem.num_heads // problem.num_kv_heads,
         row_blocks=row_blocks,
-        capacity=min(problem.capacity, _MAX_CONTEXT),
+        capacity=_held(problem.capacity),
         chunk=elements_of_x(problem.kv_dtype) if problem.kv_layout == "vllm" else problem.head_size,
         bias_form=_FORMS[problem.bias],
         bias_wide=int(problem.bias_dtype == "float32" or problem.bias == "fused"),
         u_wide=int(views.pos_bias_u is not None and views.pos_bias_u.dtype == "float32"),
-        extent=problem.extent,
+        extent=_held(problem.extent),
         clamp=int(problem.rel_extend == "clamp"),
         score_log2=problem.scale * log2e,
         bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
@@ -190,13 +201,14 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1 if size & (size - 1) == 0 else -1
 
 
-class _Workspaces(ThreadMemo[Workspace]):
-    """This thread's workspaces by device, stream and framework, and those of captured launches, kept for good."""
+class _Workspaces(ThreadMemo[tuple[int, Workspace]]):
+    """This thread's workspaces by device, stream and framework, each with the id of its stream, and those of graphs."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A graph may be launched at any time and at the same time as anything else, and nobody says when it is gone.
-        self.captured: list[Workspace] = []
+        # One for each stream of each capture, and smaller ones that it outgrew. A graph may be launched at any time and
+        # at the same time as anything else, and nobody says when it is gone: these are kept for good.
+        self.captured: dict[object, list[Workspace]] = {}
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()
@@ -247,16 +259,20 @@ def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, s
 
 
 def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
-    """This thread's workspace for a stream; one of its own, kept for good, for a launch that is being captured."""
-    if driver.capturing(stream):
-        captured = Workspace(like, binding.workspace_bytes, stream)
-        _workspaces.captured.append(captured)
-        return captured
+    """This thread's workspace for a stream, or for a stream of a capture."""
     place = (like.device.index, stream, like.framework)
+    capture = driver.capture_id(stream)
+    if capture is not None:
+        kept = _workspaces.captured.setdefault((place, capture), [])
+        if not kept or kept[-1].size_bytes < binding.workspace_bytes:
+            kept.append(Workspace(like, binding.workspace_bytes, stream))
+        return kept[-1]
+    # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
+    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
     found = _workspaces.entries.get(place)
-    if found is None or found.size_bytes < _ARRIVALS_BYTES + binding.workspace_bytes:
-        found = _workspaces.add(place, Workspace(like, binding.workspace_bytes, stream))
-    return found
+    if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
+        found = _workspaces.add(place, (number, Workspace(like, binding.workspace_bytes, stream)))
+    return found[1]
 
 
 def call(views: Views, problem: Problem, stream: object) -> Any:
@@ -275,6 +291,9 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
     """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
 
+    Waits for the stream, whose memory and zeros any other may then use; while the stream is being captured it cannot,
+    and the call may run in that capture alone.
+
     Raises InputError, UnsupportedError, DriverError.
     """
 
@@ -285,6 +304,9 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[An
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
         binding = Binding(views, problem, views.query.device, arrays.views)
         workspace = Workspace(views.query, binding.workspace_bytes, pointer)
+        if not driver.capturing(pointer):
+            # Its first run may be on a stream that nothing orders behind this one.
+            driver.wait(pointer)
         binding.point(views, arrays.pointers, workspace)
         return binding, workspace
 

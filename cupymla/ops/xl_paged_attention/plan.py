@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arch import Arch
 from ...build.source import KernelSource
@@ -28,6 +28,10 @@ QUERY_CODE = {"float32": 32, "float16": 16, "bfloat16": 0}
 CACHE_CODE = {"float8_e4m3fn": 43, "float8_e5m2": 52}
 """The same for the cache's; 0 stands for the query's."""
 
+# Shared memory of an SM, in bytes, of GPUs that load a target's code and have less than the target has (CUDA C++
+# Programming Guide, "Compute Capabilities").
+_SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
+
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
 # the others are estimates: an SM that reads from L2 at 64 bytes per cycle, a CTA that merges parts alone at half that.
 _DEVICE_RATE = 4.4e6
@@ -46,8 +50,14 @@ class Plan:
     source: KernelSource
 
 
-def plan(problem: Problem, arch: Arch) -> Plan:
-    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+def plan(problem: Problem, arch: Arch, capability: tuple[int, int] | None = None) -> Plan:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none.
+
+    Args:
+        problem: what to compute.
+        arch: the target.
+        capability: the compute capability of the GPU that will run it, by default the target's.
+    """
     chosen = variant(
         arch,
         head_size=problem.head_size,
@@ -56,6 +66,9 @@ def plan(problem: Problem, arch: Arch) -> Plan:
         kv_layout=problem.kv_layout,
         block_size=problem.block_size,
     )
+    smem_per_sm = _SMEM_PER_SM.get((arch.name, capability or arch.capability))
+    if smem_per_sm is not None:
+        chosen = replace(chosen, defines=(*chosen.defines, ("CUPYMLA_SMEM_PER_SM", smem_per_sm)))
     return Plan(chosen)
 
 
