@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupymla import driver
-from cupymla.ops.xl_paged_attention import xl_paged_attention
+from cupymla.ops.xl_paged_attention import plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
@@ -63,6 +63,19 @@ def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
     host["pos_emb"] = rng.standard_normal((9, 2, 32), dtype=np.float32)
     offset = rng.standard_normal((2, 32), dtype=np.float32)
     require_each_right(machine, [{**host, name: offset} for name in ("pos_bias_v", "pos_bias_u", "pos_bias_v")])
+
+
+# Merging ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_heads", "number"), [(8, 12), (8, 13), (8, 36), (8, 37), (9, 36)])
+def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, num_heads: int, number: int) -> None:
+    """Up to 12, or 36 where each of 128 threads has one vector at most, at once; more in groups."""
+    monkeypatch.setattr(plan, "ctas", lambda *facts: number)
+    fields = {"num_heads": num_heads, "num_kv_heads": 1, "head_size": 64, "context_lens": (40 * 32 - 5,)}
+    with interpreted("sm_90a", 132, resident=3) as wide:
+        compare.require(wide.check("xl_paged_attention", make("options", **fields)))
+        assert [geometry.grid[0] for geometry in wide.launches] == [number]
 
 
 # Limits of GPUs and of numbers --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Binding:
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
-        work = plan.units(problem, facts["rows"], facts["tile"])
+        work = plan.units(problem, facts)
         number = plan.ctas(work, driver.multiprocessor_count(device.index), facts["ctas_per_sm"])
         self._parameters = _parameters(views, problem, outputs, work.row_blocks)
         self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
