@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla import driver
-from cupymla.ops.xl_paged_attention import plan, xl_paged_attention
+from cupymla import driver, launch
+from cupymla.errors import InputError
+from cupymla.ops.xl_paged_attention import plan, spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
 
 pytestmark = pytest.mark.compile
 
@@ -63,6 +64,54 @@ def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
     host["pos_emb"] = rng.standard_normal((9, 2, 32), dtype=np.float32)
     offset = rng.standard_normal((2, 32), dtype=np.float32)
     require_each_right(machine, [{**host, name: offset} for name in ("pos_bias_v", "pos_bias_u", "pos_bias_v")])
+
+
+def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
+    machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other arrays of the same layouts, other scales: what is remembered serves them all."""
+    fields = {**SMALL, "bias": "fused", "extent": 9, "offsets": True, "kv_dtype": "float8_e5m2", "scales": "number"}
+    hosts = [inputs(make("dtypes", **fields), seed=seed) for seed in range(3)]
+    hosts = [{**host, "k_scale": 0.5 + k} for k, host in enumerate(hosts)]
+    done: list[str] = []
+    read, laid_out = spec.read, launch.Launcher.__init__
+
+    def counted_read(*args: Any, **kwargs: Any) -> Any:
+        done.append("read")
+        return read(*args, **kwargs)
+
+    def counted_init(self: launch.Launcher, *args: Any) -> None:
+        done.append("laid out")
+        laid_out(self, *args)
+
+    monkeypatch.setattr(spec, "read", counted_read)
+    monkeypatch.setattr(launch.Launcher, "__init__", counted_init)
+    require_each_right(machine, [{n: v for n, v in host.items() if n != "return_lse"} for host in hosts])
+    assert sorted(done) == ["laid out", "laid out", "read"]
+
+
+def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) -> None:
+    """Alignment and overlap are new questions in every call."""
+    host = {**inputs(make("options", **SMALL, dtype="float32"), seed=7)}
+    arguments = on_device(machine, host)
+    room = np.zeros((2, 3, 2, 32), np.float32)
+    whole = machine.array(room, writable=True)
+
+    def part(number: int, shift: int = 0) -> DeviceArray:
+        flat = whole.host.reshape(-1)
+        rows = np.lib.stride_tricks.as_strided(flat[64 * number + shift :], (2, 2, 32), (768, 128, 4))
+        return DeviceArray(rows)
+
+    def calls() -> None:
+        xl_paged_attention(**{**arguments, "query": part(0)}, out=part(2))
+        xl_paged_attention(**{**arguments, "query": part(1)}, out=part(0))
+        wrong = (part(1), part(1), "out"), (part(1), part(0, 1), "out"), (part(0, 3), part(1), "query")
+        for query, out, argument in wrong:
+            with pytest.raises(InputError) as caught:
+                xl_paged_attention(**{**arguments, "query": query}, out=out)
+            assert (caught.value.argument, caught.value.operator) == (argument, "xl_paged_attention")
+
+    machine.call(calls)
 
 
 # Merging ------------------------------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ struct Merge {
   };
 
   // The last CTA to arrive puts the parts together. Many parts are first put together in groups, each by the last of
-  // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging` in
-  // plan.py follows this.
+  // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging`
+  // in plan.py follows this.
   __device__ __forceinline__ void merge(uint32_t first_cta, int parts, float scale) {
     Parts left{slot(first_cta, line.part(first_cta) == segment.start), slot(first_cta + 1, true), 0, 1};
     // A CTA is the first of one unit at most, and a later one of one unit at most.

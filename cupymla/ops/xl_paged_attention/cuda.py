@@ -11,9 +11,10 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
-from . import launches, plan, spec
+from . import plan, spec
+from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
-from .spec import Problem, Views
+from .spec import Outline, Problem, Views
 
 # The kernel counts keys in 32 bits and rounds them up to whole tiles of at most 32.
 _MAX_CONTEXT = 2**31 - 64
@@ -87,8 +88,9 @@ class Binding:
         self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
-        self._device = device
-        self._scores: Launcher | None = None
+        self._scores: RelativeScores | None = None
+        if views.pos_emb is not None:
+            self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
         self.launcher: Launcher | None = None
         if problem.num_seqs:
             geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
@@ -102,17 +104,19 @@ class Binding:
         parameters.v_cache = views.v_cache.ptr
         parameters.block_tables = views.block_tables.ptr
         parameters.context_lens = views.context_lens.ptr
-        parameters.pos_bias_u = _address(views.pos_bias_u)
-        parameters.bias = _address(views.matrix_bd or views.rel_bias)
-        if views.pos_emb is not None:
+        parameters.pos_bias_u = None if views.pos_bias_u is None else views.pos_bias_u.ptr
+        bias = views.matrix_bd or views.rel_bias
+        parameters.bias = None if bias is None else bias.ptr
+        if self._scores is not None and views.pos_emb is not None:
             scores = workspace.partials + self._parts_bytes
+            offset = None if views.pos_bias_v is None else views.pos_bias_v.ptr
+            self._scores.point(views.query.ptr, views.pos_emb.ptr, offset, scores)
             parameters.bias = scores
-            self._scores = launches.relative_scores(
-                views.query, views.pos_emb, views.pos_bias_v, self._width, scores, self._device
-            )
-        parameters.slopes = _address(views.alibi_slopes)
-        parameters.k_scales, parameters.k_scale = _scale(views.k_scale)
-        parameters.v_scales, parameters.v_scale = _scale(views.v_scale)
+        parameters.slopes = None if views.alibi_slopes is None else views.alibi_slopes.ptr
+        # The address of a scale that is an array, and the number for all heads, which counts where there is none.
+        k_scale, v_scale = views.k_scale, views.v_scale
+        parameters.k_scales, parameters.k_scale = (None, k_scale) if isinstance(k_scale, float) else (k_scale.ptr, 1.0)
+        parameters.v_scales, parameters.v_scale = (None, v_scale) if isinstance(v_scale, float) else (v_scale.ptr, 1.0)
         parameters.out = outputs[0]
         parameters.lse = outputs[1] if len(outputs) > 1 else None
         parameters.partials = workspace.partials
@@ -120,19 +124,10 @@ class Binding:
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self._scores is not None:
-            self._scores(stream)
+        if self._scores is not None and self._scores.launcher is not None:
+            self._scores.launcher(stream)
         if self.launcher is not None:
             self.launcher(stream)
-
-
-def _address(array: View | None) -> int | None:
-    return None if array is None else array.ptr
-
-
-def _scale(scale: View | float) -> tuple[int | None, float]:
-    """The address of a scale that is an array, and the number for all heads, which counts where there is none."""
-    return (scale.ptr, 1.0) if isinstance(scale, View) else (None, scale)
 
 
 def _held(keys: int) -> int:
@@ -221,13 +216,7 @@ def _given(views: Views) -> list[View]:
     return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
 
 
-def _layouts(views: Views) -> tuple[object, ...]:
-    """What a binding depends on of each argument, in its place: arrays of equal layout may be different arguments."""
-    seen = [getattr(views, name) for name in Views.__slots__]
-    return tuple([(one.dtype, one.shape, one.strides) if isinstance(one, View) else None for one in seen])
-
-
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+def _outputs(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
     wanted: list[tuple[tuple[int, ...], str]] = [
         ((problem.num_seqs, problem.num_heads, problem.head_size), problem.dtype)
     ]
@@ -235,7 +224,7 @@ def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays
     if problem.return_lse:
         wanted.append(((problem.num_seqs, problem.num_heads), "float32"))
         given.append(views.lse)
-    return OutputArrays(views.query, wanted, tuple(given), stream)
+    return OutputArrays(views.query, wanted, tuple(given), stream, current)
 
 
 def _result(arrays: OutputArrays) -> Any:
@@ -244,16 +233,14 @@ def _result(arrays: OutputArrays) -> Any:
 
 
 def _check_values(views: Views, problem: Problem, stream: object) -> None:
-    if problem.check_indices:
-        tables = tensor.fetched(views.block_tables, stream)
-        spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
+    tables = tensor.fetched(views.block_tables, stream)
+    spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
 
 
-def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    device = views.query.device
-    binding = _memo.entries.get(key)
+def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -> None:
+    binding = _memo.entries.get(outline)
     if binding is None:
-        binding = _memo.add(key, Binding(views, problem, device, arrays.views))
+        binding = _memo.add(outline, Binding(views, outline.problem, views.query.device, arrays.views))
     binding.point(views, arrays.pointers, _workspace(binding, views.query, stream))
     binding.launch(stream)
 
@@ -275,15 +262,21 @@ def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
     return found[1]
 
 
-def call(views: Views, problem: Problem, stream: object) -> Any:
+def call(views: Views, outline: Outline, stream: object) -> Any:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    problem = outline.problem
     given = _given(views)
     pointer = tensor.launch_stream(given, stream)
-    _check_values(views, problem, stream)
-    arrays = _outputs(views, problem, None if stream is None else pointer)
-    key = (problem, _layouts(views))
-    with driver.on_device(views.query.device.index):
-        _launch(key, views, problem, arrays, pointer)
+    if problem.check_indices:
+        _check_values(views, problem, stream)
+    index = views.query.device.index
+    current = driver.is_current(index)
+    arrays = _outputs(views, problem, None if stream is None else pointer, current)
+    if current:
+        _launch(outline, views, arrays, pointer)
+    else:
+        with driver.on_device(index):
+            _launch(outline, views, arrays, pointer)
     tensor.hold(given, pointer)
     return _result(arrays)
 
@@ -298,7 +291,8 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[An
     """
 
     def outputs(own: int | None) -> OutputArrays:
-        _check_values(views, problem, stream)
+        if problem.check_indices:
+            _check_values(views, problem, stream)
         return _outputs(views, problem, own)
 
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
