@@ -363,3 +363,17 @@ def allow(function_handle: int, smem_bytes: int, cluster: int) -> None:
             if int(check(cu.cuFuncGetAttribute(attribute, kernel), f"reading {attribute.name}")) < value:
                 doing = f"setting {attribute.name} to {value}"
                 check(cu.cuFuncSetAttribute(kernel, attribute, value), doing)
+
+
+def prefer_shared_memory(function_handle: int) -> None:
+    """Ask that SMs which run a kernel give shared memory all that it can share with L1, for several CTAs at once.
+
+    What the driver chooses by itself need not hold more than one CTA's. Raises DriverError.
+
+    Args:
+        function_handle: CUfunction.
+    """
+    cu = _bindings()
+    attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    most = int(cu.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
+    check(cu.cuFuncSetAttribute(cu.CUfunction(function_handle), attribute, most), f"setting {attribute.name}")

@@ -155,6 +155,11 @@ def test_function_limits_only_grow(fake: FakeDriver) -> None:
     ]
 
 
+def test_shared_memory_is_preferred_in_full(fake: FakeDriver) -> None:
+    driver.prefer_shared_memory(0xF)
+    assert fake.named("cuFuncSetAttribute") == [(0xF, "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT", 100)]
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_real_device_facts_and_context() -> None:

@@ -292,6 +292,7 @@ class Interpreted:
             "multiprocessor_count": lambda index: self._multiprocessors,
             "device_name": lambda index: f"interpreted {self._arch.name}",
             "function": self.function,
+            "prefer_shared_memory": lambda function: None,
             "allow": lambda function, smem_bytes, cluster: None,
             "current_context": lambda: _CONTEXT,
             "primary_context": lambda index: _CONTEXT,

@@ -142,9 +142,20 @@ def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.Monk
     """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
     fields = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
     with interpreted("sm_80", 2) as small:
-        monkeypatch.setattr(driver, "compute_capability", lambda index: (8, 6))
-        compare.require(small.check("xl_paged_attention", make("options", **fields)))
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "compute_capability", lambda index: (8, 6))
+            compare.require(small.check("xl_paged_attention", make("options", **fields)))
         assert [geometry.smem_bytes <= 99 * 1024 for geometry in small.launches] == [True]
+
+
+@pytest.mark.parametrize(("dtype", "preferred"), [("bfloat16", 1), ("float32", 0)])
+def test_only_kernels_that_keep_tiles_in_shared_memory_take_it_from_l1(
+    machine: Interpreted, monkeypatch: pytest.MonkeyPatch, dtype: str, preferred: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(driver, "prefer_shared_memory", asked.append)
+    xl_paged_attention.prepare(**on_device(machine, inputs(make("options", **SMALL, dtype=dtype), seed=8)))
+    assert len(asked) == preferred
 
 
 # Workspaces ---------------------------------------------------------------------------------------------------------

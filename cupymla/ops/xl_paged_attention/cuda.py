@@ -23,6 +23,9 @@ _MAX_CONTEXT = 2**31 - 64
 # room for as many CTAs as any GPU holds at once.
 _ARRIVALS_BYTES = 16384
 
+# A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
+_RINGS_BYTES = 48 * 1024
+
 # A fused bias becomes a relative one: a launch ahead of the kernel computes it for every distance.
 _FORMS = {"none": 0, "dense": 1, "relative": 2, "fused": 2, "alibi": 3}
 
@@ -95,6 +98,8 @@ class Binding:
         if problem.num_seqs:
             geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
             self.launcher = Launcher(kernel, geometry, (self._parameters,))
+            if facts["smem_bytes"] > _RINGS_BYTES:
+                driver.prefer_shared_memory(kernel.function)
 
     def point(self, views: Views, outputs: list[int], workspace: Workspace) -> None:
         """Set every address and the scales. The views' layouts are those the binding was made for."""
