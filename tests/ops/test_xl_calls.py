@@ -70,7 +70,14 @@ def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
     machine: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other arrays of the same layouts, other scales: what is remembered serves them all."""
-    fields = {**SMALL, "bias": "fused", "extent": 9, "offsets": True, "kv_dtype": "float8_e5m2", "scales": "number"}
+    fields: dict[str, Any] = {
+        **SMALL,
+        "bias": "fused",
+        "extent": 9,
+        "offsets": True,
+        "kv_dtype": "float8_e5m2",
+        "scales": "number",
+    }
     hosts = [inputs(make("dtypes", **fields), seed=seed) for seed in range(3)]
     hosts = [{**host, "k_scale": 0.5 + k} for k, host in enumerate(hosts)]
     done: list[str] = []
@@ -121,7 +128,12 @@ def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) ->
 def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, num_heads: int, number: int) -> None:
     """Up to 12, or 36 where each of 128 threads has one vector at most, at once; more in groups."""
     monkeypatch.setattr(plan, "ctas", lambda *facts: number)
-    fields = {"num_heads": num_heads, "num_kv_heads": 1, "head_size": 64, "context_lens": (40 * 32 - 5,)}
+    fields: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": 1,
+        "head_size": 64,
+        "context_lens": (40 * 32 - 5,),
+    }
     with interpreted("sm_90a", 132, resident=3) as wide:
         compare.require(wide.check("xl_paged_attention", make("options", **fields)))
         assert [geometry.grid[0] for geometry in wide.launches] == [number]
@@ -140,7 +152,7 @@ def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -
 
 def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
-    fields = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
+    fields: dict[str, Any] = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
     with interpreted("sm_80", 2) as small:
         with monkeypatch.context() as patch:
             patch.setattr(driver, "compute_capability", lambda index: (8, 6))

@@ -125,8 +125,10 @@ def test_few_units_with_much_to_read_take_most_sms(
     num_seqs: int, num_heads: int, num_kv_heads: int, length: int
 ) -> None:
     """A CTA has 64 KB on their way, which at 1.3 us are 50 KB/us: 4.4 TB/s take 88 CTAs, however few the units."""
-    changes = {"num_seqs": num_seqs, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "max_blocks": length // 16}
-    assert plan.ctas(plan.units(replace(PROBLEM, **changes), FACTS), 132, 2) >= 88
+    problem = replace(
+        PROBLEM, num_seqs=num_seqs, num_heads=num_heads, num_kv_heads=num_kv_heads, max_blocks=length // 16
+    )
+    assert plan.ctas(plan.units(problem, FACTS), 132, 2) >= 88
 
 
 @pytest.mark.parametrize(
