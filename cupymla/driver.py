@@ -25,6 +25,9 @@ _contexts: dict[int, int] = {}
 LEGACY_STREAM = 1
 """CU_STREAM_LEGACY: the default stream that synchronises with every blocking stream of its context."""
 
+PER_THREAD_STREAM = 2
+"""CU_STREAM_PER_THREAD: each thread's own default stream. Addresses up to this one are never those of other streams."""
+
 RawFunction: TypeAlias = Callable[..., int]
 """A driver function called through ctypes: takes what the C function takes, returns the CUresult."""
 
@@ -262,11 +265,46 @@ def order(first: int, then: int) -> None:
         event.close()
 
 
+def capture_id(stream: int) -> int | None:
+    """What identifies the capture into a CUDA graph that a stream takes part in; None where it takes part in none.
+
+    All streams of one capture have its id, and no later capture has it again. The device's context must be current.
+    """
+    try:
+        query, status, number = _scratch.capture
+    except AttributeError:
+        # As of CUDA 11.3, the newest form up to 12.0: stream, status, id, graph, dependencies and their number.
+        query = function("cuStreamGetCaptureInfo", *(ctypes.c_void_p,) * 6)
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        _scratch.capture = query, status, number
+    code = query(stream, ctypes.addressof(status), ctypes.addressof(number), None, None, None)
+    if code:
+        raise error(code, f"asking whether stream {stream:#x} is being captured")
+    return int(number.value) if status.value else None
+
+
 def capturing(stream: int) -> bool:
     """Whether work on a stream is being captured into a CUDA graph. The device's context must be current."""
+    return capture_id(stream) is not None
+
+
+def stream_id(stream: int) -> int:
+    """What identifies a stream for the life of the process; its address may be another's after it is destroyed."""
+    try:
+        query, number = _scratch.stream
+    except AttributeError:
+        query, number = function("cuStreamGetId", *(ctypes.c_void_p,) * 2), ctypes.c_uint64()
+        _scratch.stream = query, number
+    code = query(stream, ctypes.addressof(number))
+    if code:
+        raise error(code, f"identifying stream {stream:#x}")
+    return int(number.value)
+
+
+def wait(stream: int) -> None:
+    """Wait on the host for all work so far on a stream. The device's context must be current. Raises DriverError."""
     cu = _bindings()
-    status = check(cu.cuStreamIsCapturing(cu.CUstream(stream)), f"asking whether stream {stream:#x} is being captured")
-    return bool(status != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+    check(cu.cuStreamSynchronize(cu.CUstream(stream)), f"waiting for stream {stream:#x}")
 
 
 def pointer_device(address: int) -> int:
@@ -288,7 +326,7 @@ def copy_to_host(host: int, device: int, size_bytes: int, stream: int) -> None:
     cu = _bindings()
     handle = cu.CUstream(stream)
     check(cu.cuMemcpyDtoHAsync(host, device, size_bytes, handle), f"copying {size_bytes} bytes to the host")
-    check(cu.cuStreamSynchronize(handle), f"waiting for stream {stream:#x}")
+    wait(stream)
 
 
 def fill_zero(device: int, size_bytes: int, stream: int) -> None:
@@ -326,3 +364,17 @@ def allow(function_handle: int, smem_bytes: int, cluster: int) -> None:
             if int(check(cu.cuFuncGetAttribute(attribute, kernel), f"reading {attribute.name}")) < value:
                 doing = f"setting {attribute.name} to {value}"
                 check(cu.cuFuncSetAttribute(kernel, attribute, value), doing)
+
+
+def prefer_shared_memory(function_handle: int) -> None:
+    """Ask that SMs which run a kernel give shared memory all that it can share with L1, for several CTAs at once.
+
+    What the driver chooses by itself need not hold more than one CTA's. Raises DriverError.
+
+    Args:
+        function_handle: CUfunction.
+    """
+    cu = _bindings()
+    attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    most = int(cu.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
+    check(cu.cuFuncSetAttribute(cu.CUfunction(function_handle), attribute, most), f"setting {attribute.name}")

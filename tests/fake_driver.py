@@ -36,6 +36,8 @@ class FakeDriver:
         raw: C callbacks behind cuGetProcAddress.
         attributes: of devices and kernels, by name.
         pending: handles of events that are not reached yet.
+        captured: id of the capture that a stream takes part in, by the stream's address.
+        stream_ids: ids of streams, by address.
     """
 
     def __init__(self) -> None:
@@ -46,10 +48,13 @@ class FakeDriver:
         self.devices = 2
         self.context = 0
         self.pending: set[int] = set()
-        self.captured: set[int] = set()
+        self.captured: dict[int, int] = {}
+        self.stream_ids: dict[int, int] = {}
         self.address_device = 0
         self._events = 0x9000
         self.answer("cuCtxGetCurrent", [ctypes.c_void_p], self._get_current)
+        self.answer("cuStreamGetCaptureInfo", [ctypes.c_void_p] * 6, self._get_capture)
+        self.answer("cuStreamGetId", [ctypes.c_void_p] * 2, self._get_stream_id)
 
     def answer(self, name: str, argtypes: list[Any], function: Callable[..., int]) -> None:
         """Put a Python function behind a raw entry point."""
@@ -123,10 +128,20 @@ class FakeDriver:
         self.calls.append(("cuStreamWaitEvent", int(stream), int(event)))
         return (OK,)
 
-    def cuStreamIsCapturing(self, stream: Any) -> tuple[Any, ...]:
-        status = real.CUstreamCaptureStatus
-        captured = int(stream) in self.captured
-        return OK, status.CU_STREAM_CAPTURE_STATUS_ACTIVE if captured else status.CU_STREAM_CAPTURE_STATUS_NONE
+    def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
+        self.calls.append(("cuStreamSynchronize", int(stream)))
+        return (OK,)
+
+    def _get_capture(self, stream: int | None, status: int, number: int, *rest: int | None) -> int:
+        captured = self.captured.get(stream or 0)
+        ctypes.c_int.from_address(status).value = int(captured is not None)
+        if captured is not None:
+            ctypes.c_uint64.from_address(number).value = captured
+        return 0
+
+    def _get_stream_id(self, stream: int | None, number: int) -> int:
+        ctypes.c_uint64.from_address(number).value = self.stream_ids[stream or 0]
+        return 0
 
     def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
         return (real.CUresult.CUDA_ERROR_NOT_READY if int(event) in self.pending else OK,)

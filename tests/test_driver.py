@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,22 @@ def test_one_stream_needs_no_order(fake: FakeDriver, pair: tuple[int, int]) -> N
     assert fake.calls == []
 
 
+def test_a_stream_is_known_by_its_id_and_by_that_of_its_capture(fake: FakeDriver) -> None:
+    fake.captured, fake.stream_ids = {9: 77}, {9: 2**40}
+    assert [driver.capture_id(stream) for stream in (9, 8, 9)] == [77, None, 77]
+    assert [driver.capturing(stream) for stream in (0, 9)] == [False, True]
+    assert driver.stream_id(9) == 2**40
+    assert fake.calls == [("cuGetProcAddress", name, 12000, 1) for name in ("cuStreamGetCaptureInfo", "cuStreamGetId")]
+
+
+@pytest.mark.parametrize("name", ["cuStreamGetCaptureInfo", "cuStreamGetId"])
+def test_a_stream_that_cannot_be_asked_about_is_an_error(fake: FakeDriver, name: str) -> None:
+    arguments = {"cuStreamGetCaptureInfo": 6, "cuStreamGetId": 2}
+    fake.answer(name, [ctypes.c_void_p] * arguments[name], lambda *given: int(INVALID))
+    with pytest.raises(DriverError, match="stream 0x9"):
+        (driver.capture_id if name == "cuStreamGetCaptureInfo" else driver.stream_id)(9)
+
+
 def test_event_is_given_back_once_and_when_recording_fails(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     event = driver.Event(3)
     event.close()
@@ -136,6 +153,11 @@ def test_function_limits_only_grow(fake: FakeDriver) -> None:
         (0xF, "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 200_000),
         (0xF, "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
     ]
+
+
+def test_shared_memory_is_preferred_in_full(fake: FakeDriver) -> None:
+    driver.prefer_shared_memory(0xF)
+    assert fake.named("cuFuncSetAttribute") == [(0xF, "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT", 100)]
 
 
 @pytest.mark.gpu

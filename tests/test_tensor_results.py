@@ -268,7 +268,7 @@ def test_inputs_without_stream_order_are_held_until_the_kernel_is_done(
     tensor.hold(ordered, 88)
     assert sys.getrefcount(array) > before
     fake.pending.clear()
-    fake.captured = {88}
+    fake.captured = {88: 1}
     tensor.hold(ordered, 88)
     assert sys.getrefcount(array) > before, "events must not be asked about while a stream is being captured"
     fake.captured.clear()

@@ -127,9 +127,14 @@ BAD: list[tuple[str, Change]] = [
 
 @pytest.mark.parametrize("number", range(len(BAD)), ids=lambda n: f"{n}-{BAD[n][0]}")
 def test_bad_input_names_its_argument(number: int) -> None:
-    """Wrong rank, shape, dtype, stride or option, read-only or aliasing output: InputError, nothing written."""
+    """Wrong rank, shape, dtype, stride or option, read-only or aliasing output: InputError, nothing written.
+
+    Good calls came before it, which must not be taken for it.
+    """
     argument, change = BAD[number]
     a = float32_case()
+    for outputs in ({}, {"out": f32(4, 4, 64)}, {"out": f32(4, 4, 64), "lse": f32(4, 4)}):
+        xl_paged_attention(**a, **outputs)
     changes = change(a)
     before = [np.array(value) for value in changes.values() if isinstance(value, np.ndarray)]
     with pytest.raises(InputError) as caught:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_kit import require_twin
+from plan_kit import CUDA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.device import Device
@@ -22,6 +22,8 @@ PROBLEM = Problem(
     max_blocks=64, dtype="bfloat16", kv_dtype="bfloat16", kv_layout="vllm", bias="none", bias_dtype="", extent=0,
     rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e", check_indices=False,
 )  # fmt: skip
+
+FACTS = {"rows": 16, "tile": 16, "threads": 128, "merge_batch": 12}
 
 RECORDS: list[tuple[str, str, type[ctypes.Structure]]] = [
     ("params.cuh", "Parameters", cuda.Parameters),
@@ -103,16 +105,43 @@ def test_grids_are_resident_at_once(
     problem = replace(
         PROBLEM, num_seqs=num_seqs, num_heads=group * kv_heads, num_kv_heads=kv_heads, max_blocks=max_blocks
     )
-    work = plan.units(problem, 16, 16)
+    work = plan.units(problem, FACTS)
     assert work.row_blocks * 16 >= group > (work.row_blocks - 1) * 16
     assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= multiprocessors * ctas_per_sm
 
 
 def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:
-    long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), 16, 16)
+    long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), FACTS)
     assert plan.ctas(long, 132, 2) == 264
-    alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=512), 16, 16)
-    assert 16 <= plan.ctas(alone, 132, 2) < 264
+    alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=32), FACTS)
+    assert 8 <= plan.ctas(alone, 132, 2) <= 36
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_heads", "num_kv_heads", "length"),
+    [(1, 4, 1, 65536), (1, 4, 1, 8192), (1, 32, 8, 8192), (4, 16, 1, 32768), (1, 4, 1, 1 << 20), (4, 32, 8, 2048)],
+)
+def test_few_units_with_much_to_read_take_most_sms(
+    num_seqs: int, num_heads: int, num_kv_heads: int, length: int
+) -> None:
+    """A CTA has 64 KB on their way, which at 1.3 us are 50 KB/us: 4.4 TB/s take 88 CTAs, however few the units."""
+    problem = replace(
+        PROBLEM, num_seqs=num_seqs, num_heads=num_heads, num_kv_heads=num_kv_heads, max_blocks=length // 16
+    )
+    assert plan.ctas(plan.units(problem, FACTS), 132, 2) >= 88
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "threads", "batch", "at_once"),
+    [(32, 128, 12, 36), (32, 128, 6, 18), (32, 128, 4, 12), (32, 64, 12, 12), (40, 128, 12, 12)],
+)
+def test_few_vectors_are_put_together_in_one_step(num_heads: int, threads: int, batch: int, at_once: int) -> None:
+    """Four rows of 128 channels are one vector for each of 128 threads; the rule is that of merge.cuh."""
+    problem = replace(PROBLEM, num_heads=num_heads)
+    work = plan.units(problem, {**FACTS, "threads": threads, "merge_batch": batch})
+    assert work.at_once == at_once
+    assert work.merging(at_once) < work.merging(at_once + 1)
+    assert f"kGroup = {plan._MERGE_GROUP};" in (CUDA / "xl_paged_attention" / "sm80" / "merge.cuh").read_text()
 
 
 # Variants -----------------------------------------------------------------------------------------------------------

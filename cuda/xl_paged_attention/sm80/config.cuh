@@ -7,8 +7,11 @@
 
 namespace cupymla::xl_paged_attention {
 
-// What an SM of the target has (CUDA C++ Programming Guide, "Compute Capabilities").
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+// What an SM of the target has (CUDA C++ Programming Guide, "Compute Capabilities"). CUPYMLA_SMEM_PER_SM: bytes, where
+// the GPU has less than the target, as compute capability 8.6 has less than sm_80.
+#if defined(CUPYMLA_SMEM_PER_SM)
+constexpr int kSmemPerSm = CUPYMLA_SMEM_PER_SM;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
 constexpr int kSmemPerSm = 100 * 1024;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kSmemPerSm = 164 * 1024;
@@ -103,6 +106,7 @@ struct PlainConfig {
   static constexpr int kTile = 32;
   static constexpr int kVector = 8 / kItem;  // elements of an 8-byte load
   static constexpr int kLaneChannels = divide_up(kHeadSize, 32);
+  static constexpr int kTokensAtOnce = 3;  // whose values a lane loads together; four spill on sm_100a
   static constexpr int kStages = 1;
   static constexpr int kStageBytes = 0;
   static constexpr int kQueryPitch = 4 * kHeadSize;

@@ -1,4 +1,5 @@
 // Copies whole blocks inside one cache: block mapping[i, 0] to block mapping[i, 1], for pairs that both lie in it.
+#include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/integers.cuh"
 
@@ -40,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kCopyT
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < units * params.num_pairs;
        index += step) {
-    const int64_t pair = index / units * params.pair_stride;
+    const int64_t number = quotient(index, units);
+    const int64_t pair = number * params.pair_stride;
     int64_t block[2];
     for (int side = 0; side < 2; ++side) {
       const int64_t place = pair + side * params.side_stride;
@@ -48,12 +50,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kCopyT
                                              : reinterpret_cast<const int32_t*>(params.mapping)[place];
     }
     if (block[0] < 0 || block[0] >= params.num_blocks || block[1] < 0 || block[1] >= params.num_blocks) continue;
-    int64_t rest = index % units;
+    int64_t rest = index - number * units;
     int64_t offset = 0;
-    for (int axis = 3; axis >= 0; --axis) {
-      offset += rest % params.extent[axis] * params.stride_bytes[axis];
-      rest /= params.extent[axis];
+    for (int axis = 3; axis > 0 && rest != 0; --axis) {
+      // The last axes of a dense block are one, and the others have an extent of 1.
+      const int64_t above = rest < params.extent[axis] ? 0 : quotient(rest, params.extent[axis]);
+      offset += (rest - above * params.extent[axis]) * params.stride_bytes[axis];
+      rest = above;
     }
+    offset += rest * params.stride_bytes[0];
     *reinterpret_cast<Unit*>(params.cache + block[1] * params.block_bytes + offset) =
         *reinterpret_cast<const Unit*>(params.cache + block[0] * params.block_bytes + offset);
   }

@@ -22,8 +22,10 @@ struct Merge {
   static constexpr int kSlotFloats = kRows * (kHeadSize + 2);
   static constexpr int kBatch = Config::kMergeBatch;  // loads that a thread has under way when it puts parts together
   static constexpr int kGroup = 12;  // parts that are put together at once: 144 CTAs take two levels of one batch
+  // Where every thread has one vector of a part, more parts at once cost less than another level.
+  static constexpr int kMostAtOnce = 3 * kBatch > kGroup ? 3 * kBatch : kGroup;
   // Groups of as many parts as there are groups, of all CTAs that a GPU can hold.
-  static_assert(kRows * 64 <= kMergeFloats / 2, "statistics of the largest group");
+  static_assert(kRows * 64 <= kMergeFloats / 2 && kMostAtOnce <= 64, "statistics of the largest group");
 
   const Parameters& params;
   Storage<Config>& storage;
@@ -134,17 +136,19 @@ struct Merge {
   };
 
   // The last CTA to arrive puts the parts together. Many parts are first put together in groups, each by the last of
-  // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short.
+  // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging`
+  // in plan.py follows this.
   __device__ __forceinline__ void merge(uint32_t first_cta, int parts, float scale) {
     Parts left{slot(first_cta, line.part(first_cta) == segment.start), slot(first_cta + 1, true), 0, 1};
     // A CTA is the first of one unit at most, and a later one of one unit at most.
     uint32_t* const unit_counter = params.arrivals + 3 * static_cast<int64_t>(first_cta);
     int group = kGroup;  // at most 64 for 4096 CTAs
     while (group * group < parts) ++group;
-    const int first = parts > kGroup ? static_cast<int>(blockIdx.x - first_cta) / group * group : 0;
+    const bool at_once = parts <= (rows * kHeadSize / 4 <= kThreads ? kMostAtOnce : kGroup);
+    const int first = at_once ? 0 : static_cast<int>(blockIdx.x - first_cta) / group * group;
     uint32_t* counter = first == 0 ? unit_counter + 1 : unit_counter + 3 * static_cast<int64_t>(first) + 2;
-    bool is_result = parts <= kGroup;
-    int members = is_result ? parts : min(group, parts - first);
+    bool is_result = at_once;
+    int members = at_once ? parts : min(group, parts - first);
     left.offset = first;
     while (arrive(counter, members)) {
       merge_parts(left, members, is_result, scale);

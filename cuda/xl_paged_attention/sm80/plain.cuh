@@ -90,19 +90,40 @@ struct PlainEngine {
   }
 
   __device__ __forceinline__ void multiply_values(const float (&weights)[kRows], int64_t value, uint32_t existing) {
-    for (uint32_t waiting = existing; waiting != 0; waiting &= waiting - 1) {
-      const int token = __ffs(static_cast<int>(waiting)) - 1;
-      const uint8_t* const from = params.v_cache + __shfl_sync(kFullWarp, value, token);
-      float weight[kRows];
+    uint32_t waiting = existing;
+    while (waiting != 0) {
+      // Several tokens at a time, so that their loads are under way together.
+      const int taken = min(Config::kTokensAtOnce, __popc(waiting));
+      int token[Config::kTokensAtOnce];
+      Cache element[Config::kTokensAtOnce][Config::kLaneChannels];
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) weight[row] = __shfl_sync(kFullWarp, weights[row], token);
+      for (int i = 0; i < Config::kTokensAtOnce; ++i) {
+        if (i < taken) {
+          token[i] = __ffs(static_cast<int>(waiting)) - 1;
+          waiting &= waiting - 1;
+          const uint8_t* const from = params.v_cache + __shfl_sync(kFullWarp, value, token[i]);
 #pragma unroll
-      for (int part = 0; part < Config::kLaneChannels; ++part) {
-        const int channel = part * 32 + lane;
-        if (Config::kHeadSize % 32 == 0 || channel < Config::kHeadSize) {
-          const Cache element = *reinterpret_cast<const Cache*>(from + channel * params.v_channel_bytes);
+          for (int part = 0; part < Config::kLaneChannels; ++part) {
+            const int channel = part * 32 + lane;
+            if (Config::kHeadSize % 32 == 0 || channel < Config::kHeadSize) {
+              element[i][part] = *reinterpret_cast<const Cache*>(from + channel * params.v_channel_bytes);
+            }
+          }
+        }
+      }
 #pragma unroll
-          for (int row = 0; row < kRows; ++row) out[row][part] = fmaf(weight[row], to_float(element), out[row][part]);
+      for (int i = 0; i < Config::kTokensAtOnce; ++i) {
+        if (i < taken) {
+#pragma unroll
+          for (int row = 0; row < kRows; ++row) {
+            const float weight = __shfl_sync(kFullWarp, weights[row], token[i]);
+#pragma unroll
+            for (int part = 0; part < Config::kLaneChannels; ++part) {
+              if (Config::kHeadSize % 32 == 0 || part * 32 + lane < Config::kHeadSize) {
+                out[row][part] = fmaf(weight, to_float(element[i][part]), out[row][part]);
+              }
+            }
+          }
         }
       }
     }

@@ -1,4 +1,5 @@
 // y[..., i, j] = x[..., i, j + q_len - 1 - i] where that column exists, else 0; see cupymla/ops/xl_paged_attention.
+#include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/integers.cuh"
 
@@ -31,11 +32,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kShift
   const int64_t total = params.extent[0] * params.extent[1] * q_len * k_len;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < total; index += step) {
-    const int64_t j = index % k_len;
-    const int64_t i = index / k_len % q_len;
-    const int64_t rest = index / k_len / q_len;
-    const int64_t inner = rest % params.extent[1];
-    const int64_t outer = rest / params.extent[1];
+    const int64_t row = quotient(index, k_len);
+    const int64_t j = index - row * k_len;
+    const int64_t rest = quotient(row, q_len);
+    const int64_t i = row - rest * q_len;
+    const int64_t outer = quotient(rest, params.extent[1]);
+    const int64_t inner = rest - outer * params.extent[1];
     const int64_t column = j + q_len - 1 - i;
     Element value = 0;
     if (column < k_len) {

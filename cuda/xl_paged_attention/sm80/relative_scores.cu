@@ -37,23 +37,19 @@ constexpr bool kPlain = sizeof(Query) == 4;
 constexpr int kSeqs = kPlain ? 1 : 16;       // of a warp's product
 constexpr int kDistances = kPlain ? 8 : 32;  // of the same
 
-__device__ __forceinline__ float shifted_query(const RelativeParameters& params, int32_t seq, int32_t head,
-                                                 int channel) {
-  const uint8_t* line = params.query + seq * params.query_seq_bytes + head * params.query_head_bytes;
-  float value = static_cast<float>(reinterpret_cast<const Query*>(line)[channel]);
-  if (params.pos_bias_v != nullptr) {
-    const uint8_t* offsets = params.pos_bias_v + head * params.v_head_bytes;
-    value += params.v_wide != 0 ? reinterpret_cast<const float*>(offsets)[channel]
-                                : static_cast<float>(reinterpret_cast<const Query*>(offsets)[channel]);
-  }
-  return value;
-}
-
 __device__ __forceinline__ const uint8_t* table_row(const RelativeParameters& params, int32_t distance, int32_t head) {
   return params.pos_emb + distance * params.emb_distance_bytes + head * params.emb_head_bytes;
 }
 
 #if CUPYMLA_QUERY == 32
+__device__ __forceinline__ float shifted_query(const RelativeParameters& params, int32_t seq, int32_t head,
+                                               int channel) {
+  const uint8_t* line = params.query + seq * params.query_seq_bytes + head * params.query_head_bytes;
+  const float value = reinterpret_cast<const float*>(line)[channel];
+  if (params.pos_bias_v == nullptr) return value;
+  return value + reinterpret_cast<const float*>(params.pos_bias_v + head * params.v_head_bytes)[channel];
+}
+
 // Lanes share the channels of a row.
 __device__ __forceinline__ void score_block(const RelativeParameters& params, int32_t first_seq, int32_t head,
                                             int32_t first_distance) {
@@ -80,6 +76,27 @@ __device__ __forceinline__ void score_block(const RelativeParameters& params, in
   }
 }
 #else
+// Eight channels of q + v, by vectors of 16 bytes.
+__device__ __forceinline__ void load_shifted(const RelativeParameters& params, int32_t seq, int32_t head, int channel,
+                                             float (&values)[8]) {
+  const uint8_t* line = params.query + seq * params.query_seq_bytes + head * params.query_head_bytes;
+  const uint4 packed = __ldg(reinterpret_cast<const uint4*>(line + 2 * channel));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(reinterpret_cast<const Query*>(&packed)[i]);
+  if (params.pos_bias_v == nullptr) return;
+  const uint8_t* offsets = params.pos_bias_v + head * params.v_head_bytes;
+  if (params.v_wide != 0) {
+    const float4* wide = reinterpret_cast<const float4*>(offsets + 4 * channel);
+    const float4 both[2] = {__ldg(wide), __ldg(wide + 1)};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] += reinterpret_cast<const float*>(both)[i];
+  } else {
+    const uint4 narrow = __ldg(reinterpret_cast<const uint4*>(offsets + 2 * channel));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] += static_cast<float>(reinterpret_cast<const Query*>(&narrow)[i]);
+  }
+}
+
 __device__ __forceinline__ void score_block(const RelativeParameters& params, int32_t first_seq, int32_t head,
                                             int32_t first_distance) {
   using namespace cupymla;
@@ -93,11 +110,11 @@ __device__ __forceinline__ void score_block(const RelativeParameters& params, in
     for (int row = 0; row < 2; ++row) {
       const int32_t seq = first_seq + lane / 4 + 8 * row;
       const bool used = seq < params.num_seqs && channel < kHeadSize;
+      float values[8] = {};
+      if (used) load_shifted(params, seq, head, channel, values);
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        const float low = used ? shifted_query(params, seq, head, channel + 2 * pair) : 0.0f;
-        const float high = used ? shifted_query(params, seq, head, channel + 2 * pair + 1) : 0.0f;
-        query[chunk][pair / 2][pair % 2 * 2 + row] = pack_pair<Query>(low, high);
+        query[chunk][pair / 2][pair % 2 * 2 + row] = pack_pair<Query>(values[2 * pair], values[2 * pair + 1]);
       }
     }
   }

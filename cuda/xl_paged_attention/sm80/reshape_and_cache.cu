@@ -1,8 +1,11 @@
-// Writes new keys and values into their slots of the paged cache; slots outside the cache are skipped.
+// Writes new keys and values into their slots of the paged cache; slots outside the cache are skipped. A thread takes
+// 16 bytes of a key and of a value: head sizes are multiples of eight, rows are aligned to 16 bytes, and neither a
+// chunk of k_cache nor a row of either cache ends within such a vector.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/integers.cuh"
 
@@ -52,36 +55,58 @@ __device__ __forceinline__ Stored stored(Source value, float scale) {
 }
 #endif
 
+constexpr int kVector = 16 / sizeof(Source);
+
+struct alignas(kVector * sizeof(Stored)) Packed {
+  Stored elements[kVector];
+};
+
+__device__ __forceinline__ Packed packed(const uint8_t* rows, int64_t place, float scale) {
+  const uint4 bits = __ldg(reinterpret_cast<const uint4*>(reinterpret_cast<const Source*>(rows) + place));
+  const Source* const values = reinterpret_cast<const Source*>(&bits);
+  Packed made;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) made.elements[i] = stored(values[i], scale);
+  return made;
+}
+
 }  // namespace cupymla::xl_paged_attention
 
 extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kReshapeThreads)
     reshape_and_cache(const __grid_constant__ cupymla::xl_paged_attention::ReshapeParameters params) {
   using namespace cupymla;
   using namespace cupymla::xl_paged_attention;
-  const int64_t row = static_cast<int64_t>(params.num_kv_heads) * params.head_size;
+  const int32_t head_vectors = params.head_size / kVector;
+  const int64_t vectors = static_cast<int64_t>(params.num_kv_heads) * head_vectors;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < row * params.num_tokens;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < vectors * params.num_tokens;
        index += step) {
-    const int64_t token = index / row;
+    const int64_t token = quotient(index, vectors);
     const int64_t place = token * params.slots_token;
     const int64_t slot = params.slots_wide != 0 ? reinterpret_cast<const int64_t*>(params.slots)[place]
                                                 : reinterpret_cast<const int32_t*>(params.slots)[place];
     if (slot < 0 || slot >= params.num_slots) continue;
-    const int64_t block = slot / params.block_size;
-    const int64_t inside = slot % params.block_size;
-    const int32_t head = static_cast<int32_t>(index % row) / params.head_size;
-    const int32_t channel = static_cast<int32_t>(index % row) % params.head_size;
+    const int64_t block = quotient(slot, params.block_size);
+    const int64_t inside = slot - block * params.block_size;
+    const int64_t vector = index - token * vectors;
+    const int64_t head = quotient(vector, head_vectors);
+    const int32_t channel = static_cast<int32_t>(vector - head * head_vectors) * kVector;
+    const int32_t chunk = channel / params.chunk;
     const float k_scale = params.k_scales != nullptr ? params.k_scales[head * params.k_scales_head] : params.k_scale;
     const float v_scale = params.v_scales != nullptr ? params.v_scales[head * params.v_scales_head] : params.v_scale;
-    const Source key =
-        reinterpret_cast<const Source*>(params.key)[token * params.key_token + head * params.key_head + channel];
-    const Source value = reinterpret_cast<const Source*>(
-        params.value)[token * params.value_token + head * params.value_head + channel];
-    reinterpret_cast<Stored*>(params.k_cache)[block * params.k_block + head * params.k_head + inside * params.k_token +
-                                              channel / params.chunk * params.k_chunk + channel % params.chunk] =
-        stored(key, k_scale);
-    reinterpret_cast<Stored*>(params.v_cache)[block * params.v_block + head * params.v_head + inside * params.v_token +
-                                              channel * params.v_channel] = stored(value, v_scale);
+    const Packed key = packed(params.key, token * params.key_token + head * params.key_head + channel, k_scale);
+    const Packed value = packed(params.value, token * params.value_token + head * params.value_head + channel, v_scale);
+    Stored* const keys = reinterpret_cast<Stored*>(params.k_cache) + block * params.k_block + head * params.k_head +
+                         inside * params.k_token + chunk * params.k_chunk + (channel - chunk * params.chunk);
+    Stored* const values = reinterpret_cast<Stored*>(params.v_cache) + block * params.v_block + head * params.v_head +
+                           inside * params.v_token + channel * params.v_channel;
+    *reinterpret_cast<Packed*>(keys) = key;
+    if (params.v_channel == 1) {
+      *reinterpret_cast<Packed*>(values) = value;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i * params.v_channel] = value.elements[i];
+    }
   }
 }
 

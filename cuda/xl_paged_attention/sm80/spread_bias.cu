@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/integers.cuh"
 
@@ -37,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kSprea
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t total = static_cast<int64_t>(params.num_seqs) * params.num_heads * params.max_context;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < total; index += step) {
-    const int64_t row = index / params.max_context;
-    const int32_t position = static_cast<int32_t>(index % params.max_context);
-    const int64_t seq = row / params.num_heads;
-    const int64_t head = row % params.num_heads;
-    const int32_t count = min(params.context_lens[seq * params.lens_seq], params.max_context);
+    const int64_t row = quotient(index, params.max_context);
+    const int32_t position = static_cast<int32_t>(index - row * params.max_context);
+    const int64_t seq = quotient(row, params.num_heads);
+    const int64_t head = row - seq * params.num_heads;
+    const int32_t count = max(0, min(params.context_lens[seq * params.lens_seq], params.max_context));
     const int32_t distance = count - 1 - position;
     float value = 0.0f;
     if (distance >= 0 && (distance < params.extent || params.clamp != 0)) {

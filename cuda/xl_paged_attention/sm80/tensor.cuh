@@ -151,25 +151,30 @@ struct TensorEngine {
 
   // Clears the values of tokens that do not exist, which in a page may be NaN: their weights are zero.
   __device__ __forceinline__ void clear_values(uint32_t existing) {
+    constexpr int kChunks = Config::kSub * Config::kItem / 16;  // of a channel's 16 tokens
     uint8_t* const values = storage.ring[warp][stage] + Config::kKeyBytes;
 #pragma unroll
     for (int sub = 0; sub < kSubs; ++sub) {
-      for (int channel = lane; channel < Config::kHeadSize; channel += 32) {
-        uint8_t* const line = values + sub * Config::kValueSubBytes + channel * Config::kSub * Config::kItem;
-        for (int token = 0; token < Config::kSub; ++token) {
-          if (((existing >> (sub * Config::kSub + token)) & 1u) == 0) {
-            // The chunks of 16-bit values change places: see copy_pages.
-            const int place = Config::kFp8 ? token : token ^ ((channel << 1) & 8);
-            if constexpr (Config::kFp8) {
-              line[place] = 0;
-            } else {
-              reinterpret_cast<uint16_t*>(line)[place] = 0;
-            }
-          }
-        }
+      for (int index = lane; index < Config::kHeadSize * kChunks; index += 32) {
+        // The chunks of 16-bit values change places: see copy_pages.
+        const int chunk = kChunks == 1 ? 0 : index % kChunks ^ ((index >> 3) & 1);
+        const uint32_t kept = existing >> (sub * Config::kSub + chunk * Config::kChunk);
+        uint4* const tokens = reinterpret_cast<uint4*>(values + sub * Config::kValueSubBytes) + index;
+        uint4 found = *tokens;
+        found.x &= mask_of(kept);
+        found.y &= mask_of(kept >> (Config::kChunk / 4));
+        found.z &= mask_of(kept >> (Config::kChunk / 2));
+        found.w &= mask_of(kept >> (3 * Config::kChunk / 4));
+        *tokens = found;
       }
     }
     __syncwarp();
+  }
+
+  // All bits of the elements of a word whose own bit, from bit 0 on, is set.
+  static __device__ __forceinline__ uint32_t mask_of(uint32_t kept) {
+    if constexpr (Config::kFp8) return ((kept & 15u) * 0x00204081u & 0x01010101u) * 0xffu;
+    return ((kept & 1u) | (kept & 2u) << 15) * 0xffffu;
   }
 
   // Products --------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 
                      parameter_bytes = sizeof(cupymla::xl_paged_attention::Parameters),
                      rows = cupymla::xl_paged_attention::ThisConfig::kRows,
                      tile = cupymla::xl_paged_attention::ThisConfig::kTile,
+                     merge_batch = cupymla::xl_paged_attention::ThisConfig::kMergeBatch,
                      ctas_per_sm = cupymla::xl_paged_attention::ThisConfig::kCtasPerSm,
                      slot_bytes = 4 * cupymla::xl_paged_attention::Merge<
                          cupymla::xl_paged_attention::ThisConfig>::kSlotFloats);

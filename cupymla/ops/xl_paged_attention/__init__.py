@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 from ..operator import Operator, Prepared
 from ..operator import operator as make_operator
-from . import cache, relative, run, spec
+from . import cache, relative, remembered, run, spec
 from .launches import repeated
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
@@ -37,8 +37,8 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
 
 
 def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
-    views, problem = spec.read(**arguments)
-    return run.prepare(views, problem, stream)
+    views, outline = spec.read(**arguments)
+    return run.prepare(views, outline.problem, stream)
 
 
 def _with_prepare(call: Callable[P, R]) -> Operator[P, R]:
@@ -140,32 +140,34 @@ def xl_paged_attention(
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3, for the score; Kwon et al. 2023,
     arXiv:2309.06180, for the paged cache.
     """
-    views, problem = spec.read(
-        query,
-        k_cache,
-        v_cache,
-        block_tables,
-        context_lens,
-        scale=scale,
-        pos_bias_u=pos_bias_u,
-        matrix_bd=matrix_bd,
-        rel_bias=rel_bias,
-        rel_extend=rel_extend,
-        pos_bias_v=pos_bias_v,
-        pos_emb=pos_emb,
-        alibi_slopes=alibi_slopes,
-        bias_scaled=bias_scaled,
-        kv_layout=kv_layout,
-        kv_dtype=kv_dtype,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        return_lse=return_lse,
-        lse_base=lse_base,
-        check_indices=check_indices,
-        out=out,
-        lse=lse,
+    views, outline = remembered.read(
+        {
+            "query": query,
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "block_tables": block_tables,
+            "context_lens": context_lens,
+            "scale": scale,
+            "pos_bias_u": pos_bias_u,
+            "matrix_bd": matrix_bd,
+            "rel_bias": rel_bias,
+            "rel_extend": rel_extend,
+            "pos_bias_v": pos_bias_v,
+            "pos_emb": pos_emb,
+            "alibi_slopes": alibi_slopes,
+            "bias_scaled": bias_scaled,
+            "kv_layout": kv_layout,
+            "kv_dtype": kv_dtype,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+            "return_lse": return_lse,
+            "lse_base": lse_base,
+            "check_indices": check_indices,
+            "out": out,
+            "lse": lse,
+        }
     )
-    return run.call(views, problem, stream)
+    return run.call(views, outline, stream)
 
 
 @_operator

@@ -191,7 +191,8 @@ def _reshape_launcher(
         query=plan.QUERY_CODE[keys.dtype],
         cache=plan.CACHE_CODE.get(label, 0),
     )
-    return elementwise(source, keys.device, parameters, num_tokens * num_kv_heads * head_size)
+    vectors = keys.size * keys.itemsize // 16
+    return elementwise(source, keys.device, parameters, vectors)
 
 
 def _nonzero_scale(reader: Reader, scale: float | View, argument: str) -> float | View:

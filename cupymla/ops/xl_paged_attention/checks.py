@@ -38,12 +38,14 @@ class Reader:
         operator: the name that errors carry.
         sizes: axis name -> size, filled by the first array that shows the axis.
         device: where every array must be; None until the first one is read.
+        alignments: argument -> bytes that its address must be a multiple of, where that was checked.
     """
 
     def __init__(self, operator: str) -> None:
         self.operator = operator
         self.sizes: dict[str, int] = {}
         self.device: Device | None = None
+        self.alignments: dict[str, int] = {}
         self._first = ""
         self._inputs: list[tuple[str, View]] = []
         self._outputs: list[tuple[str, View]] = []
@@ -118,6 +120,7 @@ class Reader:
         self._check_alignment(seen, argument, alignment, len(seen.shape) - axes)
 
     def _check_alignment(self, seen: View, argument: str, alignment: int, outer: int) -> None:
+        self.alignments[argument] = alignment
         item = seen.itemsize
         steps = [s * item for n, s in zip(seen.shape[:outer], seen.strides[:outer], strict=True) if n > 1]
         if any(step % alignment for step in steps):

@@ -11,15 +11,20 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
-from . import launches, plan, spec
+from . import plan, spec
+from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
-from .spec import Problem, Views
+from .spec import Outline, Problem, Views
 
-_MAX_CONTEXT = 2**31 - 1
+# The kernel counts keys in 32 bits and rounds them up to whole tiles of at most 32.
+_MAX_CONTEXT = 2**31 - 64
 
 # Counters of arrived CTAs lie in front of what CTAs leave behind, so that calls of any size can share one workspace:
 # room for as many CTAs as any GPU holds at once.
 _ARRIVALS_BYTES = 16384
+
+# A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
+_RINGS_BYTES = 48 * 1024
 
 # A fused bias becomes a relative one: a launch ahead of the kernel computes it for every distance.
 _FORMS = {"none": 0, "dense": 1, "relative": 2, "fused": 2, "alibi": 3}
@@ -49,19 +54,24 @@ class Parameters(ctypes.Structure):
 class Workspace:
     """Memory in which the CTAs of a launch leave their parts. Its counters are zero between launches.
 
-    Launches that share one must be ordered behind each other, as those on one stream are.
+    Launches that share one must be ordered behind each other, and the first behind the stream that it is made on.
+
+    Attributes:
+        size_bytes: room for parts, beside the counters.
+        arrivals: address of the counters.
+        partials: address of the room for parts.
     """
 
     def __init__(self, like: View, size_bytes: int, stream: int) -> None:
-        self.size_bytes = _ARRIVALS_BYTES + size_bytes
-        self._memory: Allocation = tensor.allocate(like, (self.size_bytes,), "uint8", stream)
+        self.size_bytes = size_bytes
+        self._memory: Allocation = tensor.allocate(like, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
         self.arrivals = self._memory.ptr
         self.partials = self.arrivals + _ARRIVALS_BYTES
         driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
 
 
 class Binding:
-    """A loaded kernel with what one problem and its layouts fix; `point` adds the addresses, `launch` runs it.
+    """A loaded kernel with what one problem and its layouts fix; `point` adds addresses and scales, `launch` runs it.
 
     One thread at a time may use it.
 
@@ -71,42 +81,47 @@ class Binding:
     """
 
     def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device))
+        chosen = plan.plan(problem, driver.arch_of(device), driver.compute_capability(device.index))
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
-        work = plan.units(problem, facts["rows"], facts["tile"])
+        work = plan.units(problem, facts)
         number = plan.ctas(work, driver.multiprocessor_count(device.index), facts["ctas_per_sm"])
         self._parameters = _parameters(views, problem, outputs, work.row_blocks)
         self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
-        self._width = min(problem.extent, problem.capacity) if problem.bias == "fused" else 0
+        self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
-        self._device = device
-        self._scores: Launcher | None = None
+        self._scores: RelativeScores | None = None
+        if views.pos_emb is not None:
+            self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
         self.launcher: Launcher | None = None
         if problem.num_seqs:
             geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
             self.launcher = Launcher(kernel, geometry, (self._parameters,))
+            if facts["smem_bytes"] > _RINGS_BYTES:
+                driver.prefer_shared_memory(kernel.function)
 
     def point(self, views: Views, outputs: list[int], workspace: Workspace) -> None:
-        """Set every address. The views' layouts are those the binding was made for."""
+        """Set every address and the scales. The views' layouts are those the binding was made for."""
         parameters = self._parameters
         parameters.query = views.query.ptr
         parameters.k_cache = views.k_cache.ptr
         parameters.v_cache = views.v_cache.ptr
         parameters.block_tables = views.block_tables.ptr
         parameters.context_lens = views.context_lens.ptr
-        parameters.pos_bias_u = _address(views.pos_bias_u)
-        parameters.bias = _address(views.matrix_bd or views.rel_bias)
-        if views.pos_emb is not None:
+        parameters.pos_bias_u = None if views.pos_bias_u is None else views.pos_bias_u.ptr
+        bias = views.matrix_bd or views.rel_bias
+        parameters.bias = None if bias is None else bias.ptr
+        if self._scores is not None and views.pos_emb is not None:
             scores = workspace.partials + self._parts_bytes
+            offset = None if views.pos_bias_v is None else views.pos_bias_v.ptr
+            self._scores.point(views.query.ptr, views.pos_emb.ptr, offset, scores)
             parameters.bias = scores
-            self._scores = launches.relative_scores(
-                views.query, views.pos_emb, views.pos_bias_v, self._width, scores, self._device
-            )
-        parameters.slopes = _address(views.alibi_slopes)
-        parameters.k_scales = _address(views.k_scale)
-        parameters.v_scales = _address(views.v_scale)
+        parameters.slopes = None if views.alibi_slopes is None else views.alibi_slopes.ptr
+        # The address of a scale that is an array, and the number for all heads, which counts where there is none.
+        k_scale, v_scale = views.k_scale, views.v_scale
+        parameters.k_scales, parameters.k_scale = (None, k_scale) if isinstance(k_scale, float) else (k_scale.ptr, 1.0)
+        parameters.v_scales, parameters.v_scale = (None, v_scale) if isinstance(v_scale, float) else (v_scale.ptr, 1.0)
         parameters.out = outputs[0]
         parameters.lse = outputs[1] if len(outputs) > 1 else None
         parameters.partials = workspace.partials
@@ -114,14 +129,15 @@ class Binding:
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self._scores is not None:
-            self._scores(stream)
+        if self._scores is not None and self._scores.launcher is not None:
+            self._scores.launcher(stream)
         if self.launcher is not None:
             self.launcher(stream)
 
 
-def _address(array: View | float | None) -> int | None:
-    return array.ptr if isinstance(array, View) else None
+def _held(keys: int) -> int:
+    """A number of keys, or of distances, no larger than the kernel can count."""
+    return min(keys, _MAX_CONTEXT)
 
 
 def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int) -> Parameters:
@@ -130,7 +146,7 @@ def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_b
     bias = views.matrix_bd or views.rel_bias
     bias_seq, bias_head = (0, 0) if bias is None else bias.strides[:2]
     if problem.bias == "fused":
-        bias_head = min(problem.extent, problem.capacity)
+        bias_head = _held(min(problem.extent, problem.capacity))
         bias_seq = problem.num_heads * bias_head
     strides = cache_strides(views.k_cache.strides_bytes, views.v_cache.strides_bytes, problem.kv_layout)
     log2e = math.log2(math.e)
@@ -157,17 +173,15 @@ def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_b
         block_shift=_log2(problem.block_size),
         group=problem.num_heads // problem.num_kv_heads,
         row_blocks=row_blocks,
-        capacity=min(problem.capacity, _MAX_CONTEXT),
+        capacity=_held(problem.capacity),
         chunk=elements_of_x(problem.kv_dtype) if problem.kv_layout == "vllm" else problem.head_size,
         bias_form=_FORMS[problem.bias],
         bias_wide=int(problem.bias_dtype == "float32" or problem.bias == "fused"),
         u_wide=int(views.pos_bias_u is not None and views.pos_bias_u.dtype == "float32"),
-        extent=problem.extent,
+        extent=_held(problem.extent),
         clamp=int(problem.rel_extend == "clamp"),
         score_log2=problem.scale * log2e,
         bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
-        k_scale=views.k_scale if isinstance(views.k_scale, float) else 1.0,
-        v_scale=views.v_scale if isinstance(views.v_scale, float) else 1.0,
         lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),
         max_unit=_max_unit(problem),
     )
@@ -187,13 +201,14 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1 if size & (size - 1) == 0 else -1
 
 
-class _Workspaces(ThreadMemo[Workspace]):
-    """This thread's workspaces by device, stream and framework, and those of captured launches, kept for good."""
+class _Workspaces(ThreadMemo[tuple[int, Workspace]]):
+    """This thread's workspaces by device, stream and framework, each with the id of its stream, and those of graphs."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A graph may be launched at any time and at the same time as anything else, and nobody says when it is gone.
-        self.captured: list[Workspace] = []
+        # One for each stream of each capture, and smaller ones that it outgrew. A graph may be launched at any time and
+        # at the same time as anything else, and nobody says when it is gone: these are kept for good.
+        self.captured: dict[object, list[Workspace]] = {}
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()
@@ -206,7 +221,7 @@ def _given(views: Views) -> list[View]:
     return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
 
 
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+def _outputs(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
     wanted: list[tuple[tuple[int, ...], str]] = [
         ((problem.num_seqs, problem.num_heads, problem.head_size), problem.dtype)
     ]
@@ -214,7 +229,7 @@ def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays
     if problem.return_lse:
         wanted.append(((problem.num_seqs, problem.num_heads), "float32"))
         given.append(views.lse)
-    return OutputArrays(views.query, wanted, tuple(given), stream)
+    return OutputArrays(views.query, wanted, tuple(given), stream, current)
 
 
 def _result(arrays: OutputArrays) -> Any:
@@ -223,48 +238,50 @@ def _result(arrays: OutputArrays) -> Any:
 
 
 def _check_values(views: Views, problem: Problem, stream: object) -> None:
-    if problem.check_indices:
-        tables = tensor.fetched(views.block_tables, stream)
-        spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
+    tables = tensor.fetched(views.block_tables, stream)
+    spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
 
 
-def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    device = views.query.device
-    binding = _memo.entries.get(key)
+def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -> None:
+    binding = _memo.entries.get(outline)
     if binding is None:
-        binding = _memo.add(key, Binding(views, problem, device, arrays.views))
+        binding = _memo.add(outline, Binding(views, outline.problem, views.query.device, arrays.views))
     binding.point(views, arrays.pointers, _workspace(binding, views.query, stream))
     binding.launch(stream)
 
 
 def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
-    """This thread's workspace for a stream; one of its own, kept for good, for a launch that is being captured."""
-    if driver.capturing(stream):
-        captured = Workspace(like, binding.workspace_bytes, stream)
-        _workspaces.captured.append(captured)
-        return captured
+    """This thread's workspace for a stream, or for a stream of a capture."""
     place = (like.device.index, stream, like.framework)
+    capture = driver.capture_id(stream)
+    if capture is not None:
+        kept = _workspaces.captured.setdefault((place, capture), [])
+        if not kept or kept[-1].size_bytes < binding.workspace_bytes:
+            kept.append(Workspace(like, binding.workspace_bytes, stream))
+        return kept[-1]
+    # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
+    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
     found = _workspaces.entries.get(place)
-    if found is None or found.size_bytes < _ARRIVALS_BYTES + binding.workspace_bytes:
-        found = _workspaces.add(place, Workspace(like, binding.workspace_bytes, stream))
-    return found
+    if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
+        found = _workspaces.add(place, (number, Workspace(like, binding.workspace_bytes, stream)))
+    return found[1]
 
 
-def call(views: Views, problem: Problem, stream: object) -> Any:
+def call(views: Views, outline: Outline, stream: object) -> Any:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
+    problem = outline.problem
     given = _given(views)
     pointer = tensor.launch_stream(given, stream)
-    _check_values(views, problem, stream)
-    arrays = _outputs(views, problem, None if stream is None else pointer)
-    key = (
-        problem,
-        tuple([(seen.dtype, seen.shape, seen.strides) for seen in given]),
-        views.k_scale.__class__,
-        views.v_scale.__class__,
-        arrays.layouts,
-    )
-    with driver.on_device(views.query.device.index):
-        _launch(key, views, problem, arrays, pointer)
+    if problem.check_indices:
+        _check_values(views, problem, stream)
+    index = views.query.device.index
+    current = driver.is_current(index)
+    arrays = _outputs(views, problem, None if stream is None else pointer, current)
+    if current:
+        _launch(outline, views, arrays, pointer)
+    else:
+        with driver.on_device(index):
+            _launch(outline, views, arrays, pointer)
     tensor.hold(given, pointer)
     return _result(arrays)
 
@@ -272,16 +289,23 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
     """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
 
+    Waits for the stream, whose memory and zeros any other may then use; while the stream is being captured it cannot,
+    and the call may run in that capture alone.
+
     Raises InputError, UnsupportedError, DriverError.
     """
 
     def outputs(own: int | None) -> OutputArrays:
-        _check_values(views, problem, stream)
+        if problem.check_indices:
+            _check_values(views, problem, stream)
         return _outputs(views, problem, own)
 
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
         binding = Binding(views, problem, views.query.device, arrays.views)
         workspace = Workspace(views.query, binding.workspace_bytes, pointer)
+        if not driver.capturing(pointer):
+            # Its first run may be on a stream that nothing orders behind this one.
+            driver.wait(pointer)
         binding.point(views, arrays.pointers, workspace)
         return binding, workspace
 

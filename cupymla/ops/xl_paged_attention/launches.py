@@ -86,37 +86,48 @@ def elementwise(source: KernelSource, device: Device, parameters: ctypes.Structu
     return Launcher(kernel, geometry, (parameters,)) if number else None
 
 
-def relative_scores(
-    query: View, pos_emb: View, pos_bias_v: View | None, width: int, scores: int, device: Device
-) -> Launcher | None:
-    """(q + v) . pos_emb for the first `width` distances into fp32 [num_seqs, num_heads, width] at `scores`."""
-    num_seqs, num_heads, head_size = query.shape
-    if 0 in (num_seqs, num_heads, width):
-        return None
-    source = plan.companion(
-        "relative_scores", driver.arch_of(device).name, head_size=head_size, query=plan.QUERY_CODE[query.dtype]
-    )
-    kernel = build.kernel(source, device.index)
-    check_record(source, kernel.facts, RelativeParameters)
-    parameters = RelativeParameters(
-        query=query.ptr,
-        pos_bias_v=None if pos_bias_v is None else pos_bias_v.ptr,
-        pos_emb=pos_emb.ptr,
-        scores=scores,
-        query_seq_bytes=query.strides_bytes[0],
-        query_head_bytes=query.strides_bytes[1],
-        v_head_bytes=0 if pos_bias_v is None else pos_bias_v.strides_bytes[0],
-        emb_distance_bytes=pos_emb.strides_bytes[0],
-        emb_head_bytes=pos_emb.strides_bytes[1],
-        num_seqs=num_seqs,
-        num_heads=num_heads,
-        width=width,
-        v_wide=int(pos_bias_v is not None and pos_bias_v.dtype == "float32"),
-    )
-    facts = kernel.facts
-    blocks = -(-width // facts["cta_distances"]) * num_heads * -(-num_seqs // facts["seqs"])
-    number = min(blocks, _CTAS_PER_SM * driver.multiprocessor_count(device.index))
-    return Launcher(kernel, Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"]), (parameters,))
+class RelativeScores:
+    """(q + v) . pos_emb for the first `width` distances, into fp32 [num_seqs, num_heads, width].
+
+    Attributes:
+        launcher: the launch; None when there is nothing to compute. `point` gives it its addresses.
+    """
+
+    def __init__(self, query: View, pos_emb: View, pos_bias_v: View | None, width: int, device: Device) -> None:
+        """Bind arrays of these layouts. Raises CompileError, DriverError."""
+        num_seqs, num_heads, head_size = query.shape
+        self.launcher: Launcher | None = None
+        self._parameters = RelativeParameters(
+            query_seq_bytes=query.strides_bytes[0],
+            query_head_bytes=query.strides_bytes[1],
+            v_head_bytes=0 if pos_bias_v is None else pos_bias_v.strides_bytes[0],
+            emb_distance_bytes=pos_emb.strides_bytes[0],
+            emb_head_bytes=pos_emb.strides_bytes[1],
+            num_seqs=num_seqs,
+            num_heads=num_heads,
+            width=width,
+            v_wide=int(pos_bias_v is not None and pos_bias_v.dtype == "float32"),
+        )
+        if 0 in (num_seqs, num_heads, width):
+            return
+        source = plan.companion(
+            "relative_scores", driver.arch_of(device).name, head_size=head_size, query=plan.QUERY_CODE[query.dtype]
+        )
+        kernel = build.kernel(source, device.index)
+        check_record(source, kernel.facts, RelativeParameters)
+        facts = kernel.facts
+        blocks = -(-width // facts["cta_distances"]) * num_heads * -(-num_seqs // facts["seqs"])
+        number = min(blocks, _CTAS_PER_SM * driver.multiprocessor_count(device.index))
+        geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
+        self.launcher = Launcher(kernel, geometry, (self._parameters,))
+
+    def point(self, query: int, pos_emb: int, pos_bias_v: int | None, scores: int) -> None:
+        """Set every address."""
+        parameters = self._parameters
+        parameters.query = query
+        parameters.pos_emb = pos_emb
+        parameters.pos_bias_v = pos_bias_v
+        parameters.scores = scores
 
 
 class LaunchedCall:

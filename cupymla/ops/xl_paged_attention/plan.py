@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ...arch import Arch
 from ...build.source import KernelSource
@@ -28,11 +29,21 @@ QUERY_CODE = {"float32": 32, "float16": 16, "bfloat16": 0}
 CACHE_CODE = {"float8_e4m3fn": 43, "float8_e5m2": 52}
 """The same for the cache's; 0 stands for the query's."""
 
+# Shared memory of an SM, in bytes, of GPUs that load a target's code and have less than the target has (CUDA C++
+# Programming Guide, "Compute Capabilities").
+_SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
+
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
-# the others are estimates: an SM that reads from L2 at 64 bytes per cycle, a CTA that merges parts alone at half that.
+# the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 64 KB on their way, which take
+# 1.4 us under load; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its
+# bytes: leaving parts, counting arrivals, reading statistics.
 _DEVICE_RATE = 4.4e6
 _SM_RATE = 100e3
+_CTA_RATE = 45e3
 _MERGE_RATE = 50e3
+_MERGE_LEVEL = 1.5
+
+_MERGE_GROUP = 12  # `kGroup` in cuda/xl_paged_attention/sm80/merge.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +57,14 @@ class Plan:
     source: KernelSource
 
 
-def plan(problem: Problem, arch: Arch) -> Plan:
-    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+def plan(problem: Problem, arch: Arch, capability: tuple[int, int] | None = None) -> Plan:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none.
+
+    Args:
+        problem: what to compute.
+        arch: the target.
+        capability: the compute capability of the GPU that will run it, by default the target's.
+    """
     chosen = variant(
         arch,
         head_size=problem.head_size,
@@ -56,6 +73,9 @@ def plan(problem: Problem, arch: Arch) -> Plan:
         kv_layout=problem.kv_layout,
         block_size=problem.block_size,
     )
+    smem_per_sm = _SMEM_PER_SM.get((arch.name, capability or arch.capability))
+    if smem_per_sm is not None:
+        chosen = replace(chosen, defines=(*chosen.defines, ("CUPYMLA_SMEM_PER_SM", smem_per_sm)))
     return Plan(chosen)
 
 
@@ -162,6 +182,7 @@ class Units:
         tiles: tiles of keys of the longest sequence there can be.
         tile_bytes: keys and values of one tile.
         part_bytes: what a CTA leaves behind of a unit that it shares with others.
+        at_once: the most parts of a unit that are put together in one step.
     """
 
     count: int
@@ -170,13 +191,23 @@ class Units:
     tiles: int
     tile_bytes: int
     part_bytes: int
+    at_once: int
+
+    def merging(self, parts: float) -> float:
+        """Microseconds that putting `parts` parts of a unit together takes, in one step or in groups."""
+        if parts <= self.at_once:
+            return _MERGE_LEVEL + parts * self.part_bytes / _MERGE_RATE
+        group = max(_MERGE_GROUP, math.ceil(math.sqrt(parts)))
+        return 2 * _MERGE_LEVEL + (group + math.ceil(parts / group)) * self.part_bytes / _MERGE_RATE
 
 
-def units(problem: Problem, rows: int, tile: int) -> Units:
-    """The units of a problem for a kernel that takes `rows` query heads and `tile` keys at a time."""
+def units(problem: Problem, facts: Mapping[str, int]) -> Units:
+    """The units of a problem for a kernel of those launch facts."""
+    rows, tile = facts["rows"], facts["tile"]
     group = problem.num_heads // problem.num_kv_heads
     row_blocks = -(-group // rows)
     used = min(rows, group)
+    one_vector_each = used * problem.head_size // 4 <= facts["threads"]
     return Units(
         count=problem.num_seqs * problem.num_kv_heads * row_blocks,
         row_blocks=row_blocks,
@@ -184,6 +215,7 @@ def units(problem: Problem, rows: int, tile: int) -> Units:
         tiles=-(-problem.capacity // tile),
         tile_bytes=2 * tile * problem.head_size * ITEMSIZE[problem.kv_dtype],
         part_bytes=4 * used * (problem.head_size + 2),
+        at_once=max(_MERGE_GROUP, 3 * facts["merge_batch"]) if one_vector_each else _MERGE_GROUP,
     )
 
 
@@ -199,10 +231,10 @@ def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
         return min(resident, max(work.count, 1))
 
     def microseconds(number: int) -> float:
-        per_sm = -(-number // multiprocessors)
-        reading = max(tiles * work.tile_bytes / _DEVICE_RATE, -(-tiles // number) * work.tile_bytes * per_sm / _SM_RATE)
+        rate = min(_CTA_RATE, _SM_RATE / -(-number // multiprocessors))
+        reading = max(tiles * work.tile_bytes / _DEVICE_RATE, -(-tiles // number) * work.tile_bytes / rate)
         parts = min(number, tiles) / work.count
-        return reading + (parts * work.part_bytes / _MERGE_RATE if parts > 2 else 0.0)
+        return reading + (work.merging(parts) if parts > 2 else 0.0)
 
     part_of_sms = {max(1, multiprocessors * eighths // 8) for eighths in range(1, 8)}
     candidates = part_of_sms | {multiprocessors * per_sm for per_sm in range(1, ctas_per_sm + 1)}

@@ -14,7 +14,7 @@ from ..operator import CpuCall, Prepared
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, Reader
-from .launches import LaunchedCall, ShiftParameters, SpreadParameters, elementwise, relative_scores
+from .launches import LaunchedCall, RelativeScores, ShiftParameters, SpreadParameters, elementwise
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
 from .run import Output, to_numpy
@@ -131,7 +131,8 @@ def _matrix_bd_on_gpu(
     pointer = None if stream is None else tensor.stream_pointer(stream)
     arrays = OutputArrays(query, [((num_seqs, num_heads, columns), label)], (target,), pointer)
     scores = tensor.allocate(query, (num_seqs, num_heads, width), "float32", pointer)
-    product = relative_scores(query, pos_emb, pos_bias_v, width, scores.ptr, query.device)
+    product = RelativeScores(query, pos_emb, pos_bias_v, width, query.device)
+    product.point(query.ptr, pos_emb.ptr, None if pos_bias_v is None else pos_bias_v.ptr, scores.ptr)
     strides = arrays.views[0].strides
     parameters = SpreadParameters(
         scores=scores.ptr,
@@ -149,7 +150,7 @@ def _matrix_bd_on_gpu(
     )
     source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
     spread = elementwise(source, query.device, parameters, num_seqs * num_heads * columns)
-    return LaunchedCall(given, [product, spread], arrays, stream, keep=scores)
+    return LaunchedCall(given, [product.launcher, spread], arrays, stream, keep=scores)
 
 
 def prepare_matrix_bd(

@@ -19,11 +19,11 @@ Array = npt.NDArray[Any]
 _BIAS_ARRAYS = ("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes")
 
 
-def call(views: spec.Views, problem: spec.Problem, stream: object) -> Any:
+def call(views: spec.Views, outline: spec.Outline, stream: object) -> Any:
     """One call. `stream` as the public function takes it; it means nothing on the CPU."""
-    if problem.device.kind == "cpu":
-        return _on_cpu(views, problem)()
-    return cuda.call(views, problem, stream)
+    if views.query.device.kind == "cpu":
+        return _on_cpu(views, outline.problem)()
+    return cuda.call(views, outline, stream)
 
 
 def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepared[Any]:

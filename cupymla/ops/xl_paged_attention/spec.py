@@ -73,7 +73,7 @@ class Problem:
         return min(blocks, self.extent) if self.bias == "dense" else blocks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Views:
     """The arrays of one call; shapes as in the public function's docstring."""
 
@@ -92,6 +92,23 @@ class Views:
     v_scale: float | View
     out: View | None
     lse: View | None
+
+
+@dataclass(slots=True, eq=False)
+class Outline:
+    """What a call with these layouts and options is, wherever its arrays lie. Equal to itself alone.
+
+    Attributes:
+        problem: sizes and options.
+        masks: for each field of Views, the bits of its address that must be zero.
+        spans: for each field of Views, the bytes from its address to its end; 0 where it has no memory.
+        outputs: which fields of Views are outputs that were given.
+    """
+
+    problem: Problem
+    masks: tuple[int, ...]
+    spans: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 def read(
@@ -119,7 +136,7 @@ def read(
     check_indices: object = False,
     out: Any = None,
     lse: Any = None,
-) -> tuple[Views, Problem]:
+) -> tuple[Views, Outline]:
     """Check everything about a call that can be known without reading the arrays. Raises InputError."""
     reader = Reader(NAME)
     seen_query = _read_query(reader, query)
@@ -150,7 +167,7 @@ def read(
     form, array = _form(views)
     sizes = reader.sizes
     assert reader.device is not None
-    return views, Problem(
+    problem = Problem(
         device=reader.device,
         num_seqs=sizes["num_seqs"],
         num_heads=sizes["num_heads"],
@@ -172,6 +189,21 @@ def read(
         lse_base=reader.choice(lse_base, "lse_base", LSE_BASES),
         check_indices=reader.flag(check_indices, "check_indices"),
     )
+    names = Views.__slots__
+    return views, Outline(
+        problem,
+        masks=tuple([reader.alignments.get(name, 1) - 1 for name in names]),
+        spans=tuple([_span(getattr(views, name)) for name in names]),
+        outputs=tuple([names.index(name) for name in ("out", "lse") if getattr(views, name) is not None]),
+    )
+
+
+def _span(array: View | float | None) -> int:
+    """Bytes from an array's address to its end; strides are not negative."""
+    if not isinstance(array, View) or 0 in array.shape:
+        return 0
+    steps = sum(stride * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True))
+    return (1 + steps) * array.itemsize
 
 
 def check_indices(problem: Problem, block_tables: npt.NDArray[Any], context_lens: npt.NDArray[Any]) -> None:

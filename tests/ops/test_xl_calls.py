@@ -1,0 +1,250 @@
+"""Ordinary calls of xl_paged_attention that follow each other in one thread: what is remembered must fit the next call.
+
+The kernel runs in the interpreter; compiles to PTX, needs no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupymla import driver, launch
+from cupymla.errors import InputError
+from cupymla.ops.xl_paged_attention import plan, spec, xl_paged_attention
+from cupymla.ops.xl_paged_attention.cases import inputs, make
+from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
+from cupymla.testing import compare
+from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
+
+pytestmark = pytest.mark.compile
+
+SMALL: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5)}
+
+
+@pytest.fixture
+def machine() -> Iterator[Interpreted]:
+    with interpreted("sm_90a", 2) as made:
+        yield made
+
+
+def on_device(machine: Interpreted, host: dict[str, Any]) -> dict[str, Any]:
+    return {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in host.items()}
+
+
+def require_each_right(machine: Interpreted, calls: list[dict[str, Any]]) -> None:
+    """Every call, one after the other in one thread, gives what the reference gives."""
+    arguments = [on_device(machine, host) for host in calls]
+    results = machine.call(lambda: [xl_paged_attention(**each, return_lse=True) for each in arguments])
+    for host, (out, lse) in zip(calls, results, strict=True):
+        same, exact = reference(**host, return_lse=True, precision="same"), reference(**host, return_lse=True)
+        compare.require(
+            [
+                compare.compare(name, got.get(), near, right)
+                for name, got, near, right in zip(("out", "lse"), (out, lse), same, exact, strict=True)
+            ]
+        )
+
+
+def test_a_scale_is_that_of_its_own_call(machine: Interpreted) -> None:
+    """Numbers for k_scale and v_scale may change from call to call."""
+    host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
+    host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
+    scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25))
+    require_each_right(machine, [{**host, "k_scale": k, "v_scale": v} for k, v in scales])
+
+
+def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
+    """pos_bias_u and pos_bias_v have the same shape; a call with one is not a call with the other."""
+    host = inputs(make("options", **SMALL, dtype="float32"), seed=2)
+    host = {name: value for name, value in host.items() if name not in ("return_lse", "pos_bias_u", "pos_bias_v")}
+    rng = np.random.default_rng(3)
+    host["pos_emb"] = rng.standard_normal((9, 2, 32), dtype=np.float32)
+    offset = rng.standard_normal((2, 32), dtype=np.float32)
+    require_each_right(machine, [{**host, name: offset} for name in ("pos_bias_v", "pos_bias_u", "pos_bias_v")])
+
+
+def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
+    machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other arrays of the same layouts, other scales: what is remembered serves them all."""
+    fields: dict[str, Any] = {
+        **SMALL,
+        "bias": "fused",
+        "extent": 9,
+        "offsets": True,
+        "kv_dtype": "float8_e5m2",
+        "scales": "number",
+    }
+    hosts = [inputs(make("dtypes", **fields), seed=seed) for seed in range(3)]
+    hosts = [{**host, "k_scale": 0.5 + k} for k, host in enumerate(hosts)]
+    done: list[str] = []
+    read, laid_out = spec.read, launch.Launcher.__init__
+
+    def counted_read(*args: Any, **kwargs: Any) -> Any:
+        done.append("read")
+        return read(*args, **kwargs)
+
+    def counted_init(self: launch.Launcher, *args: Any) -> None:
+        done.append("laid out")
+        laid_out(self, *args)
+
+    monkeypatch.setattr(spec, "read", counted_read)
+    monkeypatch.setattr(launch.Launcher, "__init__", counted_init)
+    require_each_right(machine, [{n: v for n, v in host.items() if n != "return_lse"} for host in hosts])
+    assert sorted(done) == ["laid out", "laid out", "read"]
+
+
+def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) -> None:
+    """Alignment and overlap are new questions in every call."""
+    host = {**inputs(make("options", **SMALL, dtype="float32"), seed=7)}
+    arguments = on_device(machine, host)
+    room = np.zeros((2, 3, 2, 32), np.float32)
+    whole = machine.array(room, writable=True)
+
+    def part(number: int, shift: int = 0) -> DeviceArray:
+        flat = whole.host.reshape(-1)
+        rows = np.lib.stride_tricks.as_strided(flat[64 * number + shift :], (2, 2, 32), (768, 128, 4))
+        return DeviceArray(rows)
+
+    def calls() -> None:
+        xl_paged_attention(**{**arguments, "query": part(0)}, out=part(2))
+        xl_paged_attention(**{**arguments, "query": part(1)}, out=part(0))
+        wrong = (part(1), part(1), "out"), (part(1), part(0, 1), "out"), (part(0, 3), part(1), "query")
+        for query, out, argument in wrong:
+            with pytest.raises(InputError) as caught:
+                xl_paged_attention(**{**arguments, "query": query}, out=out)
+            assert (caught.value.argument, caught.value.operator) == (argument, "xl_paged_attention")
+
+    machine.call(calls)
+
+
+# Merging ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_heads", "number"), [(8, 12), (8, 13), (8, 36), (8, 37), (9, 36)])
+def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, num_heads: int, number: int) -> None:
+    """Up to 12, or 36 where each of 128 threads has one vector at most, at once; more in groups."""
+    monkeypatch.setattr(plan, "ctas", lambda *facts: number)
+    fields: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": 1,
+        "head_size": 64,
+        "context_lens": (40 * 32 - 5,),
+    }
+    with interpreted("sm_90a", 132, resident=3) as wide:
+        compare.require(wide.check("xl_paged_attention", make("options", **fields)))
+        assert [geometry.grid[0] for geometry in wide.launches] == [number]
+
+
+# Limits of GPUs and of numbers --------------------------------------------------------------------------------------
+
+
+def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -> None:
+    """The kernel rounds a length up to a whole tile in 32 bits; nothing that it gets may be longer than that allows."""
+    host = inputs(make("options", **SMALL, dtype="float32", block_size=256), seed=6)
+    host["block_tables"] = np.zeros((2, 2**23), np.int32)
+    prepared: Any = xl_paged_attention.prepare(**on_device(machine, host))
+    assert 2**31 - 64 <= prepared.launcher._parameters[0].capacity <= 2**31 - 1 - 31
+
+
+def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
+    fields: dict[str, Any] = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
+    with interpreted("sm_80", 2) as small:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "compute_capability", lambda index: (8, 6))
+            compare.require(small.check("xl_paged_attention", make("options", **fields)))
+        assert [geometry.smem_bytes <= 99 * 1024 for geometry in small.launches] == [True]
+
+
+@pytest.mark.parametrize(("dtype", "preferred"), [("bfloat16", 1), ("float32", 0)])
+def test_only_kernels_that_keep_tiles_in_shared_memory_take_it_from_l1(
+    machine: Interpreted, monkeypatch: pytest.MonkeyPatch, dtype: str, preferred: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(driver, "prefer_shared_memory", asked.append)
+    xl_paged_attention.prepare(**on_device(machine, inputs(make("options", **SMALL, dtype=dtype), seed=8)))
+    assert len(asked) == preferred
+
+
+# Workspaces ---------------------------------------------------------------------------------------------------------
+
+
+class Streams:
+    """The driver's word on streams; what was zeroed and waited for, in order.
+
+    Attributes:
+        captures: id of the capture that a stream takes part in.
+        ids: of streams that are not the first ones at their address.
+    """
+
+    def __init__(self, machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captures: dict[int, int] = {}
+        self.ids: dict[int, int] = {}
+        self.done: list[tuple[str, int]] = []
+        self.zeroed: list[int] = []
+        self._machine = machine
+        monkeypatch.setattr(driver, "capture_id", self.captures.get)
+        monkeypatch.setattr(driver, "stream_id", lambda stream: self.ids.get(stream, stream))
+        monkeypatch.setattr(driver, "fill_zero", self._fill_zero)
+        monkeypatch.setattr(driver, "wait", lambda stream: self.done.append(("wait", stream)))
+
+    def _fill_zero(self, device: int, size_bytes: int, stream: int) -> None:
+        self._machine.fill_zero(device, size_bytes, stream)
+        self.done.append(("zero", stream))
+        self.zeroed.append(device)
+
+
+@pytest.fixture
+def streams(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> Streams:
+    return Streams(machine, monkeypatch)
+
+
+def plain_call(machine: Interpreted) -> dict[str, Any]:
+    return on_device(machine, inputs(make("options", **SMALL, dtype="float32"), seed=5))
+
+
+def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpreted, streams: Streams) -> None:
+    """A captured workspace is kept for good, so there must not be one for each call."""
+    arguments = plain_call(machine)
+
+    def calls() -> None:
+        for capture in (7, 8):
+            streams.captures.update({0x50: capture, 0x60: capture})
+            for stream in (0x50, 0x60, 0x50, 0x60):
+                xl_paged_attention(**arguments, stream=stream)
+
+    machine.call(calls)
+    assert streams.done == [("zero", 0x50), ("zero", 0x60)] * 2
+    assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
+
+
+def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Interpreted, streams: Streams) -> None:
+    arguments = plain_call(machine)
+
+    def calls() -> None:
+        for number in (1, 1, 2, 2):
+            streams.ids[0x50] = number
+            xl_paged_attention(**arguments, stream=0x50)
+
+    machine.call(calls)
+    assert streams.done == [("zero", 0x50)] * 2
+    assert len(set(streams.zeroed)) == 2, "the new one is made before the old one is given back"
+
+
+def test_a_prepared_call_waits_for_its_zeros(machine: Interpreted, streams: Streams) -> None:
+    """Its first run may be on another stream, which nothing orders behind the one it was prepared on."""
+    prepared = xl_paged_attention.prepare(**plain_call(machine), stream=0x50)
+    assert streams.done == [("zero", 0x50), ("wait", 0x50)]
+    prepared(stream=0x60)
+    assert len(streams.done) == 2
+
+
+def test_a_call_that_is_prepared_in_a_capture_does_not_wait(machine: Interpreted, streams: Streams) -> None:
+    """Waiting for a stream that is being captured ends the capture."""
+    streams.captures[0x50] = 7
+    xl_paged_attention.prepare(**plain_call(machine), stream=0x50)
+    assert streams.done == [("zero", 0x50)]
