@@ -26,4 +26,60 @@ __device__ __forceinline__ void store_float(uint8_t* array, int64_t index, int32
   }
 }
 
+__device__ __forceinline__ bool takes_16_bytes(const void* address) {
+  return (reinterpret_cast<uintptr_t>(address) & 15) == 0;
+}
+
+// kCount neighbours, a multiple of 8, in as wide pieces as their address allows.
+template <int kCount>
+__device__ __forceinline__ void load_floats(float (&values)[kCount], const uint8_t* array, int64_t index,
+                                            int32_t type) {
+  const uint8_t* source = array + index * (type == kFloat32 ? 4 : 2);
+  if (!takes_16_bytes(source)) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) values[e] = load_float(array, index + e, type);
+  } else if (type == kFloat32) {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 4) {
+      const float4 piece = *reinterpret_cast<const float4*>(source + 4 * e);
+      values[e] = piece.x, values[e + 1] = piece.y, values[e + 2] = piece.z, values[e + 3] = piece.w;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 8) {
+      const uint4 piece = *reinterpret_cast<const uint4*>(source + 2 * e);
+      const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint8_t* word = reinterpret_cast<const uint8_t*>(&words[i / 2]);
+        values[e + i] = load_float(word, i % 2, type);
+      }
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void store_floats(uint8_t* array, int64_t index, int32_t type,
+                                             const float (&values)[kCount]) {
+  uint8_t* target = array + index * (type == kFloat32 ? 4 : 2);
+  if (!takes_16_bytes(target)) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) store_float(array, index + e, type, values[e]);
+  } else if (type == kFloat32) {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 4) {
+      *reinterpret_cast<float4*>(target + 4 * e) =
+          make_float4(values[e], values[e + 1], values[e + 2], values[e + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 8) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) store_float(reinterpret_cast<uint8_t*>(&words[i / 2]), i % 2, type, values[e + i]);
+      *reinterpret_cast<uint4*>(target + 2 * e) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
 }  // namespace cupymla::nvfp4_gemv

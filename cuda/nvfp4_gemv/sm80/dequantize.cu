@@ -26,6 +26,17 @@ __device__ __forceinline__ void write_block(const DequantizeParameters& params, 
   const int64_t left = params.k - first;
   const uint8_t* codes = params.packed + place.batch * params.packed_batch + place.row * params.packed_row + first / 2;
   const int64_t start = place.batch * params.out_batch + place.row * params.out_row + first;
+  if (left >= kBlock && (reinterpret_cast<uintptr_t>(codes) & 3) == 0) {
+    float values[kBlock];
+#pragma unroll
+    for (int word = 0; word < kBlock / 8; ++word) {
+      const uint32_t eight = reinterpret_cast<const uint32_t*>(codes)[word];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) values[8 * word + e] = __fdiv_rn(e2m1(eight >> (4 * e) & 15u) * scale, factor);
+    }
+    store_floats(params.out, start, params.type, values);
+    return;
+  }
 #pragma unroll
   for (int byte = 0; byte < kBlock / 2; ++byte) {
     if (2 * byte < left) {

@@ -33,6 +33,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
       reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
     }
   }
+  const Passes<C> all(params);
+  if (!all.done()) prefetch_vectors<C>(params, all.get().batch);
   Stream<C> stream(storage, params, warp, lane);
 #pragma unroll 1
   for (int stage = 0; stage < C::kStages; ++stage) stream.copy_next();

@@ -70,12 +70,23 @@ __device__ __forceinline__ void write_block(const QuantizeParameters& params, co
   const int64_t first = place.column * kBlock;
   const int64_t start = place.batch * params.x_batch + place.row * params.x_row + first;
   const int64_t left = params.k - first;
+  if (left >= kBlock) {
+    load_floats(values, params.x, start, params.type);
 #pragma unroll
-  for (int e = 0; e < kBlock; ++e) {
-    values[e] = e < left ? load_float(params.x, start + e, params.type) * factor : 0.0f;
+    for (float& value : values) value *= factor;
+  } else {
+#pragma unroll
+    for (int e = 0; e < kBlock; ++e) {
+      values[e] = e < left ? load_float(params.x, start + e, params.type) * factor : 0.0f;
+    }
   }
   scale = static_cast<uint8_t>(quantize_block(values, words));
   uint8_t* target = params.packed + place.batch * params.packed_batch + place.row * params.packed_row + first / 2;
+  if (left >= kBlock && (reinterpret_cast<uintptr_t>(target) & 3) == 0) {
+#pragma unroll
+    for (int word = 0; word < kBlock / 8; ++word) reinterpret_cast<uint32_t*>(target)[word] = words[word];
+    return;
+  }
 #pragma unroll
   for (int byte = 0; byte < kBlock / 2; ++byte) {
     if (2 * byte < left) target[byte] = static_cast<uint8_t>(words[byte / 4] >> (byte % 4 * 8));

@@ -105,12 +105,12 @@ class Stream {
     }
   }
 
-  // A row per lane.
+  // A row per lane. A line in L2 has the scales of the next chunks too, so it is not let go of first.
   __device__ __forceinline__ void copy_whole_scales() {
     if (rows_of_lane_ > 0) {
       const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
       if constexpr (C::kRowScales == 16) {
-        stream_copy_16(target, scales_[0], policy_);
+        stream_copy_16_or_zeros(target, scales_[0], 16);
       } else {
         stream_copy_8_or_zeros(target, scales_[0], 8);
       }

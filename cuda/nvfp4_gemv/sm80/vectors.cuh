@@ -1,6 +1,7 @@
 // b of one phase in shared memory, decoded and in the order in which MMA fragments want it.
 #pragma once
 
+#include "../../common/prefetch.cuh"
 #include "decode.cuh"
 #include "storage.cuh"
 #include "work.cuh"
@@ -39,6 +40,20 @@ class VectorLayout {
   int32_t column_bytes;
   int32_t blocks;
 };
+
+// Asks for the first phase's part of b before the stream's stages are asked for, behind which it would have to wait.
+template <class C>
+__device__ __forceinline__ void prefetch_vectors(const Parameters& params, uint32_t batch) {
+  constexpr int64_t kLine = 128;
+  const int64_t elements = min(params.k, static_cast<int64_t>(params.phase_chunks) * C::kChunk);
+  const int64_t bytes = C::kVectors == Vectors::e2m1 ? elements / 2 : elements * 2;
+  const uint32_t lines = static_cast<uint32_t>((bytes + kLine - 1) / kLine);
+  const uint8_t* b = params.b + batch * params.b_batch_bytes;
+  for (uint32_t i = threadIdx.x; i < lines * params.n; i += C::kThreads) {
+    const uint32_t column = i / lines, line = i % lines;
+    prefetch_l2(b + column * params.b_row_bytes + line * kLine);
+  }
+}
 
 // Decodes the phase's part of b, with zeros past k.
 template <class C>

@@ -77,7 +77,9 @@ def pair_plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> PairPlan
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > plan.MAX_CTAS:
         raise UnsupportedError(
-            f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {plan.MAX_CTAS} heads in all"
+            f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads",
+            arch.name,
+            f"up to {plan.MAX_CTAS} heads in all",
         )
     head_blocks = max(1, -(-problem.h_q // (CTAS * plan.PAIR_CTA_HEADS)))
     items = tokens * head_blocks
