@@ -1,5 +1,7 @@
-"""Which Blackwell kernel serves a problem: pairs of CTAs that take 128 heads of one query after another. Pure: no array,
-no driver."""
+"""Which Blackwell kernel serves a problem: pairs of CTAs take 128 heads of one query after another.
+
+Pure: no array, no driver.
+"""
 
 from __future__ import annotations
 
