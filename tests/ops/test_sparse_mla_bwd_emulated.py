@@ -19,6 +19,7 @@ from emulated_kit import case_parameters, check, check_inputs, settings
 from cupymla import build
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
 
@@ -51,17 +52,43 @@ def test_several_passes_over_several_blocks(mode: str) -> None:
     check(SUBJECT, case, mode, seed=3)
 
 
+def with_distribution(inputs: dict[str, Any], mode: str, seed: int) -> list[np.ndarray]:
+    """All results of a call, the distribution last."""
+    with emulated("sm_100a", 2, settings(mode, seed)) as machine:
+        given = {n: machine.array(v, n == "attn_dist", n) for n, v in inputs.items() if isinstance(v, np.ndarray)}
+        found = machine.call(SUBJECT.call, **(inputs | given))
+        return [array.get() for array in (*found, given["attn_dist"])]
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [
+        (sized(16, 576, 65, 4, 80, "_dist", "options", wants_dist=True, selection="empty"), "lazy"),
+        (
+            sized(200, 512, 140, 3, 150, "_dist", "options", wants_dist=True, lengths="hostile", sink="infinite"),
+            "random",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None:
+    """Over four warps and two passes, without the sink; 0 in slots that do not count and past topk_length."""
+    inputs = SUBJECT.cases.inputs(case, 6)
+    got = with_distribution(inputs, mode, 3)[-1]
+    same, exact = ({**inputs, "attn_dist": np.full(got.shape, np.nan, dtype)} for dtype in (np.float32, np.float64))
+    SUBJECT.reference(same, "same")
+    SUBJECT.reference(exact, "float64")
+    compare.require([compare.compare("attn_dist", got, same["attn_dist"], exact["attn_dist"])])
+
+
 def test_deterministic_results_have_the_same_bits_in_every_order() -> None:
-    """Ten queries that name three tokens, in two orders of threads, copies and products."""
+    """Two queries that name three tokens, in two orders of threads, copies and products."""
     case = sized(130, 512, 70, 2, 3, "_det", "options", deterministic=True, selection="duplicates", wants_dist=True)
     inputs = SUBJECT.cases.inputs(case, 3)
-    results = []
-    for mode, seed in (("random", 1), ("lazy", 2)):
-        with emulated("sm_100a", 2, settings(mode, seed)) as machine:
-            given = {n: machine.array(v, n == "attn_dist", n) for n, v in inputs.items() if isinstance(v, np.ndarray)}
-            found = machine.call(SUBJECT.call, **(inputs | given))
-            results.append([array.get().tobytes() for array in (*found, given["attn_dist"])])
-    assert results[0] == results[1]
+    first, second = (
+        [array.tobytes() for array in with_distribution(inputs, *how)] for how in (("random", 1), ("lazy", 2))
+    )
+    assert first == second
 
 
 def test_values_of_padded_heads_and_other_slots_stay_out() -> None:
