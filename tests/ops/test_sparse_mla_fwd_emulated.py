@@ -17,7 +17,7 @@ import pytest
 from cupymla import arch, build
 from cupymla.emulate import MODES, Settings
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_fwd import plan
+from cupymla.ops.sparse_mla_fwd import pair_plan, plan
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
@@ -61,11 +61,33 @@ def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
 
 
 def test_a_pair_walks_several_queries_of_several_blocks() -> None:
-    """Stages, scores, P, O and statistics are used again, past queries without a slot; last blocks are of one group of
-    slots, and of two; heads are padded in the second CTA alone."""
-    case = sized(100, 512, 400, 5, 450, "_walk", "masks", lengths="hostile", selection="full")
+    """Stages of the ring serve Q, keys and values in turn, past queries without a slot: a warp that gets ahead of a
+    barrier's phases, or falls behind them, shows only after several. Heads are padded in the second CTA alone."""
+    case = sized(100, 576, 200, 9, 250, "_walk", "masks", lengths="hostile", selection="full")
     (launch,) = check(case, "random", seed=3)
     assert (launch.grid, launch.cluster) == ((2, 1, 1), 2)
+
+
+@pytest.mark.parametrize("mode", ["eager", "random"])
+def test_a_pair_walks_many_queries_of_one_block(mode: Any) -> None:
+    """Q of the next query is staged while this one's only block is multiplied."""
+    check(sized(16, 512, 70, 9, 200, "_short", "masks"), mode, seed=4)
+
+
+PARTS = [pytest.param(2, 8, 2, id="2"), pytest.param(1, 8, 4, id="4", marks=pytest.mark.interpret_all)]
+
+
+@pytest.mark.parametrize(("queries", "multiprocessors", "parts"), PARTS)
+def test_pairs_of_a_cluster_share_the_slots_of_a_query(
+    monkeypatch: pytest.MonkeyPatch, queries: int, multiprocessors: int, parts: int
+) -> None:
+    """Three blocks for two pairs, and for four, one of which has none; the plan is told that merging costs nothing, so
+    that it splits so few. Statistics and a sink go through the merge, and a query without a slot."""
+    monkeypatch.setattr(pair_plan, "_MERGE_BLOCKS", 0)
+    lengths: Any = "hostile" if queries > 1 else "none"
+    case = sized(70, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
+    (launch,) = check(case, "random", multiprocessors, seed=2)
+    assert (launch.cluster, launch.grid) == (2 * parts, (2 * parts * queries, 1, 1))
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])

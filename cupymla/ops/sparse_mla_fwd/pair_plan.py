@@ -1,4 +1,4 @@
-"""Which Blackwell kernel serves a problem: pairs of CTAs take 128 heads of one query after another.
+"""Which Blackwell kernel serves a problem: pairs of CTAs that take 128 heads of one query after another.
 
 Pure: no array, no driver.
 """
@@ -78,11 +78,8 @@ def pair_plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> PairPlan
     """
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > plan.MAX_CTAS:
-        raise UnsupportedError(
-            f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads",
-            arch.name,
-            f"up to {plan.MAX_CTAS} heads in all",
-        )
+        limit = f"up to {plan.MAX_CTAS} heads in all"
+        raise UnsupportedError(f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, limit)
     head_blocks = max(1, -(-problem.h_q // (CTAS * plan.PAIR_CTA_HEADS)))
     items = tokens * head_blocks
     split = parts(items, problem.topk, multiprocessors)
