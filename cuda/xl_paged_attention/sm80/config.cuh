@@ -106,7 +106,7 @@ struct PlainConfig {
   static constexpr int kTile = 32;
   static constexpr int kVector = 8 / kItem;  // elements of an 8-byte load
   static constexpr int kLaneChannels = divide_up(kHeadSize, 32);
-  static constexpr int kTokensAtOnce = 3;  // whose values a lane loads together; four spill on sm_100a
+  static constexpr int kTokensAtOnce = kHeadSize > 128 ? 1 : 3;  // whose values a lane loads together; more would spill
   static constexpr int kStages = 1;
   static constexpr int kStageBytes = 0;
   static constexpr int kQueryPitch = 4 * kHeadSize;
