@@ -12,7 +12,8 @@ namespace cupymla::nvfp4_gemv {
 
 constexpr uint32_t kScaleSigns = 0x80808080u;
 
-// Changes the sign of the 16 codes of a block. Rows of 128 bytes are swizzled: 16-byte piece p of row r is at p ^ r % 8.
+// Changes the sign of the 16 codes of a block. Rows of 128 bytes are swizzled: 16-byte piece p of row r is at
+// p ^ r % 8.
 __device__ __forceinline__ void flip_block(uint8_t* rows, uint32_t row, uint32_t block) {
   uint8_t* piece = rows + row * 128 + ((block / 2 ^ row % 8) << 4) + block % 2 * 8;
   auto& codes = *reinterpret_cast<uint2*>(piece);
@@ -63,7 +64,9 @@ class Checker {
   }
 
  private:
-  static __device__ __forceinline__ bool needs_work(uint32_t scales) { return !C::kMxfp4 && (scales & kScaleSigns) != 0; }
+  static __device__ __forceinline__ bool needs_work(uint32_t scales) {
+    return !C::kMxfp4 && (scales & kScaleSigns) != 0;
+  }
 
   __device__ __forceinline__ uint32_t mask(uint32_t chunk, uint32_t block) const {
     if (chunk != last_) return 0xffffffffu;

@@ -43,8 +43,10 @@ __device__ __forceinline__ void prepare(Storage<C>& storage, const Maps& maps) {
 }  // namespace cupymla::nvfp4_gemv
 
 extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kThreads, 2)
-    nvfp4_gemv_tcgen05(const __grid_constant__ cupymla::TensorMap a, const __grid_constant__ cupymla::TensorMap a_scales,
-                       const __grid_constant__ cupymla::TensorMap b, const __grid_constant__ cupymla::TensorMap b_scales,
+    nvfp4_gemv_tcgen05(const __grid_constant__ cupymla::TensorMap a,
+                       const __grid_constant__ cupymla::TensorMap a_scales,
+                       const __grid_constant__ cupymla::TensorMap b,
+                       const __grid_constant__ cupymla::TensorMap b_scales,
                        const __grid_constant__ cupymla::nvfp4_gemv::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::nvfp4_gemv;
@@ -80,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluster = 8,
                      smem_bytes = sizeof(cupymla::nvfp4_gemv::ThisStorage),
                      parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
-                     columns = cupymla::nvfp4_gemv::ThisConfig::kColumns, chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk,
+                     columns = cupymla::nvfp4_gemv::ThisConfig::kColumns,
+                     chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk,
                      tile_rows = cupymla::nvfp4_gemv::ThisConfig::kTileRows,
                      scale_block_bytes = cupymla::nvfp4_gemv::ThisConfig::kScaleBlockBytes,
                      vector_block_bytes = cupymla::nvfp4_gemv::ThisConfig::kVectorBlockBytes,

@@ -1,5 +1,5 @@
-// The epilogue warpgroup: most of Q into Tensor Memory before a query; after it O from there, times each head's factor, to
-// global memory. Where pairs share a query it leaves O as it is for the merge instead.
+// The epilogue warpgroup: most of Q into Tensor Memory before a query; after it O from there, times each head's factor,
+// to global memory. Where pairs share a query it leaves O as it is for the merge instead.
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
@@ -72,8 +72,8 @@ struct Epilogue {
     const uint32_t tmem = sm100::tmem_lane(storage.tmem + Config::kQueryColumn, warp * 32);
 #pragma unroll 1
     for (int tile = 0; tile < Config::kTmemTiles; ++tile) {
-      const uint8_t* staged =
-          storage.stages[(stage + tile / Config::kStageTiles) % Config::kStages] + tile % Config::kStageTiles * sm100::kTileBytes;
+      const uint32_t at = (stage + tile / Config::kStageTiles) % Config::kStages;
+      const uint8_t* staged = storage.stages[at] + tile % Config::kStageTiles * sm100::kTileBytes;
       uint32_t words[Config::kQueryTileColumns];
 #pragma unroll
       for (int chunk = 0; chunk < 8; ++chunk) {

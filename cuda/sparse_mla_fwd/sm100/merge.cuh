@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../../common/cluster.cuh"
-#include "../sm90/softmax.cuh"
+#include "../softmax.cuh"
 #include "statistics.cuh"
 #include "storage.cuh"
 #include "work.cuh"

@@ -52,7 +52,9 @@ struct Products {
     });
   }
 
-  static __device__ __forceinline__ uint32_t next(uint32_t stage) { return stage + 1 == Config::kStages ? 0 : stage + 1; }
+  static __device__ __forceinline__ uint32_t next(uint32_t stage) {
+    return stage + 1 == Config::kStages ? 0 : stage + 1;
+  }
 
   // One tile of the scores, with Q's tile in Tensor Memory or in shared memory.
   __device__ __forceinline__ void multiply_tile(int tile, uint64_t keys) {
@@ -111,7 +113,8 @@ struct Products {
       storage.values[values_stage].wait(values_phases.full(values_stage));
       values_phases.advance(values_stage);
       const uint64_t a = sm100::descriptor_128b(smem_address(storage.p[half]));
-      const uint64_t b = sm100::descriptor_128b_transposed(smem_address(storage.stages[values_stage]), sm100::kTileBytes);
+      const uint32_t tiles = smem_address(storage.stages[values_stage]);
+      const uint64_t b = sm100::descriptor_128b_transposed(tiles, sm100::kTileBytes);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         sm100::mma_f16<2>(output, a + (step * kStepBytes >> 4), b + (step * kTransposedStepBytes >> 4), kValues,

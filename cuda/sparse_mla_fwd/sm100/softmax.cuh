@@ -1,9 +1,9 @@
-// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Two threads share a head, one for each
-// half of the lanes that its scores lie in.
+// The softmax warps: scores from Tensor Memory, P to shared memory, row statistics. Two threads share a head, one for
+// each half of the lanes that its scores lie in.
 #pragma once
 
 #include "../../common/sm100/vector_math.cuh"
-#include "../sm90/softmax.cuh"
+#include "../softmax.cuh"
 #include "epilogue.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -21,7 +21,7 @@ struct Softmax {
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t tmem;                        // first lane of this warp
 
-  // Exponentials are taken relative to `base` (../sm90/softmax.cuh), which is the same for all slots of a head.
+  // Exponentials are taken relative to `base` (../softmax.cuh), which is the same for all slots of a head.
   // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
   float base, row_max, row_sum;
   bool occupied;  // whether this thread's slots of the query had a valid one

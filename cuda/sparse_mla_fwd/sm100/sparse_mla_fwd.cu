@@ -12,8 +12,8 @@
 #endif
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
-// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where
-// the pairs of each cluster share the slots of one query.
+// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1
+// where the pairs of each cluster share the slots of one query.
 #if CUPYMLA_FP16
 using Element = __half;
 #else

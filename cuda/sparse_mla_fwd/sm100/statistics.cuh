@@ -7,8 +7,8 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// Base and maximum in units of log2, the sum relative to the base. Queries without a valid slot are told by their slots,
-// not by the maximum: valid slots may all score -inf.
+// Base and maximum in units of log2, the sum relative to the base. Queries without a valid slot are told by their
+// slots, not by the maximum: valid slots may all score -inf.
 struct RowStatistics {
   float base, maximum, sum;
   bool occupied;

@@ -1,5 +1,5 @@
-// What a pair of CTAs works on: one block of heads of one query after another. Where there are few queries, the pairs of
-// a cluster share the slots of one.
+// What a pair of CTAs works on: one block of heads of one query after another. Where there are few queries, the pairs
+// of a cluster share the slots of one.
 #pragma once
 
 #include "../../common/cluster.cuh"

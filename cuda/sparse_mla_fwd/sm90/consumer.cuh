@@ -7,7 +7,7 @@
 #include "../../common/ring.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "query.cuh"
-#include "softmax.cuh"
+#include "../softmax.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_fwd {

@@ -7,7 +7,7 @@
 #include "../../common/sm90/wgmma.cuh"
 #include "few_heads_storage.cuh"
 #include "merge.cuh"
-#include "softmax.cuh"
+#include "../softmax.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 

@@ -2,7 +2,7 @@
 // that what is accumulated is rarely rescaled. Scores, maxima and bases are in units of log2.
 #pragma once
 
-#include "../../common/math.cuh"
+#include "../common/math.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
