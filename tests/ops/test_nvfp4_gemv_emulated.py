@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pytest
 
 from cupymla import arch as arches
-from cupymla import build
+from cupymla import build, nvfp4_gemv
 from cupymla.build import KernelSource
 from cupymla.emulate import MODES, Settings
 from cupymla.emulate.run import Mode
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
+from cupymla.testing.interpreted import DeviceArray
 from cupymla.testing.operators import Subject
 
 pytestmark = pytest.mark.compile
@@ -142,6 +143,20 @@ def test_arrays_that_tma_cannot_read_go_to_the_streaming_kernel(monkeypatch: pyt
         with emulated("sm_100a", 2, Settings("eager")) as machine:
             compare.require(machine.check("nvfp4_gemv", named(name)))
             assert {geometry.block for geometry in machine.launches} == {STREAM_THREADS}
+
+
+def test_a_repeated_layout_at_an_odd_address_changes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alignment is no part of a layout: calls alike but for an address must not share a binding that TMA reads by."""
+    prefer(monkeypatch, True)
+    inputs = cases.inputs(named("m66_k288_l2_n3_tma_none_rows"), 5)
+    with emulated("sm_100a", 4, Settings("eager")) as machine:
+        given = {key: machine.array(value) if isinstance(value, np.ndarray) else value for key, value in inputs.items()}
+        odd = np.zeros(given["a"].host.nbytes + 8, np.uint8)
+        moved = np.moveaxis(odd[8:].reshape(np.moveaxis(inputs["a"], -1, 0).shape), 0, -1)
+        moved[...] = inputs["a"]
+        for a in (given["a"], DeviceArray(moved), given["a"]):
+            judge(nvfp4_gemv(**{**given, "a": a}).get(), inputs)
+        assert [geometry.block for geometry in machine.launches] == [TENSOR_THREADS, STREAM_THREADS, TENSOR_THREADS]
 
 
 # What the compiler made ------------------------------------------------------------------------------------------
