@@ -1,9 +1,9 @@
 // Shared memory, barriers and the pipeline.
 //
-// The pair multiplies Q by keys that are split by slots, CTA 0 having the first 64 of a block, and P by values that are
-// split by channels, CTA 0 having the first 256; both CTAs' operands lie at the same places. So half of the key tiles
-// of a CTA become its values as they lie. The places of the others are filled a second time, with the same channels' other
-// half of the other CTA's slots, once the scores have been multiplied:
+// The pair multiplies Q by keys that are split by slots, CTA 0 having the first 64 of a block, and P by values that
+// are split by channels, CTA 0 having the first 256; both CTAs' operands lie at the same places. So half of the key
+// tiles of a CTA become its values as they lie. The places of the others are filled a second time, with the same
+// channels' other half of the other CTA's slots, once the scores have been multiplied:
 //
 //   stage of a block | CTA 0: keys, then values         | CTA 1: keys, then values         | P V
 //   -----------------+----------------------------------+----------------------------------+----------------------
