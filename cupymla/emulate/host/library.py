@@ -61,7 +61,7 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
             with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
                 kernel = Path(folder) / "kernel.o"
                 _run((*_command(text, Path(folder), _KERNEL_FLAGS), str(kernel)), translation.name)
-                objects = [kernel, _runtime(), _native() if model == "native" else _from_ptx()]
+                objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
                 _keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
                 link = ("c++", "-shared", "-o")
                 _keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
@@ -97,8 +97,10 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 # The parts of a library -------------------------------------------------------------------------------------------
 
 
-def _runtime() -> Path:
-    return _object((_HERE / "runtime.cpp").read_text(), "runtime", _MODEL_FLAGS)
+def _machine() -> list[Path]:
+    """The parts of the machine."""
+    names = ("runtime", "warps", "copies")
+    return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 
 def _native() -> Path:

@@ -1,7 +1,8 @@
 """Translated kernels on the host's processor: compiled as C++ and run thread by thread, without any GPU.
 
-The kernel and the model are the very PTX that would be assembled for a GPU. What the hardware adds (mbarriers, TMA,
-warp collectives) is `runtime.cpp`'s. Needs g++ or whatever else `c++` is, on x86-64.
+The kernel is the very PTX that would be assembled for a GPU, the model is compiled from the same source. What the
+hardware adds (mbarriers, TMA, warp collectives) is `runtime.cpp`'s, `warps.cpp`'s and `copies.cpp`'s. Needs g++ or
+whatever else `c++` is, on x86-64.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Request(ctypes.Structure):
 
 
 class _HostMap(ctypes.Structure):
-    """`TileMap` of runtime.cpp."""
+    """`TileMap` of copies.cpp."""
 
     _fields_ = (
         ("magic", ctypes.c_uint64),

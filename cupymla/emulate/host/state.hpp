@@ -1,0 +1,31 @@
+// What the parts of the machine share: the grid that runs.
+#pragma once
+
+#include <csetjmp>
+
+#include "runtime.hpp"
+
+namespace machine {
+
+struct Machine {
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::deque<std::shared_ptr<Copy>> copies;
+  uint64_t switches = 0, turns = 0, random = 1, limit = 0, alive = 0, worked = 0;
+  void* scheduler = nullptr;
+  void (*entry)(Thread&) = nullptr;
+  std::string failure;
+  bool in_thread = false;  // else the scheduler runs
+  sigjmp_buf outside;
+};
+
+extern Machine* the;
+
+inline uint64_t shuffle_bits(uint64_t& state) {
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return state;
+}
+
+// Carries out copies that were issued: in any order, a random while later.
+void run_copies();
+
+}  // namespace machine

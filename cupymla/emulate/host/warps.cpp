@@ -1,0 +1,202 @@
+// What lanes do together, and barriers; see runtime.hpp.
+#include <algorithm>
+
+#include "state.hpp"
+
+namespace machine {
+
+namespace {
+
+uint64_t met(Together what, const Meeting& meeting, uint32_t mask, uint32_t lane) {
+  uint32_t any = 0;
+  for (uint32_t other = 0; other < 32; ++other) {
+    if (!(mask >> other & 1)) continue;
+    if (what == kMatchAny) any |= (meeting.values[other] == meeting.values[lane]) << other;
+    if (what == kVoteAny || what == kVoteAll || what == kBallot) any |= (meeting.values[other] != 0) << other;
+  }
+  if (what == kVoteAny) return any != 0;
+  if (what == kVoteAll) return any == mask;
+  return any;
+}
+
+}  // namespace
+
+uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand) {
+  Meeting& meeting = t.warp->meetings[static_cast<uint64_t>(what) << 32 | mask];
+  const uint64_t generation = meeting.generation;
+  meeting.values[t.lane] = value;
+  meeting.arrived |= 1u << t.lane;
+  while (meeting.generation == generation) {
+    const uint32_t expected = mask & ~t.warp->ended;
+    if ((meeting.arrived & expected) == expected) {
+      for (uint32_t lane = 0; lane < 32; ++lane) meeting.results[lane] = meeting.values[lane];
+      if (what >= kMatchAny) {
+        for (uint32_t lane = 0; lane < 32; ++lane) {
+          if (expected >> lane & 1) meeting.results[lane] = met(what, meeting, expected, lane);
+        }
+      }
+      meeting.arrived = 0;
+      ++meeting.generation;
+      the->worked = the->switches;
+      break;
+    }
+    Rest until;
+    until.word = &meeting.generation, until.mask = ~0ull, until.value = generation, until.until = ~0ull;
+    rest(t, until);
+  }
+  switch (what) {
+    case kShuffleIndex: return meeting.results[operand & 31];
+    case kShuffleUp: return meeting.results[t.lane >= operand ? t.lane - operand : t.lane];
+    case kShuffleDown: return meeting.results[t.lane + operand < 32 ? t.lane + operand : t.lane];
+    case kShuffleXor: return meeting.results[(t.lane ^ operand) & 31];
+    default: return meeting.results[t.lane];
+  }
+}
+
+void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits) {
+  Barrier& barrier = t.cta->barriers[id & 15];
+  const uint64_t generation = barrier.generation;
+  ++barrier.arrived;
+  while (barrier.generation == generation) {
+    const uint32_t absent = count ? 0 : t.cta->ended, expected = count ? count : t.cta->threads;
+    if (barrier.arrived + absent >= expected) {
+      barrier.arrived = 0;
+      ++barrier.generation;
+      return;
+    }
+    if (!waits) return;
+    yield(t);
+  }
+}
+
+uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed) {
+  uint32_t result = 0;
+  bool first = true;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const auto other = static_cast<uint32_t>(together(t, kShuffleIndex, mask, value, lane));
+    const bool less = is_signed ? static_cast<int32_t>(other) < static_cast<int32_t>(result) : other < result;
+    const uint32_t both[] = {result + other,
+                             less ? other : result,
+                             less ? result : other,
+                             result & other,
+                             result | other,
+                             result ^ other};
+    result = first ? other : both[operation];
+    first = false;
+  }
+  return result;
+}
+
+// Each lane names a row of 8 elements of 16 bits: lanes 0-7 those of the first matrix, and so on. A lane holds two
+// neighbours of row lane / 4, or transposed, of column lane / 4.
+void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed) {
+  for (uint32_t matrix = 0; matrix < count; ++matrix) {
+    uint32_t word = 0;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
+      const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
+      const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
+      word |= static_cast<uint32_t>(load<uint16_t>(shared(t, at, 16) + 2 * column)) << (16 * half);
+    }
+    out[matrix] = word;
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+}
+
+void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed) {
+  for (uint32_t matrix = 0; matrix < count; ++matrix) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
+      const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
+      const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
+      store(shared(t, at, 16) + 2 * column, static_cast<uint16_t>(in[matrix] >> (16 * half)));
+    }
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+}
+
+// mma.sync: all lanes show their fragments, then each adds up its own four sums. Lanes may be one product apart, so
+// fragments of two are kept.
+void multiply_16x8x16(Thread& t, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat) {
+  auto& shown = t.warp->fragments[t.products++ % 2];
+  for (int i = 0; i < 12; ++i) {
+    const uint32_t word = i < 8 ? a[i / 2] : b[i / 2 - 4];
+    const auto bits = static_cast<uint16_t>(word >> (i % 2 * 16));
+    shown[t.lane][i] = bfloat ? from_bfloat(bits) : from_half(bits);
+  }
+  together(t, kSync, 0xffffffffu, 0, 0);
+  const uint32_t row = t.lane / 4, column = t.lane % 4 * 2;
+  for (uint32_t i = 0; i < 4; ++i) {
+    double sum = d[i];
+    for (uint32_t lane = 0; lane < 4; ++lane) {
+      const float* x = shown[row * 4 + lane] + i / 2 * 2;
+      const float* y = shown[(column + i % 2) * 4 + lane] + 8;
+      sum += static_cast<double>(x[0]) * y[0] + static_cast<double>(x[1]) * y[1];
+      sum += static_cast<double>(x[4]) * y[2] + static_cast<double>(x[5]) * y[3];
+    }
+    d[i] = static_cast<float>(sum);
+  }
+}
+
+// mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
+namespace {
+
+struct State {
+  uint64_t phase;
+  int64_t bytes;
+  uint64_t count, missing;
+  explicit State(uint64_t word)
+      : phase(word >> 63), bytes(static_cast<int64_t>(word << 1) >> 41), count(word >> 20 & 0xfffff),
+        missing(word & 0xfffff) {}
+  uint64_t word() {
+    if (missing == 0 && bytes == 0) phase ^= 1, missing = count;
+    return phase << 63 | (static_cast<uint64_t>(bytes) & 0x7fffffull) << 40 | count << 20 | missing;
+  }
+};
+
+unsigned char* place(const Cta& one, uint32_t barrier) {
+  unsigned char* found = shared(one, barrier, 8);
+  if (State(load<uint64_t>(found)).count == 0xfffff) broken("mbarrier %#x was not initialised", barrier);
+  return found;
+}
+
+}  // namespace
+
+void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
+  store<uint64_t>(shared(t, barrier, 8), static_cast<uint64_t>(count) << 20 | count);
+}
+
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
+  unsigned char* where = place(*t.cta, barrier);
+  const uint64_t before = load<uint64_t>(where);
+  State state(before);
+  if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
+  state.missing -= count;
+  state.bytes += expected_bytes;
+  store<uint64_t>(where, state.word());
+  return before;
+}
+
+void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes) {
+  unsigned char* where = place(one, barrier);
+  State state(load<uint64_t>(where));
+  state.bytes += bytes;
+  store<uint64_t>(where, state.word());
+}
+
+bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
+  const unsigned char* where = place(*t.cta, barrier);
+  const uint64_t word = load<uint64_t>(where);
+  const bool done = State(word).phase != (parity & 1);
+  t.polling = !done;
+  if (done) {
+    t.patience = 1;
+  } else {
+    t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
+    t.issued = &issued_for(*t.cta, barrier), t.issued_seen = *t.issued;
+  }
+  return done;
+}
+
+}  // namespace machine
