@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import pytest
 from cupymla import arch as arches
 from cupymla import build, nvfp4_gemv
 from cupymla.build import KernelSource
-from cupymla.emulate import MODES, Settings
+from cupymla.emulate import MODES, Settings, mutation
+from cupymla.emulate.host.machine import HostProgram
 from cupymla.emulate.run import Mode
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
@@ -157,6 +159,40 @@ def test_a_repeated_layout_at_an_odd_address_changes_the_kernel(monkeypatch: pyt
         for a in (given["a"], DeviceArray(moved), given["a"]):
             judge(nvfp4_gemv(**{**given, "a": a}).get(), inputs)
         assert [geometry.block for geometry in machine.launches] == [TENSOR_THREADS, STREAM_THREADS, TENSOR_THREADS]
+
+
+# What taking these away does cannot be seen: nothing asynchronous comes before the first barrier, `ready` waits for
+# what `full` waits for, and here the shared memory of a CTA outlives it.
+UNSEEN = ("before_thread_sync", "after_thread_sync", "try_wait", "barrier.cluster.wait")
+
+
+@pytest.mark.slow
+def test_waits_fences_and_commits_are_missed_when_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with tiles that clusters share, once with a ring that goes round."""
+    prefer(monkeypatch, True)
+    shared, ringed = (
+        {site.number: site.text for site in mutation.survivors(survey(name, multiprocessors))}
+        for name, multiprocessors in (("m140_k800_l1_n1_tma_full", 148), ("m140_k3104_l1_n1_tma", 1))
+    )
+    left = Counter(
+        next((word for word in UNSEEN if word in text), text) for number, text in shared.items() if number in ringed
+    )
+    assert left <= Counter(UNSEEN)
+
+
+def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
+    """Every mutant of the kernel that a case runs."""
+    programs: list[HostProgram] = []
+
+    def run(settings: Settings) -> float:
+        with emulated("sm_100a", multiprocessors, settings) as machine:
+            reports = machine.check("nvfp4_gemv", named(name))
+            programs[:] = machine._hosts.values()
+        return float(sum(bool(report.failure) for report in reports))
+
+    assert run(Settings("eager")) == 0
+    (program,) = programs
+    return mutation.survey(run, program.translation.sites)
 
 
 # What the compiler made ------------------------------------------------------------------------------------------

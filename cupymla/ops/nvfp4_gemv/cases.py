@@ -162,6 +162,7 @@ def _tensor() -> Iterator[GemvCase]:
             (300, 3, 160, 2),
             (129, 16, 1056, 2),
             (70, 9, 3104, 1),
+            (140, 1, 3104, 1),
         ):
             yield make("tensor", "tma", m=m, n=n, k=k, batches=batches, **common)
         for n in (1, 8, 16):
