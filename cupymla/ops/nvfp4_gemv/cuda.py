@@ -64,8 +64,9 @@ class StreamBinding:
         self.launcher = Launcher(kernel, geometry, (self._parameters,))
 
     def point(self, views: Views, c: int) -> None:
-        """Set every address, and what their alignment allows. The views' layouts are those of the binding."""
+        """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding."""
         parameters = self._parameters
+        parameters.alpha_value = views.alpha_value
         parameters.a = a = views.a.view.ptr
         parameters.b = b = views.b.view.ptr
         parameters.sfa = sfa = views.sfa.view.ptr
@@ -126,7 +127,6 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
         long_parts=long_parts,
         items=work.items,
         phase_chunks=work.phase_chunks,
-        alpha_value=views.alpha_value,
         out_type=OUT_DTYPES.index(problem.out_dtype),
         swizzled=int(problem.scale_layout != "linear"),
     )
@@ -176,7 +176,7 @@ def _operands(views: Views) -> list[Operand]:
 def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     strides = [operand.strides for operand in _operands(views)]
     tiled = fits(views, problem)
-    key = (problem, views.alpha_value, views.batch_first, views.c is None, tiled, *strides)
+    key = (problem, views.batch_first, views.c is None, tiled, *strides)
     binding = _memo.entries.get(key)
     if binding is None:
         binding = _memo.add(key, _bind(views, problem, tiled))

@@ -87,8 +87,9 @@ class TileBinding:
         self.launcher = Launcher(kernel, geometry, (*(ctypes.c_byte() for _ in self._boxes), self._parameters))
 
     def point(self, views: Views, c: int) -> None:
-        """Set every address. The views' layouts are those of the binding."""
+        """Set every address, and alpha. The views' layouts are those of the binding."""
         parameters = self._parameters
+        parameters.alpha_value = views.alpha_value
         parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
         parameters.bias = None if views.bias is None else views.bias.view.ptr
         parameters.c = c
@@ -143,6 +144,5 @@ def _parameters(views: Views, problem: Problem, tiling: Tiling, c_strides: tuple
         k=problem.k,
         n=problem.n,
         tiles=tiling.tiles,
-        alpha_value=views.alpha_value,
         out_type=OUT_DTYPES.index(problem.out_dtype),
     )
