@@ -84,6 +84,38 @@ def test_named_barriers() -> None:
         run("barrier.sync.aligned 1, 96;", out, threads=64)
 
 
+SPECIALISED = """setp.ge.u32 %p1, %r0, 256; @%p1 bra PRODUCER;
+    setmaxnreg.inc.sync.aligned.u32 {consumer}; bra DONE;
+    PRODUCER: setmaxnreg.dec.sync.aligned.u32 {producer};
+    DONE: {element} st.global.u32 [%d10], %r0;"""
+
+
+def specialised(producer: int, consumer: int, bounds: str = ".maxntid 384, 1, 1 .minnctapersm 1", seed: int = 0) -> None:
+    out = np.zeros(384, np.uint32)
+    body = SPECIALISED.format(producer=producer, consumer=consumer, element=element(4))
+    run(body, out, threads=384, bounds=bounds, seed=seed)
+    assert out.tolist() == list(range(384))
+
+
+def test_setmaxnreg_deals_out_what_the_cta_got_at_launch() -> None:
+    """384 threads get 168 registers each, so three warpgroups have 504 together: 512 fit the file, but not the pool."""
+    for seed in range(3):
+        specialised(24, 240, seed=seed)
+        specialised(40, 232, seed=seed)
+    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*setmaxnreg\.inc"):
+        specialised(32, 240)
+    with pytest.raises(Trap, match=r"deadlock: .*setmaxnreg\.inc"):
+        specialised(24, 240, ".maxntid 384, 1, 1 .minnctapersm 1 .maxnreg 128")
+    with pytest.raises(Trap, match=r"setmaxnreg\.dec to 176 registers where a warp has 168"):
+        specialised(176, 232)
+    with pytest.raises(Trap, match=r"setmaxnreg\.inc to 160 registers where a warp has 168"):
+        specialised(24, 160)
+    with pytest.raises(Trap, match="multiples of 8 from 24 to 256"):
+        specialised(16, 240)
+    with pytest.raises(Trap, match="without launch bounds"):
+        specialised(24, 240, "")
+
+
 COPY = f"""mov.u32 %r1, tile; shl.b32 %r2, %r0, 4; add.s32 %r2, %r2, %r1; {element(16, 0)}
     cp.async.cg.shared.global [%r2], [%d10], 16, %r5; cp.async.commit_group;"""
 
