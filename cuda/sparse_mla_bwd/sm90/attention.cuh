@@ -23,7 +23,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-    storage.received[consumer].init(Config::kWarpgroup / 32);
+    storage.received[consumer].init(1);
     storage.drained[consumer].init(Config::kWarpgroup / 32);
   }
   fence_mbarrier_init();
@@ -62,7 +62,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     consumer.multiply_scores();
     if constexpr (kWho == 0) {
       consumer.make_probabilities(wants_distribution);
-      if (wants_distribution && !adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+      if (wants_distribution && !adds_late) {
+        consumer.template add_distribution<(Config::kCluster > 1)>(attn_dist + first_slot, slots_left);
+      }
     } else {
       consumer.make_score_gradients();
     }
@@ -70,7 +72,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     storage.ds_ready.wait(consumer.k_parity);
     Gradients<Config, Element, kWho>(consumer, targets).run();
     if constexpr (kWho == 0) {
-      if (wants_distribution && adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+      if (wants_distribution && adds_late) {
+        consumer.template add_distribution<false>(attn_dist + first_slot, slots_left);
+      }
     }
     consumer.k_parity ^= 1u;
   }
@@ -102,6 +106,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(dout_map);
     init_barriers(storage);
+    if constexpr (Config::kCluster > 1) storage.other = cluster_address(smem_address(&storage), 1 - cluster_rank());
   }
   __syncthreads();
   sync_cluster<Config>();
