@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -197,7 +198,23 @@ class Binding:
             launcher(stream)
 
 
+class _Captured:
+    """Workspaces of launches that were captured, kept for good.
+
+    A graph may be launched at any time, from any thread, and nobody says when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Allocation] = []
+
+    def keep(self, workspace: Allocation) -> None:
+        with self._lock:
+            self._kept.append(workspace)
+
+
 _memo: ThreadMemo[Binding] = ThreadMemo()
+_captured = _Captured()
 
 
 def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:
@@ -239,14 +256,22 @@ def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
 def _workspace(binding: Binding, views: Views, stream: int | None) -> View | Allocation | None:
     """The caller's workspace, or one from the allocator of the caller's framework; None where none is needed.
 
-    Its memory may be given back as soon as the launches are queued: allocators hand it out again in stream order.
-    Raises InputError for one that is too small.
+    Its memory may be given back as soon as the launches are queued, unless a graph is to run them: allocators hand it
+    out again in stream order. Raises InputError for one that is too small.
     """
     size = binding.plan.workspace.bytes
     if views.workspace is not None:
         require_workspace(views.workspace, size)
         return views.workspace
     return tensor.allocate(views.q, (size,), "uint8", stream) if size else None
+
+
+def _launch_workspace(binding: Binding, views: Views, own: int | None, stream: int) -> View | Allocation | None:
+    """The workspace of one launch on `stream`, kept for good where that is being captured."""
+    workspace = _workspace(binding, views, own)
+    if isinstance(workspace, Allocation) and driver.capturing(stream):
+        _captured.keep(workspace)
+    return workspace
 
 
 def workspace_bytes(views: Views, problem: Problem) -> int:
@@ -266,7 +291,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
         binding = _bound(views, problem, arrays)
-        workspace = _workspace(binding, views, own_stream)
+        workspace = _launch_workspace(binding, views, own_stream, pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         binding.launch(pointer)
     tensor.hold(given, pointer)
@@ -280,7 +305,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         binding = Binding(problem, views.q.device, views, outputs)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            workspace = _workspace(binding, views, None)
+            workspace = _launch_workspace(binding, views, None, stream)
             binding.point(views, pointers, 0 if workspace is None else workspace.ptr)
             binding.launch(stream)
 
