@@ -73,6 +73,7 @@ struct alignas(1024) Storage {
   // Two sets, for even and odd blocks: the producer writes the next block's before it waits for room.
   int32_t tokens[2][Config::kSlots];
 
+  int32_t slots;   // of the query that can be valid; rank 0 has read them for both CTAs
   uint32_t other;  // two CTAs: where the other one's Storage lies, for stores across the cluster
 
   Mbarrier heads_full;
