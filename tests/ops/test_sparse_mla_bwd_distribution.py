@@ -16,7 +16,7 @@ CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100
 @pytest.mark.compile
 def test_two_ctas_add_in_a_fixed_order() -> None:
     inputs = cases.inputs(CASE, 0)
-    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
+    expected: dict[str, Any] = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
     sparse_mla_bwd(**expected)
     results = []
     for seed in (0, 1):

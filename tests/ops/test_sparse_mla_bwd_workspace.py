@@ -11,7 +11,7 @@ import pytest
 
 from cupymla import driver, tensor
 from cupymla.errors import InputError
-from cupymla.ops.case import Case
+from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
 from cupymla.testing.interpreted import Interpreted, interpreted
 
@@ -19,7 +19,7 @@ CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_
 EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
 
 
-def arguments(machine: Interpreted, case: Case = CASE) -> dict[str, Any]:
+def arguments(machine: Interpreted, case: MlaCase = CASE) -> dict[str, Any]:
     given = cases.inputs(case, 0)
     return {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in given.items()}
 

@@ -15,10 +15,10 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
-from .spec import Problem, Views, require_workspace
+from .spec import OPERATOR, Problem, Views, require_workspace
 
 Result = tuple[Any, ...]
 
@@ -180,7 +180,10 @@ class Binding:
         if self.launcher is None or self._pointers == pointers:
             return
         shared = self.plan.problem.shared
-        maps = [encoded(head_tiles(views.q, shared, shared.d_qk)), encoded(head_tiles(views.dout, shared, shared.d_v))]
+        maps = [
+            tiles(head_tiles(views.q, shared, shared.d_qk), "q", OPERATOR),
+            tiles(head_tiles(views.dout, shared, shared.d_v), "dout", OPERATOR),
+        ]
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))

@@ -16,7 +16,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import check_record
+from ..gpu import check_record, tiles
 from ..kv_rows import KvRows
 from ..mla import MlaProblem, lead_strides
 from . import pair_plan, plan
@@ -133,7 +133,7 @@ class Binding(ABC):
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
-            self.launcher.replace(0, encoded(query_tiles(self._problem, self._heads, views.q.ptr)))
+            self.launcher.replace(0, tiles(query_tiles(self._problem, self._heads, views.q.ptr), "q", plan.OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
 
