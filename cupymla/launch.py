@@ -59,6 +59,7 @@ class LaunchConfig(ctypes.Structure):
 _COOPERATIVE = 2
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 
 
 class Kernel(Protocol):
@@ -139,6 +140,27 @@ class Launcher:
         code = self._launch(self._config_address, self._function, self._slots_address, None)
         if code:
             raise driver.error(code, f"launching {self._geometry} on stream {stream:#x}")
+
+
+def active_clusters(kernel: Kernel, geometry: Geometry) -> int:
+    """How many clusters of a geometry, whatever its grid, run on the current device at once; 0 for none of that size.
+
+    A cluster lives in one GPC, so that they rarely fill all multiprocessors. Raises InputError and DriverError.
+    """
+    _check(geometry)
+    driver.allow(kernel.function, geometry.smem_bytes, geometry.cluster)
+    chosen = _attributes(geometry)
+    attributes = (LaunchAttribute * len(chosen))(*chosen)
+    grid, block = (geometry.cluster, 1, 1), (geometry.block, 1, 1)
+    config = LaunchConfig(grid, block, geometry.smem_bytes, None, ctypes.addressof(attributes), len(chosen))
+    count = ctypes.c_int()
+    ask = driver.function("cuOccupancyMaxActiveClusters", *(ctypes.c_void_p,) * 3)
+    code = ask(ctypes.addressof(count), ctypes.c_void_p(kernel.function), ctypes.addressof(config))
+    if code == _INVALID_CLUSTER_SIZE:
+        return 0
+    if code:
+        raise driver.error(code, f"asking how many clusters of {geometry.cluster} CTAs run at once")
+    return count.value
 
 
 def _launch_nothing(*_: object) -> int:

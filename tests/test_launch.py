@@ -12,7 +12,7 @@ from fake_driver import FakeDriver, installed, needs_gpu
 
 from cupymla import driver, tensormap
 from cupymla.errors import DriverError, InputError
-from cupymla.launch import Geometry, LaunchAttribute, LaunchConfig, Launcher
+from cupymla.launch import Geometry, LaunchAttribute, LaunchConfig, Launcher, active_clusters
 
 POINTERS = [ctypes.c_void_p] * 4
 
@@ -65,6 +65,30 @@ class FakeLaunches:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     with installed(monkeypatch) as made:
         yield made
+
+
+def test_the_driver_says_how_many_clusters_run_at_once(fake: FakeDriver) -> None:
+    seen: list[tuple[int, int, int, list[int]]] = []
+    code = 0
+
+    def ask(count: int, function: int, config: int) -> int:
+        wanted = LaunchConfig.from_address(config)
+        attribute = LaunchAttribute.from_address(wanted.attributes)
+        seen.append((function, wanted.smem_bytes, attribute.id, list(attribute.value[:3])))
+        ctypes.c_int.from_address(count).value = 32
+        return code
+
+    fake.answer("cuOccupancyMaxActiveClusters", [ctypes.c_void_p] * 3, ask)
+    geometry = Geometry((64, 1, 1), 384, 200_000, cluster=16)
+    assert active_clusters(FakeKernel(), geometry) == 32
+    assert seen == [(0xF00D, 200_000, 4, [16, 1, 1])]
+    allowed = {name for _, name, _ in fake.named("cuFuncSetAttribute")}
+    assert "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED" in allowed
+    code = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
+    assert active_clusters(FakeKernel(), geometry) == 0
+    code = 1
+    with pytest.raises(DriverError, match="how many clusters of 16 CTAs"):
+        active_clusters(FakeKernel(), geometry)
 
 
 def test_layouts_are_those_of_cuda_h() -> None:

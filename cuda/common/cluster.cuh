@@ -43,6 +43,12 @@ __device__ __forceinline__ float cluster_load_float(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ int32_t cluster_load_int32(uint32_t address) {
+  int32_t value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
   float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

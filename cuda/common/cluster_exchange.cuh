@@ -22,6 +22,22 @@ __device__ __forceinline__ void fence_async_cluster() {
   asm volatile("fence.proxy.async.shared::cluster;" ::: "memory");
 }
 
+// Stores in the background. Both addresses as `cluster_address` gives them, in the same CTA; the mbarrier there gets 16
+// bytes, and whoever waits for it sees the data, by an ordinary `wait` too (PTX ISA, "st.async").
+__device__ __forceinline__ void cluster_store_async_float4(uint32_t address, float x, float y, float z, float w,
+                                                           uint32_t mbarrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   address),
+               "f"(x), "f"(y), "f"(z), "f"(w), "r"(mbarrier_address)
+               : "memory");
+}
+
+// Arrives at another CTA's mbarrier. Says that this thread has read something; publishes no writes, which would cost a
+// fence of the whole GPU.
+__device__ __forceinline__ void cluster_arrive_after_reads_at(uint32_t mbarrier_address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier_address) : "memory");
+}
+
 // Arrives at another CTA's mbarrier; publishes this thread's accesses, and those it has synchronised with, to the
 // cluster.
 __device__ __forceinline__ void cluster_arrive_at(uint32_t mbarrier_address) {

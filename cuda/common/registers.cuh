@@ -5,6 +5,10 @@
 
 namespace cupymla {
 
+// Registers per thread that the warpgroups of a CTA, alone on its SM, have all together: what it got at launch. `.inc`
+// waits until that pool has enough, so larger budgets wait for ever, whatever is left in the register file.
+__host__ __device__ constexpr int pool_registers(int threads) { return 65536 / threads / 8 * 8 * threads / 128; }
+
 template <uint32_t kRegisters>
 __device__ __forceinline__ void registers_give_back() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

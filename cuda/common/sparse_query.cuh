@@ -35,13 +35,14 @@ struct SparseQuery : QueryPosition {
   uint32_t token_limit; // token t can be valid when (uint32_t)t < token_limit
 
   template <typename Parameters>
-  __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token) : QueryPosition(params, token) {
-    slots = params.topk;
-    if (params.topk_length != nullptr) {
-      const int32_t length =
-          params.topk_length[batch * params.topk_length_batch + query * params.topk_length_query];
-      slots = max(0, min(slots, length));
-    }
+  __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token)
+      : SparseQuery(params, token, read_slots(params, QueryPosition(params, token))) {}
+
+  // With what `read_slots` gave. Threads that wait for each other must have one answer, whoever writes to topk_length
+  // meanwhile.
+  template <typename Parameters>
+  __device__ __forceinline__ SparseQuery(const Parameters& params, uint32_t token, int32_t slots)
+      : QueryPosition(params, token), slots(slots) {
     blocks = (slots + kBlockSlots - 1) / kBlockSlots;
 
     int64_t limit = params.s_kv;
@@ -51,6 +52,13 @@ struct SparseQuery : QueryPosition {
       limit = min(limit, last + 1);
     }
     token_limit = static_cast<uint32_t>(max(limit, static_cast<int64_t>(0)));
+  }
+
+  template <typename Parameters>
+  static __device__ __forceinline__ int32_t read_slots(const Parameters& params, const QueryPosition& position) {
+    if (params.topk_length == nullptr) return params.topk;
+    const int64_t place = position.batch * params.topk_length_batch + position.query * params.topk_length_query;
+    return max(0, min(params.topk, params.topk_length[place]));
   }
 };
 

@@ -19,7 +19,8 @@ from .instructions import bind
 from .memory import RANK_SHIFT, SHARED_START, Bytes, GlobalMemory, SharedMemory
 from .outcomes import BLOCK, YIELD
 from .program import BRANCH, EXIT, Program, Step
-from .threads import Front, Group, Lanes
+from .registers import RegisterPool
+from .threads import WARP, Front, Group, Lanes
 from .traps import Trap
 
 _SLICE = 400
@@ -70,6 +71,7 @@ class Cta:
         shared: its shared memory.
         mbarriers: by their offset in shared memory.
         barriers: named ones.
+        registers: what setmaxnreg deals out.
         late: asynchronous work that has been started, each with its owner; one owner's is finished in order.
         live: threads that have not exited.
     """
@@ -82,6 +84,8 @@ class Cta:
         self.shared = SharedMemory(machine.shared_bytes, machine.layout.strict)
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
+        warps = -(-machine.layout.threads // WARP)
+        self.registers = RegisterPool(warps, machine.program.launch_registers)
         self.late: list[tuple[object, Callable[[], None]]] = []
         self.live = machine.layout.threads
 

@@ -30,6 +30,7 @@ from ..ptx.syntax import (
     Vector,
 )
 from .memory import PARAMETER_STRIDE, PARAMETER_WINDOW
+from .registers import at_launch
 from .traps import Trap, Unknown
 from .types import TYPES, Array, DType, register_dtype
 
@@ -105,6 +106,7 @@ class Program:
         ports_of: the ports of each register.
         bound: whether the steps have been bound to what executes them.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
+        launch_registers: registers per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
     """
 
     def __init__(self, module: Module, name: str) -> None:
@@ -129,7 +131,9 @@ class Program:
         self.ports: list[tuple[DType, int, DType]] = []
         self.ports_of: dict[tuple[DType, int], list[int]] = {}
         self.bound = False
-        self.threads = _threads(found)
+        self.threads = _extent(found, ".reqntid") or _extent(found, ".maxntid")
+        ctas = _extent(found, ".minnctapersm") or 1
+        self.launch_registers = _extent(found, ".maxnreg") or (self.threads and at_launch(self.threads, ctas))
         self._module = module
         self._dynamic: list[tuple[str, int]] = []
         self._files: dict[str, str] = {}
@@ -309,16 +313,16 @@ def _parameter(words: list[str]) -> Parameter:
     return Parameter(words[-1], element.itemsize)
 
 
-def _threads(function: Function) -> int:
+def _extent(function: Function, directive: str) -> int:
+    """The product of the numbers behind a directive of a kernel's heading; 0 without it."""
     words = function.heading
-    for directive in (".reqntid", ".maxntid"):
-        if directive in words:
-            count, at = 1, words.index(directive) + 1
-            while at < len(words) and not words[at].startswith("."):
-                count *= int(words[at]) if words[at] != "," else 1
-                at += 1
-            return count
-    return 0
+    if directive not in words:
+        return 0
+    count, at = 1, words.index(directive) + 1
+    while at < len(words) and not words[at].startswith("."):
+        count *= int(words[at]) if words[at] != "," else 1
+        at += 1
+    return count
 
 
 def _size(item: Variable) -> int:

@@ -9,14 +9,30 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from .. import driver, tensor
 from ..build.source import KernelSource
-from ..errors import CompileError, UnsupportedError
+from ..errors import CompileError, DriverError, InputError, UnsupportedError
 from ..launch import Launcher
 from ..tensor import Allocation, View
+from ..tensormap import EncodedMap, TileMap, encoded
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _MEMO_LIMIT = 256
+
+
+def tiles(request: TileMap, argument: str, operator: str) -> EncodedMap:
+    """The tensor map of an operator's argument.
+
+    A driver may refuse strides of 0, which broadcast axes have: no document promises them. Raises InputError for that,
+    and DriverError.
+    """
+    try:
+        return encoded(request)
+    except DriverError as refused:
+        if 0 not in request.strides_bytes:
+            raise
+        wanted = "an array without broadcast axes, as this driver refuses strides of 0 in a tensor map: make a copy"
+        raise InputError(argument, wanted, f"strides of {request.strides_bytes} bytes", operator) from refused
 
 
 class OutputArrays:

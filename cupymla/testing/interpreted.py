@@ -191,6 +191,7 @@ class Interpreted:
         """In the place of `driver.function`."""
         entry_points: dict[str, Callable[..., int]] = {
             "cuLaunchKernelEx": self._launch,
+            "cuOccupancyMaxActiveClusters": self._active_clusters,
             "cuTensorMapEncodeTiled": self._encode,
         }
         return entry_points[name]
@@ -212,6 +213,11 @@ class Interpreted:
         self.execute(kernel, geometry, parameters, maps)
         self.seed += 1
         self.launches.append(geometry)
+        return 0
+
+    def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
+        size = _geometry(LaunchConfig.from_address(_value(config))).cluster
+        ctypes.c_int.from_address(_value(count)).value = self._multiprocessors // size
         return 0
 
     def execute(

@@ -84,6 +84,41 @@ def test_named_barriers() -> None:
         run("barrier.sync.aligned 1, 96;", out, threads=64)
 
 
+SPECIALISED = """setp.ge.u32 %p1, %r0, 256; @%p1 bra PRODUCER;
+    setmaxnreg.inc.sync.aligned.u32 {consumer}; bra DONE;
+    PRODUCER: setmaxnreg.dec.sync.aligned.u32 {producer};
+    DONE: {element} st.global.u32 [%d10], %r0;"""
+
+
+BOUNDS = ".maxntid 384, 1, 1 .minnctapersm 1"
+
+
+def specialised(producer: int, consumer: int, bounds: str = BOUNDS, seed: int = 0) -> None:
+    out = np.zeros(384, np.uint32)
+    body = SPECIALISED.format(producer=producer, consumer=consumer, element=element(4))
+    run(body, out, threads=384, bounds=bounds, seed=seed)
+    assert out.tolist() == list(range(384))
+
+
+def test_setmaxnreg_deals_out_what_the_cta_got_at_launch() -> None:
+    """384 threads get 168 registers each, so three warpgroups have 504 together: 512 fit the file, but not the pool."""
+    for seed in range(3):
+        specialised(24, 240, seed=seed)
+        specialised(40, 232, seed=seed)
+    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*setmaxnreg\.inc"):
+        specialised(32, 240)
+    with pytest.raises(Trap, match=r"deadlock: .*setmaxnreg\.inc"):
+        specialised(24, 240, f"{BOUNDS} .maxnreg 128")
+    with pytest.raises(Trap, match=r"setmaxnreg\.dec to 176 registers where a warp has 168"):
+        specialised(176, 232)
+    with pytest.raises(Trap, match=r"setmaxnreg\.inc to 160 registers where a warp has 168"):
+        specialised(24, 160)
+    with pytest.raises(Trap, match="multiples of 8 from 24 to 256"):
+        specialised(16, 240)
+    with pytest.raises(Trap, match="without launch bounds"):
+        specialised(24, 240, "")
+
+
 COPY = f"""mov.u32 %r1, tile; shl.b32 %r2, %r0, 4; add.s32 %r2, %r2, %r1; {element(16, 0)}
     cp.async.cg.shared.global [%r2], [%d10], 16, %r5; cp.async.commit_group;"""
 
@@ -96,6 +131,41 @@ def test_copies_fill_up_with_zeros(size: int) -> None:
     expected = source.reshape(32, 4).copy()
     expected[:, size // 4 :] = 0
     assert out.tolist() == expected.tolist()
+
+
+# Each CTA of a pair sends 512 bytes to the other one, behind an mbarrier at 2048 of its shared memory.
+SEND = """mov.u32 %r1, tile; add.s32 %r2, %r1, 2048; setp.eq.s32 %p1, %r0, 0; mov.u32 %r5, %cluster_ctarank;
+    @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster;
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {bytes};
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    xor.b32 %r6, %r5, 1; shl.b32 %r3, %r0, 4; add.s32 %r3, %r3, %r1; mapa.shared::cluster.u32 %r7, %r3, %r6;
+    mapa.shared::cluster.u32 %r8, %r2, {told}; shl.b32 %r9, %r5, 8; add.s32 %r9, %r9, %r0; cvt.rn.f32.u32 %f1, %r9;
+    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%r7], {{%f1, %f1, %f1, %f1}}, [%r8];
+    mov.f32 %f1, 0f00000000;
+    {wait} ld.shared.v4.f32 {{%f1, %f2, %f3, %f4}}, [%r3]; cvt.rzi.u32.f32 %r10, %f4;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    mul.wide.u32 %d10, %r5, 128; add.s64 %d10, %d10, %d0; mul.wide.u32 %d11, %r0, 4; add.s64 %d10, %d10, %d11;
+    st.global.u32 [%d10], %r10;"""
+SENT = "SENT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra SENT;"
+
+
+def test_asynchronous_stores_land_late_and_tell_the_mbarrier_where_they_land() -> None:
+    out = np.zeros((2, 32), np.uint32)
+    expected = [[256 + k for k in range(32)], list(range(32))]
+    early = 0
+    for seed in range(8):
+        out[...] = 0
+        run(SEND.format(bytes=512, told="%r6", wait=SENT), out, cluster=2, seed=seed)
+        assert out.tolist() == expected
+        try:
+            run(SEND.format(bytes=512, told="%r6", wait=""), out, cluster=2, seed=seed)
+        except Trap as trap:
+            early += "an unfinished copy still writes" in str(trap) or "unwritten shared memory" in str(trap)
+    assert early >= 4
+    with pytest.raises(Trap, match="deadlock"):
+        run(SEND.format(bytes=528, told="%r6", wait=SENT), out, cluster=2)
+    with pytest.raises(Trap, match=r"st\.async to one CTA with an mbarrier of another"):
+        run(SEND.format(bytes=512, told="%r5", wait=SENT), out, cluster=2)
 
 
 def test_a_missing_wait_for_a_copy_is_found() -> None:

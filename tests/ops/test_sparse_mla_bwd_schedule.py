@@ -40,7 +40,7 @@ class Cta(Machine):
         self.probabilities_ready = Barrier("p_ready", WARPS, second)
         self.ds_ready = Barrier("ds_ready", WARPS, both)
         self.staging_ready = Barrier("staging_ready", 2 * WARPS, both)
-        self.received = [Barrier(f"received[{w}]", WARPS, names) for w, names in enumerate((first, second))]
+        self.received = [Barrier(f"received[{w}]", 1 + WARPS, names) for w, names in enumerate((first, second))]
         self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
         self.statistics_out = Barrier("named 1", 2 * WARPS, both)
         self.distribution = Barrier("named 2", WARPS, first)
@@ -128,8 +128,10 @@ class Consumer:
 
     def __init__(self, cta: Cta, who: int, warp: int) -> None:
         self.cta, self.who, self.warp = cta, who, warp
-        names = (f"c{who}.{warp}", f"wgmma{who}.{warp}", f"wgmma of dQ{who}.{warp}")
-        self.me, self.mma, self.query_mma = (Agent(f"{cta.rank}/{name}") for name in names)
+        names = ("c", "wgmma", "wgmma of dQ", "st.async", "red")
+        self.me, self.mma, self.query_mma, self.store, self.red = (
+            Agent(f"{cta.rank}/{name}{who}.{warp}") for name in names
+        )
         self.k_parity = self.pass_parity = self.statistics_parity = self.distribution_parity = self.cluster_parity = 0
         self.received = self.drained = 0
         self.tag: tuple[int, int] = (0, 0)
@@ -169,6 +171,7 @@ class Consumer:
             self.pass_parity ^= 1
             yield None
             yield from self.meet_statistics("named barrier at the end of a pass")
+            self.me.follow(self.red)  # the cluster's barrier publishes reductions too
             yield from query.meet(self.me, self.cluster_parity)
             self.cluster_parity ^= 1
 
@@ -232,7 +235,10 @@ class Consumer:
         for row in range(WARPS):
             cta.read(self.me, ("distribution", row), self.tag)
         if self.warp == 0:
-            cta.query.global_memory.write(self.me, ("attn_dist", self.tag[1]), self.tag)
+            self.red.follow(self.me)
+            cta.query.global_memory.write(self.red, ("attn_dist", self.tag[1]), self.tag)
+            if cta.rank == 0 and cta.has("fence behind adding"):
+                self.me.follow(self.red)
         yield None
         yield from self.meet_distribution("named barrier behind adding")
 
@@ -288,14 +294,18 @@ class Consumer:
         else:
             yield from self.wait(cta.drained[self.who], self.drained, "drained")
             self.drained ^= 1
+        self.store.follow(self.me)
         for tile in other.staging(self.who):
             for row in range(WARPS):
-                other.require_unused(self.me, ("k", 0, tile, row))
-        other.write(self.me, ("staging", self.who, self.warp), self.tag)
-        other.received[self.who].arrive(self.me)
+                other.require_unused(self.store, ("k", 0, tile, row))
+        other.write(self.store, ("staging", self.who, self.warp), self.tag)
+        yield None
+        other.received[self.who].arrive(self.store)
         if not rope:
             self.issue_sums()
             yield from self.finish_sums()
+        if self.warp == 0:
+            cta.received[self.who].arrive(self.me)
         yield from self.wait(cta.received[self.who], self.received, "received")
         self.received ^= 1
         cta.read(self.me, ("staging", self.who, self.warp), self.tag)
@@ -310,7 +320,7 @@ MUTATIONS = (
     # Consumer 1 fences after it has waited for P, so its fence would do for both; the kernel fences where it writes.
     *("fence behind gathered rows", "fence behind dS", "second set of tokens"),
     *("named barrier of the statistics", "named barrier at the end of a pass", "cluster barrier"),
-    *("named barrier before adding", "named barrier behind adding"),
+    *("named barrier before adding", "named barrier behind adding", "fence behind adding"),
 )
 SINGLE = frozenset({"heads_free", "tiles_free", "named barrier at the end of a pass"})
 """Steps that a pair of CTAs could do without: its key tiles are free later, and each pass ends in a cluster barrier."""
@@ -337,7 +347,7 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
     [
         ("producer.cuh", (1, 1, 0, 0, 0, 0)),
         ("consumer.cuh", (3, 2, 3, 2, 1, 0)),
-        ("gradients.cuh", (0, 4, 0, 0, 2, 0)),
+        ("gradients.cuh", (3, 5, 0, 0, 2, 0)),
         ("statistics.cuh", (0, 0, 0, 1, 0, 0)),
         ("attention.cuh", (2, 1, 0, 1, 0, 2)),
     ],
@@ -350,5 +360,5 @@ def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, .
 
 def test_the_exchange_waits_where_the_model_does() -> None:
     text = (KERNEL / "gradients.cuh").read_text()
-    assert len(re.findall(r"cluster_wait_at\(", text)) == 3
-    assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 3
+    assert len(re.findall(r"store_at_other\(sums\)", text)) == 1
+    assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 2

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupymla import driver, tensor
 from cupymla.errors import InputError
+from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
 from cupymla.testing.interpreted import Interpreted, interpreted
 
 CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_det")
+EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
 
 
-def arguments(machine: Interpreted) -> dict[str, Any]:
-    given = cases.inputs(CASE, 0)
+def arguments(machine: Interpreted, case: MlaCase = CASE) -> dict[str, Any]:
+    given = cases.inputs(case, 0)
     return {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in given.items()}
 
 
@@ -30,6 +35,31 @@ def test_kernels_work_in_the_callers_memory() -> None:
         got = machine.call(sparse_mla_bwd, **given, workspace=workspace)
         assert [array.get().tobytes() for array in got] == expected
         assert (workspace.get() != 0xFF).any()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("capturing", "own"), [(False, False), (True, False), (True, True)])
+def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph goes on writing to it; without one its memory goes back at once."""
+    made: list[weakref.ref[object]] = []
+    allocate = tensor.allocate
+
+    def watched(*args: Any) -> Any:
+        allocation = allocate(*args)
+        if args[2] == "uint8":
+            made.append(weakref.ref(allocation._array))
+        return allocation
+
+    with interpreted(multiprocessors=3) as machine:
+        monkeypatch.setattr(tensor, "allocate", watched)
+        monkeypatch.setattr(driver, "capturing", lambda stream: capturing)
+        given = arguments(machine, EMPTY)
+        if own:
+            size = machine.call(sparse_mla_bwd.workspace_bytes, **given)
+            given["workspace"] = machine.empty((size,), np.dtype(np.uint8), "workspace")
+        machine.call(sparse_mla_bwd, **given)
+    gc.collect()
+    assert [kept() is not None for kept in made] == ([] if own else [capturing])
 
 
 @pytest.mark.compile

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import MLA, queries_of, require_twin
 
-from cupymla import InputError, UnsupportedError, arch, raw_module
+from cupymla import InputError, UnsupportedError, arch, build, driver, raw_module
+from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops import shares
-from cupymla.ops.sparse_mla_fwd import cuda, plan
+from cupymla.ops.sparse_mla_fwd import binding, cuda, plan
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
@@ -72,6 +74,37 @@ def test_a_split_never_asks_for_more_ctas_than_run_at_once(work: int, topk: int,
     """Beyond one wave the whole queries keep every multiprocessor busy, so splitting only adds merges."""
     parts = plan.parts(work, topk, multiprocessors)
     assert parts == 1 or parts * work <= multiprocessors
+
+
+# What 132 multiprocessors in GPCs of 16 and 18 hold at once, and a GPU where no cluster is larger than eight.
+H200_CLUSTERS = {2: 66, 4: 32, 8: 16, 16: 8}
+SMALL_CLUSTERS = {2: 60, 4: 28, 8: 12, 16: 0}
+
+
+@pytest.mark.parametrize(
+    ("active", "s_q", "parts"),
+    [
+        (H200_CLUSTERS, 1, 16),
+        (H200_CLUSTERS, 16, 4),
+        (H200_CLUSTERS, 0, 16),
+        (H200_CLUSTERS | {4: 31}, 16, 2),
+        (SMALL_CLUSTERS, 1, 8),
+        (SMALL_CLUSTERS, 33, 1),
+        (dict.fromkeys((2, 4, 8, 16), 0), 1, 1),
+    ],
+)
+def test_clusters_that_do_not_all_run_at_once_are_not_asked_for(
+    active: dict[int, int], s_q: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"threads": 384, "smem_bytes": 1024}
+    monkeypatch.setattr(driver, "arch_of", lambda device: arch.named("sm_90a"))
+    monkeypatch.setattr(driver, "multiprocessor_count", lambda index: 132)
+    monkeypatch.setattr(build, "kernel", lambda source, device: SimpleNamespace(function=1, facts=facts))
+    monkeypatch.setattr(binding, "active_clusters", lambda kernel, geometry: active[geometry.cluster])
+    chosen = binding.running_plan(replace(MLA, s_q=s_q, topk=2048), Device("cuda", 0))
+    assert chosen.parts == parts
+    assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == int(parts > 1)
+    assert parts == 1 or chosen.tokens * chosen.head_blocks <= active[parts] or not s_q
 
 
 def test_few_queries_take_the_split_kernel_as_clusters() -> None:

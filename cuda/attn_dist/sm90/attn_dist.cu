@@ -66,4 +66,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads, cluster
                      smem_bytes = sizeof(cupymla::attn_dist::ThisStorage),
                      parameter_bytes = sizeof(cupymla::attn_dist::Parameters),
                      tile_heads = cupymla::attn_dist::ThisConfig::kConsumerHeads,
-                     block_slots = cupymla::attn_dist::ThisConfig::kSlots);
+                     block_slots = cupymla::attn_dist::ThisConfig::kSlots,
+                     warpgroup_registers = cupymla::attn_dist::ThisConfig::kWarpgroupRegisters);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/integers.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::attn_dist {
@@ -34,13 +35,16 @@ struct Config {
 
   static constexpr int kWarpgroup = 128;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 32;
-  static constexpr int kConsumerRegisters = 240;
+  // 144 for Q and 64 for scores leave a consumer too little of 232; elsewhere the producer can have more.
+  static constexpr bool kTight = kDQk == 576 && kHeads == 128;
+  static constexpr int kProducerRegisters = kTight ? 24 : 40;
+  static constexpr int kConsumerRegisters = kTight ? 240 : 232;
+  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kHeads == 64 || kHeads == 128);
   static_assert(kSlots == kConsumerHeads, "Q passes through buffers of KV blocks");
-  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536, "register file");
+  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::attn_dist

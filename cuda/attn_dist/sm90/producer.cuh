@@ -4,6 +4,7 @@
 
 #include "../../common/barrier_any.cuh"
 #include "../../common/elect.cuh"
+#include "../../common/opaque.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "storage.cuh"
@@ -15,7 +16,8 @@ struct Producer {
   sm90::RowGather<Config, Storage<Config>, Config::kValidityPart> rows;
   const Parameters& params;
   const TensorMap& q_map;
-  int buffer = 0;  // the next to fill
+  // The next buffer to fill, counted on over the ring's second turn: one number, to spare registers.
+  int place = 0;
 
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map)
       : rows(storage), params(params), q_map(q_map) {}
@@ -48,7 +50,7 @@ struct Producer {
       const int32_t slot = (end - 2) * Config::kSlots + static_cast<int32_t>(threadIdx.x % Config::kWarpgroup);
       const bool inside = slot >= walk().slice_begin * Config::kSlots && slot < walk().query.slots;
       const bool valid =
-          inside && static_cast<uint32_t>(__ldg(walk().indices(params) + slot)) < walk().query.token_limit;
+          inside && static_cast<uint32_t>(__ldg(walk().indices + slot)) < walk().query.token_limit;
       if (named_barrier_any(kWalkRead, Config::kWarpgroup, valid)) break;
     }
     if (leads()) walk().end_block = end;
@@ -61,17 +63,27 @@ struct Producer {
     int32_t token = load_token(walk().slice_begin);
     for (int block = walk().slice_begin; block < walk().end_block; ++block) {
       const int32_t next_token = load_token(block + 1);
-      rows.fill(token, walk().query.token_limit, walk().kv(params), params.kv_token_bytes, buffer);
-      next_buffer();
+      // Here, or all that `fill_places` computes from it would be kept, and spilled, from block to block.
+      rows.lane = rows.warp = static_cast<int>(threadIdx.x);
+      make_opaque(rows.lane);
+      make_opaque(rows.warp);
+      rows.lane = rows.lane & 31;
+      rows.warp = rows.warp >> 5 & 3;
+      rows.fill_places(token, walk().query.token_limit, walk().kv, params.kv_token_bytes,
+                       sm90::OneBuffer<Config>{buffer(), free_parity()});
+      advance();
       token = next_token;
     }
   }
 
   __device__ __forceinline__ int32_t load_token(int block) const {
-    return rows.load_token(walk().indices(params), walk().query.slots, block);
+    return rows.load_token(walk().indices, walk().query.slots, block);
   }
 
-  __device__ __forceinline__ void next_buffer() { buffer = buffer + 1 == Config::kBuffers ? 0 : buffer + 1; }
+  __device__ __forceinline__ int buffer() const { return place < Config::kBuffers ? place : place - Config::kBuffers; }
+  // Of its free barriers' awaited phase: a fresh mbarrier counts as having completed the phase before its first.
+  __device__ __forceinline__ uint32_t free_parity() const { return place < Config::kBuffers ? 1u : 0u; }
+  __device__ __forceinline__ void advance() { place = place + 1 == 2 * Config::kBuffers ? 0 : place + 1; }
 
   // Zeros for a query without blocks.
   __device__ __forceinline__ void clear() const {
@@ -97,15 +109,15 @@ struct Producer {
         const int32_t head = walk().first_head + part * Config::kConsumerHeads;
         for (int arrival = 0; arrival < Config::kParts; ++arrival) {
           const int begin = Config::part_begin(arrival), end = Config::part_begin(arrival + 1);
-          auto& full = storage.full[buffer][arrival];
+          auto& full = storage.full[buffer()][arrival];
           full.arrive_and_expect((end - begin) * Config::kTileBytes);
           for (int tile = begin; tile < end; ++tile) {
-            tma_load_4d(storage.k[buffer][tile], q_map, full, tile * Config::kTileColumns, head,
+            tma_load_4d(storage.k[buffer()][tile], q_map, full, tile * Config::kTileColumns, head,
                         walk().query.query, walk().query.batch);
           }
         }
       } else {
-        for (int arrival = 0; arrival < Config::kParts; ++arrival) storage.full[buffer][arrival].arrive();
+        for (int arrival = 0; arrival < Config::kParts; ++arrival) storage.full[buffer()][arrival].arrive();
       }
       finish_buffer();
     }
@@ -116,19 +128,18 @@ struct Producer {
     auto& storage = rows.storage;
     wait_free();
     if (leads()) storage.pass[walk().passes % Storage<Config>::kPasses].first_head = -1;
-    storage.full[buffer][Config::kValidityPart].arrive();
+    storage.full[buffer()][Config::kValidityPart].arrive();
     finish_buffer();
   }
 
   // For both halves of the buffer: consumers free the left one first.
-  __device__ __forceinline__ void wait_free() { rows.storage.free[buffer][1].wait(rows.phases.free(buffer)); }
+  __device__ __forceinline__ void wait_free() { rows.storage.free[buffer()][1].wait(free_parity()); }
 
   // The arrivals that come with validity words elsewhere.
   __device__ __forceinline__ void finish_buffer() {
-    if (rows.lane == 0) rows.storage.full[buffer][Config::kValidityPart].arrive();
+    if (rows.lane == 0) rows.storage.full[buffer()][Config::kValidityPart].arrive();
     __syncwarp();
-    rows.phases.advance(buffer);
-    next_buffer();
+    advance();
   }
 };
 

@@ -15,13 +15,15 @@ struct Walk {
   uint32_t passes = 0;  // so far that were not empty
   int32_t slice_begin, slice_end;  // blocks of a row that are this CTA's
   int32_t end_block;               // the present query's can have valid slots from slice_begin up to here
+  const int32_t* indices;          // of the present query
+  const uint8_t* kv;               // of its batch entry
 
   __device__ __forceinline__ explicit Walk(const Parameters& params)
       : queries(blockIdx.x / params.slices, params.groups, params.group_tokens), query(params, queries.token) {
     const int32_t row_blocks = (params.topk + Config::kSlots - 1) / Config::kSlots;
     slice_begin = static_cast<int32_t>(blockIdx.x % params.slices) * params.slice_blocks;
     slice_end = min(slice_begin + params.slice_blocks, row_blocks);
-    limit_blocks();
+    begin_query(params);
   }
 
   __device__ __forceinline__ bool done() const { return queries.token == queries.end; }
@@ -34,17 +36,15 @@ struct Walk {
     first_head = 0;
     if (++queries.token == queries.end) return;
     query = SparseQuery<Config::kSlots>(params, queries.token);
-    limit_blocks();
+    begin_query(params);
   }
 
-  __device__ __forceinline__ void limit_blocks() { end_block = max(slice_begin, min(query.blocks, slice_end)); }
+  __device__ __forceinline__ void begin_query(const Parameters& params) {
+    end_block = max(slice_begin, min(query.blocks, slice_end));
+    indices = params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
+    kv = params.kv + query.batch * params.kv_batch_bytes;
+  }
 
-  __device__ __forceinline__ const int32_t* indices(const Parameters& params) const {
-    return params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
-  }
-  __device__ __forceinline__ const uint8_t* kv(const Parameters& params) const {
-    return params.kv + query.batch * params.kv_batch_bytes;
-  }
   __device__ __forceinline__ const float* lse(const Parameters& params) const {
     return params.lse + query.batch * params.lse_batch + query.query * params.lse_query;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../async_copy.cuh"
+#include "../opaque.cuh"
 #include "../ring.cuh"
 #include "../swizzle.cuh"
 
@@ -45,8 +46,8 @@ struct RowGather {
   static_assert(Config::kSlots == 4 * kWarpSlots);
 
   Storage& storage;
-  const int warp = (threadIdx.x / 32) % 4;
-  const int lane = threadIdx.x % 32;
+  int warp = (threadIdx.x / 32) % 4;
+  int lane = threadIdx.x % 32;
   const uint64_t l2_policy = l2_policy_evict_last();
   Phases phases;  // of the key buffers
 
@@ -71,18 +72,21 @@ struct RowGather {
     const bool valid = static_cast<uint32_t>(token) < token_limit;
     const uint32_t valid_lanes = __ballot_sync(0xffffffffu, valid);
 
-    const uint8_t* rows = kv + (lane % 8) * 16;
+    const uint32_t own_lane = lane;  // unsigned divides in one instruction
+    const uint8_t* rows = kv + own_lane % 8 * 16;
+    make_opaque(rows);  // so that each row's offset is added to it in one instruction
     const uint8_t* source[kPasses];
-    // Within a tile. Rows eight apart are swizzled alike.
+    // Rows eight apart are swizzled alike.
     uint32_t destination[2];
+    uint32_t tiles_before = 0;
     bool take[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int slot = pass * 4 + lane / 8;
-      const int32_t row = __shfl_sync(0xffffffffu, token, slot);
+      const uint32_t slot = pass * 4 + own_lane / 8;
+      const uint32_t row = __shfl_sync(0xffffffffu, token, slot);
       take[pass] = (valid_lanes >> slot) & 1u;
-      source[pass] = rows + (take[pass] ? row * token_bytes : 0);
-      if (pass < 2) destination[pass] = swizzle_128(warp * kWarpSlots + slot, lane % 8);
+      source[pass] = rows + static_cast<int64_t>(take[pass] ? row : 0u) * token_bytes;
+      if (pass < 2) destination[pass] = swizzle_128(warp * kWarpSlots + slot, own_lane % 8);
     }
 
 #pragma unroll
@@ -90,21 +94,28 @@ struct RowGather {
       const int stage = places.stage(part);
       const int side = Places::free_side(part);
       if (side >= 0) storage.free[stage][side].wait(places.free_parity(part));
-      const uint32_t tiles = smem_address(places.tile(storage, part, Config::part_begin(part)));
-#pragma unroll
-      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-        const uint32_t base = tiles + (tile - Config::part_begin(part)) * Config::kTileBytes;
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-          copy_async_16_or_zero(base + destination[pass % 2] + pass / 2 * kSwizzleAtomBytes,
-                                source[pass] + tile * static_cast<int>(kSwizzleRowBytes), take[pass], l2_policy);
-        }
-      }
-      storage.full[stage][part].arrive_after_copies();
       if (part == kValidityPart && lane == 0) {
         storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
         storage.full[stage][part].arrive();
       }
+      const uint32_t tiles = smem_address(places.tile(storage, part, Config::part_begin(part)));
+      // Two addresses, and what is added to them is constant: that takes the fewest registers.
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        destination[i] += tiles - tiles_before;
+        make_opaque(destination[i]);
+      }
+      tiles_before = tiles;
+#pragma unroll
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+        const uint32_t offset = (tile - Config::part_begin(part)) * Config::kTileBytes;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          copy_async_16_or_zero(destination[pass % 2] + offset + pass / 2 * kSwizzleAtomBytes,
+                                source[pass] + tile * static_cast<int>(kSwizzleRowBytes), take[pass], l2_policy);
+        }
+      }
+      storage.full[stage][part].arrive_after_copies();
     }
   }
 };

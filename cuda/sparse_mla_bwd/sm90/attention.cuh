@@ -23,7 +23,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-    storage.received[consumer].init(Config::kWarpgroup / 32);
+    storage.received[consumer].init(1);
     storage.drained[consumer].init(Config::kWarpgroup / 32);
   }
   fence_mbarrier_init();
@@ -62,7 +62,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     consumer.multiply_scores();
     if constexpr (kWho == 0) {
       consumer.make_probabilities(wants_distribution);
-      if (wants_distribution && !adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+      if (wants_distribution && !adds_late) {
+        consumer.template add_distribution<(Config::kCluster > 1)>(attn_dist + first_slot, slots_left);
+      }
     } else {
       consumer.make_score_gradients();
     }
@@ -70,7 +72,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     storage.ds_ready.wait(consumer.k_parity);
     Gradients<Config, Element, kWho>(consumer, targets).run();
     if constexpr (kWho == 0) {
-      if (wants_distribution && adds_late) consumer.add_distribution(attn_dist + first_slot, slots_left);
+      if (wants_distribution && adds_late) {
+        consumer.template add_distribution<false>(attn_dist + first_slot, slots_left);
+      }
     }
     consumer.k_parity ^= 1u;
   }
@@ -93,20 +97,31 @@ __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Pa
   }
 }
 
+// What one thread of the query's CTAs has read: if topk_length changed under way and each read it for itself, they
+// would wait for blocks that never come.
+template <typename Config>
+__device__ __forceinline__ int32_t shared_slots(const Storage<Config>& storage) {
+  if constexpr (Config::kCluster == 1) return storage.slots;
+  return cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
+}
+
 template <typename Config, typename Element>
 __device__ __forceinline__ void attention(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
                                           const TensorMap& dout_map) {
+  using Query = SparseQuery<Config::kSlots>;
   const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
   if (token >= params.query_end) return;
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(dout_map);
     init_barriers(storage);
+    if (cluster_rank() == 0) storage.slots = Query::read_slots(params, QueryPosition(params, token));
+    if constexpr (Config::kCluster > 1) storage.other = cluster_address(smem_address(&storage), 1 - cluster_rank());
   }
   __syncthreads();
   sync_cluster<Config>();
 
-  const SparseQuery<Config::kSlots> query(params, token);
+  const Query query(params, token, shared_slots(storage));
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == 2) {
     registers_give_back<Config::kProducerRegisters>();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/integers.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -40,13 +41,14 @@ struct Config {
   static constexpr int kThreads = kConsumerThreads + kWarpgroup;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kCluster == 1 || kCluster == 2);
   static_assert(kHeads == kSlots, "query, key and probability tiles share one size");
   static_assert(part_begin(0) == 0 && part_begin(kLeftParts) == kLeftTiles && part_begin(kParts) == kKeyTiles);
   static_assert(kStagingBytes == kSlots * kTileColumns * 4, "one tile of fp32 for each consumer");
-  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536, "register file");
+  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -202,19 +202,22 @@ struct Gradients {
   template <int kCount>
   __device__ __forceinline__ void hand_over(const float (&sums)[kCount], bool first) {
     if (first) {
-      cluster_wait_at(storage.staging_ready, consumer.k_parity);
+      storage.staging_ready.wait(consumer.k_parity);
     } else {
-      cluster_wait_at(storage.drained[kWho], consumer.rounds.full(kDrained));
+      storage.drained[kWho].wait(consumer.rounds.full(kDrained));
       consumer.rounds.advance(kDrained);
     }
     store_at_other(sums);
-    arrive_at_other(storage.received[kWho]);
   }
 
   // Adds the sums that the other CTA has stored here. After the last of a block the keys' memory is free.
   template <int kCount>
   __device__ __forceinline__ void take_over(float (&sums)[kCount], bool last) {
-    cluster_wait_at(storage.received[kWho], consumer.rounds.full(kReceived));
+    // The last round's phase is over: this thread has waited for it, and the other CTA sends when it knows that.
+    if (consumer.warp == 0 && consumer.lane == 0) {
+      storage.received[kWho].arrive_and_expect(kCount * sizeof(float) * Config::kWarpgroup);
+    }
+    storage.received[kWho].wait(consumer.rounds.full(kReceived));
     consumer.rounds.advance(kReceived);
     add_staged(sums);
     if (last) {
@@ -226,10 +229,10 @@ struct Gradients {
 
   static constexpr uint32_t kReceived = 0, kDrained = 1;  // places among the phases
 
-  // One arrival for the warp, whose accesses it publishes.
+  // One arrival for the warp: none of its threads reads any more what the barrier stands for.
   __device__ __forceinline__ void arrive_at_other(Mbarrier& barrier) {
     __syncwarp();
-    if (consumer.lane == 0) cluster_arrive_at(cluster_address(smem_address(&barrier), 1 - cluster_rank()));
+    if (consumer.lane == 0) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier), 1 - cluster_rank()));
   }
 
   __device__ __forceinline__ uint32_t staging_address() const {
@@ -238,10 +241,15 @@ struct Gradients {
 
   template <int kCount>
   __device__ __forceinline__ void store_at_other(const float (&sums)[kCount]) {
-    const uint32_t address = cluster_address(staging_address(), 1 - cluster_rank());
+    // Each store takes a pair of addresses without offsets. ptxas would keep them from round to round, and spill; a
+    // volatile read is new each time.
+    const uint32_t other = *static_cast<const volatile uint32_t*>(&storage.other);
+    const uint32_t address = other + (staging_address() - smem_address(&storage));
+    const uint32_t received = other + (smem_address(&storage.received[kWho]) - smem_address(&storage));
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      cluster_store_float4(address + i / 4 * Config::kWarpgroup * 16, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+      cluster_store_async_float4(address + i / 4 * Config::kWarpgroup * 16, sums[i], sums[i + 1], sums[i + 2],
+                                 sums[i + 3], received);
     }
   }
 

@@ -25,6 +25,7 @@ using ThisStorage = Storage<ThisConfig>;
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
+constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
 constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
 
 }  // namespace cupymla::sparse_mla_bwd
@@ -48,4 +49,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_bwd::ThisConfig::kHeads);
+                     heads_per_cta = cupymla::sparse_mla_bwd::ThisConfig::kHeads,
+                     warpgroup_registers = cupymla::sparse_mla_bwd::kStageRegisters);

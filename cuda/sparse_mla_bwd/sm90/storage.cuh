@@ -15,7 +15,7 @@
 // p_ready        | 128 consumer 0                           | consumer 1   | P of the block is out, in two halves
 // ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
 // staging_ready  | 8 warps of the other CTA's consumers     | consumers    | its right key tiles may be written to
-// received[w]    | 4 warps of the other CTA's consumer w    | consumer w   | a tile of its sums is in the staging
+// received[w]    | 1 + bytes (other CTA's consumer w)       | consumer w   | a tile of its sums is in the staging
 // drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
 // named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
 // named 2        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
@@ -23,6 +23,7 @@
 // cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over;
 //                |                                          |              | nothing reaches for the other CTA again
 //
+// staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
 // The last three mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.
 //
 // Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
@@ -71,6 +72,9 @@ struct alignas(1024) Storage {
   alignas(8) uint16_t valid[1][Config::kSlots / 16];
   // Two sets, for even and odd blocks: the producer writes the next block's before it waits for room.
   int32_t tokens[2][Config::kSlots];
+
+  int32_t slots;   // of the query that can be valid; rank 0 has read them for both CTAs
+  uint32_t other;  // two CTAs: where the other one's Storage lies, for stores across the cluster
 
   Mbarrier heads_full;
   Mbarrier heads_free;

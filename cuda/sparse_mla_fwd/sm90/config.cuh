@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/integers.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -29,9 +30,10 @@ struct Sizes {
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
+  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);
-  static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroup <= 65536, "register file");
+  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 // Heads are the rows of the products: one wgmma M.

@@ -104,4 +104,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
                      cluster = cupymla::sparse_mla_fwd::ThisConfig::kMaxCluster,
                      smem_bytes = sizeof(cupymla::sparse_mla_fwd::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads);
+                     heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,
+                     warpgroup_registers = cupymla::sparse_mla_fwd::ThisConfig::kWarpgroupRegisters);

@@ -1,7 +1,7 @@
-"""Asynchronous copies: cp.async, and bulk copies with and without a tensor map.
+"""Asynchronous copies: cp.async, bulk copies with and without a tensor map, and st.async.
 
-Source: PTX ISA 9.0, "cp.async", "cp.async.bulk", "cp.async.bulk.tensor", "cp.async.bulk.prefetch"; the swizzle modes
-are told in "Tensors: Swizzling Modes".
+Source: PTX ISA 9.0, "cp.async", "cp.async.bulk", "cp.async.bulk.tensor", "cp.async.bulk.prefetch", "st.async"; the
+swizzle modes are told in "Tensors: Swizzling Modes".
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ...ptx.syntax import Address, Vector
 from ...tensormap import TileMap, element_bytes
 from ..barriers import MBarrier
 from ..memory import RANK_SHIFT, SHARED_START
-from ..operands import Getter, Operands, number
+from ..operands import Getter, Operands, items, number
 from ..program import Step
 from ..threads import Group, Lanes
 from ..traps import Trap, Unknown
-from ..types import Array, unsigned
-from .kit import Builder, Handler, nothing
+from ..types import TYPES, Array, unsigned
+from .kit import Builder, Handler, kind_of, nothing
 
 if TYPE_CHECKING:
     from ..machine import Cta
@@ -106,11 +106,16 @@ def _prefetch(operands: Operands, step: Step) -> Handler:
 
 
 def _later(
-    cta: Cta, where: list[tuple[Cta, Array]], barriers: list[MBarrier], bytes_: int, fetch: Callable[[], Array]
+    cta: Cta,
+    where: list[tuple[Cta, Array]],
+    barriers: list[MBarrier],
+    bytes_: int,
+    fetch: Callable[[], Array],
+    ordinary: bool = False,
 ) -> None:
     """Fetch rows of `bytes_` bytes some time later, put row k at offset k of some CTAs, tell an mbarrier of each.
 
-    What a copy reads, it reads when it is finished: the latest moment that it may.
+    What a copy reads, it reads when it is finished: the latest moment that it may. `ordinary`: in the generic proxy.
     """
     marked = [(to, place, to.shared.start_landing(place, bytes_)) for to, place in where]
 
@@ -118,7 +123,7 @@ def _later(
         values = fetch()
         for (to, place, words), barrier in zip(marked, barriers, strict=True):
             to.shared.end_landing(words)
-            to.shared.store(place, values, ordinary=False)
+            to.shared.store(place, values, ordinary)
             barrier.bytes -= values.nbytes
             barrier.settle()
 
@@ -147,6 +152,34 @@ def _receivers(
 def _mask(operands: Operands, step: Step, at: int) -> Getter | None:
     multicast = any(part == "multicast::cluster" for part in step.parts)
     return operands.read(step.operands[at], "u16") if multicast else None
+
+
+def store_async(operands: Operands, step: Step) -> Handler:
+    """st.async: each thread's registers, to a CTA of the cluster; they land warp by warp."""
+    if "mbarrier::complete_tx::bytes" not in step.parts or "shared::cluster" not in step.parts:
+        raise Unknown("st.async that is not to shared memory of the cluster, with an mbarrier")
+    kind = kind_of(step)
+    destination, barrier = operands.address(step.operands[0]), operands.address(step.operands[2])
+    reads = [operands.read(item, kind) for item in items(step.operands[1])]
+    word = unsigned(TYPES[kind].itemsize)
+
+    def run(lanes: Lanes) -> None:
+        data = np.stack([get(lanes) for get in reads], 1).astype(TYPES[kind], copy=False).view(word)
+        to, told, cta = destination(lanes), barrier(lanes), lanes.group.cta
+        if (to >> RANK_SHIFT != told >> RANK_SHIFT).any():
+            raise Trap("st.async to one CTA with an mbarrier of another")
+        # Threads that store to one CTA and tell one mbarrier, warp by warp.
+        shares = np.stack([lanes.index >> 5, to >> RANK_SHIFT, told], 1)
+        for share in np.unique(shares, axis=0):
+            which = (shares == share).all(axis=1)
+            receiver, first = cta.peer(int(to[which][0]))
+            offset = to[which] - int(to[which][0]) + first
+            values = functools.partial(np.array, data[which])
+            told_there = [cta.mbarrier(int(share[2]))]
+            _later(cta, [(receiver, offset)], told_there, data[0].nbytes, values, ordinary=True)
+        lanes.group.machine.events += 1
+
+    return run
 
 
 def _range_in(operands: Operands, step: Step) -> Handler:

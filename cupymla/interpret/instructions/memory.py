@@ -17,6 +17,7 @@ from ..program import Step
 from ..threads import Lanes
 from ..traps import Unknown
 from ..types import TYPES, Array, DType, unsigned
+from .copies import store_async
 from .kit import Builder, Handler, kind_of
 
 _SPACES = ("shared", "global", "const", "local", "param")
@@ -55,6 +56,8 @@ def _load_parameter(puts: list[Setter], dtype: DType, place: int, offset: int) -
 
 
 def _store(operands: Operands, step: Step) -> Handler:
+    if "async" in step.parts:
+        return store_async(operands, step)
     kind = kind_of(step)
     word = TYPES[kind]
     space, address = space_of(step), operands.address(step.operands[0])

@@ -10,8 +10,10 @@ import numpy as np
 from ...ptx.syntax import Vector
 from ..memory import LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from ..operands import Operands
+from ..outcomes import BLOCK
 from ..program import Step
-from ..threads import Lanes
+from ..registers import check
+from ..threads import WARP, Lanes
 from ..traps import Trap, Unknown
 from ..types import TYPES, unsigned
 from .kit import Builder, Handler, nothing
@@ -99,6 +101,28 @@ def _policy(operands: Operands, step: Step) -> Handler:
     return lambda lanes: put(lanes, np.zeros(lanes.count, np.uint64))
 
 
+def _set_registers(operands: Operands, step: Step) -> Handler:
+    wanted = operands.read(step.operands[0], "u32")
+    grows = "inc" in step.parts
+
+    def run(lanes: Lanes) -> int | None:
+        if not lanes.converged():
+            return BLOCK
+        registers, group = int(wanted(lanes)[0]), lanes.group
+        if not group.machine.program.launch_registers:
+            raise Trap("setmaxnreg in a kernel without launch bounds, where ptxas ignores it")
+        check(registers)
+        warps, pool = np.flatnonzero(lanes.warps) + group.first // WARP, group.cta.registers
+        if not grows:
+            pool.give_back(warps, registers)
+        elif not pool.take(warps, registers):
+            return BLOCK
+        group.machine.events += 1
+        return None
+
+    return run
+
+
 def _trap(operands: Operands, step: Step) -> Handler:
     def run(lanes: Lanes) -> None:
         raise Trap("the kernel executed trap")
@@ -119,7 +143,7 @@ HANDLERS: dict[str, Builder] = {
     "trap": _trap,
     "call": _no_calls,
     "membar": nothing,
-    "setmaxnreg": nothing,
+    "setmaxnreg": _set_registers,
     "prefetch": nothing,
     "prefetchu": nothing,
     "griddepcontrol": nothing,

@@ -11,7 +11,7 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
 from .records import record
@@ -71,7 +71,7 @@ class Binding:
         # Without tokens no row is ever asked for, but a map has to have an address.
         pointers = views.q.ptr, views.kv.ptr if self._problem.shared.s_kv else views.q.ptr
         if self._pointers != pointers:
-            self.launcher.replace(0, encoded(self._query_tiles(pointers[0])))
+            self.launcher.replace(0, tiles(self._query_tiles(pointers[0]), "q", OPERATOR))
             if self._rows is not None:
                 self.launcher.replace(1, encoded(self._rows.tiles(pointers[1])))
             self._pointers = pointers

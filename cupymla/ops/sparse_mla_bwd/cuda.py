@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
-from .spec import Problem, Views, require_workspace
+from .spec import OPERATOR, Problem, Views, require_workspace
 
 Result = tuple[Any, ...]
 
@@ -179,7 +180,10 @@ class Binding:
         if self.launcher is None or self._pointers == pointers:
             return
         shared = self.plan.problem.shared
-        maps = [encoded(head_tiles(views.q, shared, shared.d_qk)), encoded(head_tiles(views.dout, shared, shared.d_v))]
+        maps = [
+            tiles(head_tiles(views.q, shared, shared.d_qk), "q", OPERATOR),
+            tiles(head_tiles(views.dout, shared, shared.d_v), "dout", OPERATOR),
+        ]
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
@@ -197,7 +201,23 @@ class Binding:
             launcher(stream)
 
 
+class _Captured:
+    """Workspaces of launches that were captured, kept for good.
+
+    A graph may be launched at any time, from any thread, and nobody says when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Allocation] = []
+
+    def keep(self, workspace: Allocation) -> None:
+        with self._lock:
+            self._kept.append(workspace)
+
+
 _memo: ThreadMemo[Binding] = ThreadMemo()
+_captured = _Captured()
 
 
 def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:
@@ -239,14 +259,22 @@ def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
 def _workspace(binding: Binding, views: Views, stream: int | None) -> View | Allocation | None:
     """The caller's workspace, or one from the allocator of the caller's framework; None where none is needed.
 
-    Its memory may be given back as soon as the launches are queued: allocators hand it out again in stream order.
-    Raises InputError for one that is too small.
+    Its memory may be given back as soon as the launches are queued, unless a graph is to run them: allocators hand it
+    out again in stream order. Raises InputError for one that is too small.
     """
     size = binding.plan.workspace.bytes
     if views.workspace is not None:
         require_workspace(views.workspace, size)
         return views.workspace
     return tensor.allocate(views.q, (size,), "uint8", stream) if size else None
+
+
+def _launch_workspace(binding: Binding, views: Views, own: int | None, stream: int) -> View | Allocation | None:
+    """The workspace of one launch on `stream`, kept for good where that is being captured."""
+    workspace = _workspace(binding, views, own)
+    if isinstance(workspace, Allocation) and driver.capturing(stream):
+        _captured.keep(workspace)
+    return workspace
 
 
 def workspace_bytes(views: Views, problem: Problem) -> int:
@@ -266,7 +294,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
         binding = _bound(views, problem, arrays)
-        workspace = _workspace(binding, views, own_stream)
+        workspace = _launch_workspace(binding, views, own_stream, pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         binding.launch(pointer)
     tensor.hold(given, pointer)
@@ -280,7 +308,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         binding = Binding(problem, views.q.device, views, outputs)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            workspace = _workspace(binding, views, None)
+            workspace = _launch_workspace(binding, views, None, stream)
             binding.point(views, pointers, 0 if workspace is None else workspace.ptr)
             binding.launch(stream)
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver
+from ...build import Kernel
 from ...build.source import KernelSource
 from ...device import Device
 from ...errors import CompileError
-from ...launch import Geometry, Launcher
+from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
 from ...tensormap import TileMap, encoded
-from ..gpu import check_record
+from ..gpu import check_record, tiles
 from ..kv_rows import KvRows
 from ..mla import MlaProblem, lead_strides
 from . import pair_plan, plan
@@ -72,6 +73,23 @@ def record(source: KernelSource) -> type[Parameters] | type[PairParameters]:
     return PairParameters if source.arch in plan.PAIRED else Parameters
 
 
+def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
+    return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster=cluster)
+
+
+def running_plan(problem: MlaProblem, device: Device) -> plan.Plan:
+    """The plan for a Hopper GPU, whose clusters, if it has any, all run at once as the driver has it."""
+    without: set[int] = set()
+    while True:
+        chosen = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index), without)
+        if chosen.parts == 1 or not chosen.tokens:
+            return chosen
+        kernel = build.kernel(chosen.source, device.index)
+        if active_clusters(kernel, _geometry(kernel, chosen.ctas, chosen.parts)) >= chosen.tokens * chosen.head_blocks:
+            return chosen
+        without.add(chosen.parts)
+
+
 class Binding(ABC):
     """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
 
@@ -102,8 +120,7 @@ class Binding(ABC):
 
     def _lay_out(self, ctas: int, cluster: int, maps: int) -> None:
         """Make the launcher: a kernel whose parameters are that many tensor maps, and the record."""
-        facts = self._kernel.facts
-        geometry = Geometry((ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=cluster)
+        geometry = _geometry(self._kernel, ctas, cluster)
         self.launcher = Launcher(self._kernel, geometry, (*(ctypes.c_byte() for _ in range(maps)), self._parameters))
 
     def point(self, views: Views, outputs: Sequence[int]) -> None:
@@ -116,7 +133,7 @@ class Binding(ABC):
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
-            self.launcher.replace(0, encoded(query_tiles(self._problem, self._heads, views.q.ptr)))
+            self.launcher.replace(0, tiles(query_tiles(self._problem, self._heads, views.q.ptr), "q", plan.OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
 
@@ -134,7 +151,7 @@ class CtaBinding(Binding):
     """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        chosen = running_plan(problem, device)
         kv_batch, kv_token = problem.kv_strides
         self._record = Parameters(
             kv_batch_bytes=kv_batch * 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ... import arch as arches
@@ -72,21 +73,26 @@ def cta_heads(h_q: int) -> int:
     return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
 
-def parts(work: int, topk: int, multiprocessors: int) -> int:
+def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
     """CTAs, a power of two, to share the slots of each of `work` pairs of a query and a block of heads.
 
-    More than one pays only where all of them run at once: past that, whole queries keep every multiprocessor busy.
+    More than one pays only where all of them run at once: past that, whole queries keep every multiprocessor busy. A
+    cluster lies in one GPC, so fewer may run than multiprocessors would hold: sizes that the driver rules out for that
+    are in `without`.
     """
     pairs = -(-topk // _PAIR_SLOTS)
 
     def cost(size: int) -> int:
         return -(-pairs // size) + (_MERGE_PAIRS if size > 1 else 0)
 
-    return min((size for size in _CLUSTERS if size == 1 or size * work <= multiprocessors), key=cost)
+    sizes = (size for size in _CLUSTERS if size == 1 or (size * work <= multiprocessors and size not in without))
+    return min(sizes, key=cost)
 
 
-def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
-    """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors; `pair_plan` has Blackwell's.
+def plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+    """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors, without clusters of some sizes.
+
+    `pair_plan` has Blackwell's.
 
     Raises UnsupportedError when the architecture is another, or the grid cannot be that large.
     """
@@ -100,7 +106,7 @@ def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
     any_scale = problem.sm_scale < SMALLEST_SCALE
     heads = cta_heads(problem.h_q)
     head_blocks = -(-problem.h_q // heads)
-    split = parts(tokens * head_blocks, problem.topk, multiprocessors)
+    split = parts(tokens * head_blocks, problem.topk, multiprocessors, without)
     dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
     source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
     key_bytes = (1 if problem.batch is None else problem.batch) * problem.s_kv * problem.d_qk * 2

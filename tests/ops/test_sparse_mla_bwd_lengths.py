@@ -1,0 +1,45 @@
+"""topk_length is read once for a query: roles that read it for themselves could disagree, and wait for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupymla.interpret.memory import GlobalMemory
+from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
+from cupymla.testing.interpreted import interpreted
+
+NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
+QUERIES = 2
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", NAMES, ids=["one CTA", "two CTAs"])
+def test_lengths_that_change_under_way_leave_the_roles_in_agreement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in cases.CASES if case.name == name)
+    with interpreted(multiprocessors=3) as machine:
+        few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}
+        given: dict[str, Any] = {}
+        for key, value in cases.inputs(case, 0).items():
+            taken = value[:QUERIES] if key in few and isinstance(value, np.ndarray) else value
+            given[key] = machine.array(taken, name=key) if isinstance(taken, np.ndarray) else taken
+        lengths = given["topk_length"]
+        begin, end = lengths.data.ptr, lengths.data.ptr + 4 * QUERIES
+        read: list[int] = []
+        load = GlobalMemory.load
+
+        def changing(self: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
+            values = load(self, address, dtype, count)
+            lengths_read = (address >= begin) & (address < end)
+            if lengths_read.any():
+                # What every other reader of the same length gets.
+                values = values.copy()
+                values[lengths_read] = 130 if len(read) % 2 else 1
+                read.extend(int(place) for place in address[lengths_read])
+            return values
+
+        monkeypatch.setattr(GlobalMemory, "load", changing)
+        machine.call(sparse_mla_bwd, **given)
+    assert sorted(read) == [begin, begin + 4]
