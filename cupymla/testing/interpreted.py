@@ -163,7 +163,8 @@ class Interpreted:
 
     def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
         """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
-        given = {n: self.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        written = subject.written
+        given = {n: self.array(v, n in written, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
         return tuple(result.get() for result in operators.as_tuple(self.call(subject.call, **given)))
 
     def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:

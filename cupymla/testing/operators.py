@@ -48,6 +48,11 @@ class Subject:
         names: tuple[str, ...] = self.cases.OUTPUTS
         return names
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of arrays among the inputs of cases that a call writes to."""
+        return getattr(self.cases, "WRITTEN", ())
+
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
         return as_tuple(self._reference(**inputs, precision=precision))

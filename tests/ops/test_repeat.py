@@ -127,7 +127,11 @@ class Hostile:
         return True
 
 
-@pytest.mark.parametrize("option", [[1.0], Hostile(False), Hostile(True), object(), np.zeros(())], ids=repr)
+@pytest.mark.parametrize(
+    "option",
+    [[1.0], Hostile(False), Hostile(True), object(), np.zeros(())],
+    ids=["list", "without a hash", "equal to all", "object", "array"],
+)
 def test_options_of_other_kinds_go_through_the_door(machine: Interpreted, calls: Calls, option: object) -> None:
     x = floats(machine, 4)
     assert calls(x, None, False, None) == 1

@@ -13,6 +13,9 @@ from ..mla_cases import MlaCase, sized
 OUTPUTS = ("dq", "dkv", "d_sink")
 """The output parameters, in the order in which the call returns them."""
 
+WRITTEN = ("attn_dist",)
+"""What a call writes beside them, an argument of the cases that ask for it."""
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
