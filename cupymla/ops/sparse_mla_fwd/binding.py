@@ -15,7 +15,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
-from ...tensormap import TileMap, encoded
+from ...tensormap import TileMap
 from ..gpu import check_record, tiles
 from ..kv_rows import KvRows
 from ..mla import MlaProblem, lead_strides
@@ -86,6 +86,20 @@ def running_plan(problem: MlaProblem, device: Device) -> plan.Plan:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
         if active_clusters(kernel, _geometry(kernel, chosen.ctas, chosen.parts)) >= chosen.tokens * chosen.head_blocks:
+            return chosen
+        without.add(chosen.parts)
+
+
+def running_pair_plan(problem: MlaProblem, device: Device) -> pair_plan.PairPlan:
+    """The same for a Blackwell GPU."""
+    without: set[int] = set()
+    while True:
+        arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
+        chosen = pair_plan.pair_plan(problem, arch, count, without)
+        if chosen.parts == 1 or not chosen.tokens:
+            return chosen
+        kernel = build.kernel(chosen.source, device.index)
+        if active_clusters(kernel, _geometry(kernel, chosen.ctas, chosen.cluster)) >= chosen.clusters:
             return chosen
         without.add(chosen.parts)
 
@@ -174,7 +188,7 @@ class PairBinding(Binding):
     """Of the Blackwell kernel: pairs of CTAs."""
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = pair_plan.pair_plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        chosen = running_pair_plan(problem, device)
         self._rows: KvRows = chosen.rows
         self._keys_ptr: int | None = None
         parameters = PairParameters(
@@ -192,7 +206,7 @@ class PairBinding(Binding):
         # Without tokens no row is ever asked for, but a map has to have an address.
         ptr = views.kv.ptr if self._problem.s_kv else views.q.ptr
         if self._keys_ptr != ptr:
-            launcher.replace(1, encoded(self._rows.tiles(ptr)))
+            launcher.replace(1, tiles(self._rows.tiles(ptr), "kv", plan.OPERATOR))
             self._keys_ptr = ptr
 
 

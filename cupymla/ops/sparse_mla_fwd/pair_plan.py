@@ -5,6 +5,7 @@ Pure: no array, no driver.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...arch import Arch
@@ -61,18 +62,22 @@ class PairPlan:
         return self.clusters * self.cluster
 
 
-def parts(items: int, topk: int, multiprocessors: int) -> int:
-    """Pairs, a power of two, to share the slots of each item: more than one only where all of them run at once."""
+def parts(items: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
+    """Pairs, a power of two, to share the slots of each item: more than one only where all of them run at once.
+
+    Those of `without` are left out: a GPU may have no room for clusters of that size.
+    """
     blocks = -(-topk // _BLOCK_SLOTS)
 
     def cost(size: int) -> int:
         return -(-blocks // size) + (_MERGE_BLOCKS if size > 1 else 0)
 
-    return min((size for size in _PARTS if size == 1 or size * items * CTAS <= multiprocessors), key=cost)
+    fitting = [size for size in _PARTS if size not in without and size * items * CTAS <= multiprocessors]
+    return min((1, *fitting), key=cost)
 
 
-def pair_plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> PairPlan:
-    """Choose the kernel and its grid, for a GPU with that many multiprocessors.
+def pair_plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> PairPlan:
+    """Choose the kernel and its grid, for a GPU with that many multiprocessors; `without` as `parts` takes it.
 
     Raises UnsupportedError when the architecture has no such kernel, or the problem is too large to number.
     """
@@ -82,7 +87,7 @@ def pair_plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> PairPlan
         raise UnsupportedError(f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, limit)
     head_blocks = max(1, -(-problem.h_q // (CTAS * plan.PAIR_CTA_HEADS)))
     items = tokens * head_blocks
-    split = parts(items, problem.topk, multiprocessors)
+    split = parts(items, problem.topk, multiprocessors, without)
     clusters = max(1, min(items, multiprocessors // CTAS))
     any_scale = problem.sm_scale < plan.SMALLEST_SCALE
     source = plan.variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
