@@ -65,6 +65,9 @@ __device__ __noinline__ void halt() {
 }
 
 __device__ __forceinline__ void stop_if_asked() {
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::breathe(*machine::current);  // so that threads meet each instruction in many orders
+#endif
   if (watched(launch().stop)) halt();
 }
 
