@@ -18,31 +18,29 @@ from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
-from cupymla.testing.without_gpu import small_cases
+from cupymla.testing.without_gpu import MOST_FLOPS
 
-QUERIES, MOST_QUERIES = 2, 6
+QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25
 PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for seconds
 
 
 def shortened(case: MlaCase, queries: int) -> MlaCase:
     """The case with fewer queries; which tokens they may see is the same. With a causal limit there are enough for some
     to see several tokens: with one, gradients are 0 but for rounding errors."""
-    fewer = max(1, queries // (case.batch or 1))
-    if case.causal:
-        fewer = max(fewer, 4 * case.k_stride - min(case.q_start, 0))
+    fewer = max(1, (max(queries, CAUSAL_QUERIES) if case.causal else queries) // (case.batch or 1))
     return case if case.s_q <= fewer else replace(case, s_q=fewer)
 
 
 def case_parameters(subject: Subject) -> Iterator[object]:
     """(case, mode) for `pytest.mark.parametrize`."""
     always = {case.name: MODES[k % len(MODES)] for k, case in enumerate(subject.small_grid(1))}
-    for case in small_cases(subject):
-        assert isinstance(case, MlaCase)
+    for case in subject.cases.CASES:
         for mode in MODES:
             runs = always.get(case.name) == mode
-            marks = [] if runs else [pytest.mark.interpret_all]
             few = shortened(case, QUERIES if runs else MOST_QUERIES)
-            yield pytest.param(few, mode, id=f"{case.name}-{mode}", marks=marks)
+            if runs or subject.cases.flops(few) <= MOST_FLOPS:
+                marks = [] if runs else [pytest.mark.interpret_all]
+                yield pytest.param(few, mode, id=f"{case.name}-{mode}", marks=marks)
 
 
 def settings(mode: Any, seed: int = 1) -> Settings:
