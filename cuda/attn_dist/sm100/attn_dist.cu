@@ -58,11 +58,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
     tma_prefetch_descriptor(kv_map);
     init_barriers(storage, rank == 0);
   }
+  // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
+  if constexpr (ThisConfig::kCtas == 2) sync_all();
   if (warp == ThisConfig::kMultiplier) {
     sm100::tmem_allocate<ThisConfig::kCtas>(&storage.tmem, kTmemColumns<ThisConfig>);
     sm100::tmem_relinquish<ThisConfig::kCtas>();
   }
-  sync_all();
+  __syncthreads();
 
   if (warp < ThisConfig::kEpilogueWarps) {
     Epilogue<ThisConfig>(storage, params, rank).run();

@@ -87,7 +87,7 @@ struct Epilogue {
   __device__ __forceinline__ void arrive_taken() {
     Mbarrier& taken = storage.taken[accumulators.stage];
     if constexpr (Config::kCtas == 2) {
-      cluster_arrive_at(cluster_address(smem_address(&taken.state), 0));
+      cluster_arrive_after_reads_at(cluster_address(smem_address(&taken.state), 0));
     } else {
       taken.arrive();
     }

@@ -29,6 +29,7 @@ struct Planner {
       storage.pass[ring.stage].first_head = -1;
       storage.pass_full[ring.stage].arrive();
     }
+    __syncwarp();
   }
 
   __device__ __forceinline__ void describe_query(uint32_t index, int32_t slice) {

@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_scores(Storage<Config>& storage, const Wor
         sm100::fence_before_sync();
         __syncwarp();
         if (warp.lane == 0) {
-          cluster_arrive_at(cluster_address(smem_address(&storage.scores_free[turn.stage]), 0));
+          cluster_arrive_after_reads_at(cluster_address(smem_address(&storage.scores_free[turn.stage]), 0));
         }
         turn.advance();
       }

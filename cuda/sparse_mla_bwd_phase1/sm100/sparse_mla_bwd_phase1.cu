@@ -31,14 +31,16 @@ __device__ __forceinline__ void set_up(Storage<Config>& storage, const TensorMap
     }
     fence_mbarrier_init();
   }
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
   if (threadIdx.x / 32 == Config::kQueryWarp) {
     sm100::tmem_allocate<2>(&storage.tmem, Config::kTmemColumns);
     sm100::tmem_relinquish<2>();
   }
   sm100::fence_before_sync();
   __syncthreads();
-  cluster_arrive();
-  cluster_wait();
   sm100::fence_after_sync();
 }
 

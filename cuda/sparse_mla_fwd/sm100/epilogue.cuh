@@ -10,10 +10,15 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// One warp's arrival at a barrier of the pair's even CTA.
+// One warp's arrival at a barrier of the pair's even CTA; the first form publishes what the warp has written.
 __device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
   __syncwarp();
   if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&barrier.state), leader));
+}
+
+__device__ __forceinline__ void arrive_at_leader_after_reads(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
+  __syncwarp();
+  if (lane == 0) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), leader));
 }
 
 template <typename Config, typename Element>
@@ -106,7 +111,7 @@ struct Epilogue {
         sm100::wait_loads();
         if (column + kColumns == Config::kOutputColumns) {
           sm100::fence_before_sync();
-          arrive_at_leader(storage.o_free, place.leader, lane);
+          arrive_at_leader_after_reads(storage.o_free, place.leader, lane);
         }
       }
       if constexpr (Config::kSplit) {

@@ -169,7 +169,7 @@ struct ValueWarp {
         if (place.rank == 0) {
           full.arrive_and_expect(Config::kStageBytes);
         } else {
-          cluster_arrive_at(cluster_address(smem_address(&full.state), place.leader));
+          cluster_arrive_after_reads_at(cluster_address(smem_address(&full.state), place.leader));
         }
       }
       __syncwarp();

@@ -40,13 +40,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     tma_prefetch_descriptor(kv_map);
     storage.init_barriers();
   }
+  cluster_arrive();
+  cluster_wait();
+  // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
   if (warp == ThisConfig::kMmaWarp) {
     sm100::tmem_allocate<kCtas>(&storage.tmem, ThisConfig::kTmemColumns);
     sm100::tmem_relinquish<kCtas>();
   }
   sm100::fence_before_sync();
-  cluster_arrive();
-  cluster_wait();
+  __syncthreads();
   sm100::fence_after_sync();
 
   if (warp < ThisConfig::kEpilogueWarp) {
