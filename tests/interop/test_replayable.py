@@ -16,7 +16,6 @@ from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import as_tuple
 from cupymla.testing.without_gpu import is_interpreted
 
-
 # Operators without a kernel that the interpreter runs.
 ELSEWHERE = {e.name for e in registry.OPERATORS if not any(is_interpreted(kernel.arch) for kernel in e.kernels)}
 
