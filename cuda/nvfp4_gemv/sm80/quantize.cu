@@ -95,7 +95,7 @@ __device__ __forceinline__ void write_block(const QuantizeParameters& params, co
 
 }  // namespace cupymla::nvfp4_gemv
 
-extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::kThreads)
+extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::kThreads, 2)
     nvfp4_quantize(const __grid_constant__ cupymla::nvfp4_gemv::QuantizeParameters params) {
   using namespace cupymla::nvfp4_gemv;
   __shared__ float shared_factor;

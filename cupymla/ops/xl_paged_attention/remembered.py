@@ -64,7 +64,11 @@ def _look(arguments: Mapping[str, Any]) -> tuple[_Seen, object]:
                 layouts.append(None)
                 continue
             if name in _SCALES and isinstance(array, _NUMBERS):
-                number = float(array)
+                try:
+                    number = float(array)
+                except Exception:
+                    # A number of somebody else's may do anything here.
+                    return [], None
                 if array.__class__ is bool or not math.isfinite(number):
                     return [], None
                 seen.append(number)
@@ -77,7 +81,7 @@ def _look(arguments: Mapping[str, Any]) -> tuple[_Seen, object]:
                 return [], None
             seen.append(one)
             layouts.append((one.dtype, one.shape, one.strides))
-    except (InputError, OverflowError):
+    except InputError:
         # `spec.read` says it in the operator's name.
         return [], None
     return seen, (device and (device.kind, device.index), options, classes, tuple(layouts))
