@@ -23,13 +23,9 @@ from ..emulate import Settings, Site
 from ..emulate.host.machine import HostMap, HostProgram, load
 from ..launch import Geometry
 from ..tensormap import TileMap
-from .compare import Mismatch
 from .interpreted import DeviceArray, Interpreted, Kernel, installed
 from .operators import Array
-from .poison import strided_like
-
-_GUARD_BYTES, _GUARD = 1024, 0xA5
-_ALIGNMENT = 256
+from .poison import Guarded, span_bytes
 
 _programs: dict[tuple[KernelSource, str], HostProgram] = {}
 _lock = threading.Lock()
@@ -55,15 +51,14 @@ class Emulated(Interpreted):
         super().__init__(arch, multiprocessors, settings.seed, group=0, resident=0)
         self.settings = settings
         self.sites: tuple[Site, ...] = ()
-        self._zones: list[tuple[str, Array]] = []
+        self._guards: list[tuple[str, Guarded]] = []
         self._hosts: dict[int, HostProgram] = {}
 
     def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:
         """A copy of a NumPy array, strides kept, gaps poisoned and guarded, as an array of the device."""
-        like = strided_like(np, host)
-        span = _span(like)
-        copy = np.lib.stride_tricks.as_strided(self._guarded(name, span).view(like.dtype), like.shape, like.strides)
-        copy[...] = like
+        room = self._guarded(name, span_bytes(host)).view(host.dtype)
+        copy = np.lib.stride_tricks.as_strided(room, host.shape, host.strides)
+        copy[...] = host
         self._memory.add(name, copy, writable)
         return DeviceArray(copy)
 
@@ -93,25 +88,15 @@ class Emulated(Interpreted):
         ]
         self.sites = self._hosts[kernel.function].translation.sites
         self._hosts[kernel.function].launch(geometry, values, replace(self.settings, seed=self.seed))
-        for name, zone in self._zones:
-            if (zone != _GUARD).any():
-                raise Mismatch(f"{kernel.program.name}: wrote outside {name}")
+        for name, memory in self._guards:
+            memory.check(f"{kernel.program.name}, {name}")
 
     def _guarded(self, name: str, size: int) -> Array:
         """Bytes, all 0xFF, between guard zones; those behind them begin where the next 16 bytes do."""
-        padded = -(-max(size, 1) // 16) * 16
-        raw = np.full(padded + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
-        first = _GUARD_BYTES + -(raw.ctypes.data + _GUARD_BYTES) % _ALIGNMENT
-        self._zones += [(name, raw[:first]), (name, raw[first + padded :])]
-        inside: Array = raw[first : first + padded]
-        inside[...] = 0xFF
+        made = Guarded(np, (-(-max(size, 1) // 16) * 16,), np.uint8)
+        self._guards.append((name, made))
+        inside: Array = made.array
         return inside
-
-
-def _span(array: Array) -> int:
-    """Bytes from an array's first element to the end of its last; strides must not be negative."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True))
-    return reach + array.itemsize if array.size else 0
 
 
 @contextlib.contextmanager

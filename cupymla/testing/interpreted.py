@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -156,6 +156,15 @@ class Interpreted:
         self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 
+    def arguments(self, inputs: Mapping[str, Any], written: Collection[str] = ()) -> dict[str, Any]:
+        """NumPy arguments as arrays of the device, by name; everything else as it is.
+
+        Args:
+            inputs: arguments by parameter.
+            written: those that kernels may write to.
+        """
+        return {n: self.array(v, n in written, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call an operator. Its bindings are remembered per thread, so that each call has a thread of its own."""
         with ThreadPoolExecutor(1) as pool:
@@ -163,8 +172,7 @@ class Interpreted:
 
     def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
         """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
-        written = subject.written
-        given = {n: self.array(v, n in written, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        given = self.arguments(inputs, subject.written)
         return tuple(result.get() for result in operators.as_tuple(self.call(subject.call, **given)))
 
     def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:

@@ -55,6 +55,16 @@ class Guarded:
                 raise Mismatch(f"{name}: wrote outside: {len(touched)} guard bytes {side} it, the first at {offset}")
 
 
+def span_bytes(array: npt.NDArray[Any]) -> int:
+    """Bytes from an array's first element to the end of its last. Raises ValueError for negative strides."""
+    if any(stride < 0 for stride in array.strides):
+        raise ValueError(f"negative strides: {array.strides}")
+    if not array.size:
+        return 0
+    steps = zip(array.shape, array.strides, strict=True)
+    return int(sum((extent - 1) * stride for extent, stride in steps)) + array.itemsize
+
+
 def strided_like(xp: Any, array: Any) -> Any:
     """A copy of a NumPy array in xp's memory, with the same strides; the gaps between rows hold poison.
 
@@ -65,11 +75,8 @@ def strided_like(xp: Any, array: Any) -> Any:
         array, dtype = array.view(np.uint8), np.dtype(np.uint8)
     if array.flags.c_contiguous:
         return xp.array(array)
-    if min(array.strides) < 0:
-        raise ValueError(f"negative strides: {array.strides}")
     distinct = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)
-    extent = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)) + dtype.itemsize
-    memory = xp.full(max(extent, dtype.itemsize), _POISON, dtype=np.uint8).view(dtype)
+    memory = xp.full(max(span_bytes(array), dtype.itemsize), _POISON, dtype=np.uint8).view(dtype)
     view = xp.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
     view[distinct] = xp.asarray(np.ascontiguousarray(array[distinct]))
     return view

@@ -51,7 +51,7 @@ def test_what_is_recorded_needs_no_memory_of_its_own(name: str) -> None:
 
         inputs = {n: v for n, v in problem.inputs().items() if not n.startswith("return_attn")}
         updates = problem.declaration.updates
-        given = {n: machine.array(v, n in updates, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        given = machine.arguments(inputs, updates)
         if problem.declaration.has_workspace:
             chosen = {name: given.get(name, p.default) for name, p in problem.declaration.options.items()}
             facts = complete(problem.declaration, facts_of(problem.declaration, inputs), chosen)["workspace"]

@@ -63,8 +63,7 @@ def test_kernels_give_the_bits_of_the_cpu(case: str) -> None:
     function = getattr(cupymla, name)
     expected = as_tuple(function(**arguments))
     with interpreted("sm_90", 3) as machine:
-        given = {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
-        results = as_tuple(machine.call(function, **given))
+        results = as_tuple(machine.call(function, **machine.arguments(arguments)))
     assert len(results) == len(expected)
     for got, want in zip(results, expected, strict=True):
         have = got.get() if isinstance(got, DeviceArray) else np.asarray(got)

@@ -26,9 +26,7 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cuda, "_bind", counted)
     with interpreted("sm_90") as machine:
         machine.strict = False
-        given: dict[str, Any] = {
-            n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()
-        }
+        given = machine.arguments(inputs)
 
         def calls() -> list[Any]:
             return [nvfp4_gemv(**given, alpha=alpha).get() for alpha in (1.0, 0.5, -2.0, 1.0)]

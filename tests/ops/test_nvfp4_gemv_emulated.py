@@ -152,9 +152,7 @@ def test_a_repeated_layout_at_an_odd_address_changes_the_kernel(monkeypatch: pyt
     prefer(monkeypatch, True)
     inputs = cases.inputs(named("m66_k288_l2_n3_tma_none_rows"), 5)
     with emulated("sm_100a", 4, Settings("eager")) as machine:
-        given: dict[str, Any] = {
-            key: machine.array(value) if isinstance(value, np.ndarray) else value for key, value in inputs.items()
-        }
+        given = machine.arguments(inputs)
         odd = np.zeros(given["a"].host.nbytes + 8, np.uint8)
         moved = np.moveaxis(odd[8:].reshape(np.moveaxis(inputs["a"], -1, 0).shape), 0, -1)
         moved[...] = inputs["a"]

@@ -222,7 +222,7 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
         patch.setattr(machine._cupy, "ndarray", allocate)
         for _ in range(2):
             del made[:]
-            given = {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+            given = machine.arguments(inputs)
             call(**given)
             sets.append((given, list(made)))
 

@@ -21,10 +21,7 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     results = []
     for seed in (0, 1):
         with interpreted(multiprocessors=3, seed=seed) as machine:
-            given: dict[str, Any] = {
-                k: machine.array(v, writable=k == "attn_dist", name=k) if isinstance(v, np.ndarray) else v
-                for k, v in inputs.items()
-            }
+            given = machine.arguments(inputs, cases.WRITTEN)
             machine.call(sparse_mla_bwd, **given)
             results.append(given["attn_dist"].get())
             assert any(geometry.cluster == 2 for geometry in machine.launches)

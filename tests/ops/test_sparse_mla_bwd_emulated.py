@@ -55,8 +55,8 @@ def test_several_passes_over_several_blocks(mode: str) -> None:
 def with_distribution(inputs: dict[str, Any], mode: str, seed: int) -> list[np.ndarray]:
     """All results of a call, the distribution last."""
     with emulated("sm_100a", 2, settings(mode, seed)) as machine:
-        given = {n: machine.array(v, n == "attn_dist", n) for n, v in inputs.items() if isinstance(v, np.ndarray)}
-        found = machine.call(SUBJECT.call, **(inputs | given))
+        given = machine.arguments(inputs, SUBJECT.written)
+        found = machine.call(SUBJECT.call, **given)
         return [array.get() for array in (*found, given["attn_dist"])]
 
 

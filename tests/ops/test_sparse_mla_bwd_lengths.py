@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupymla.interpret.memory import GlobalMemory
@@ -21,10 +20,8 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(name: str, m
     case = next(case for case in cases.CASES if case.name == name)
     with interpreted(multiprocessors=3) as machine:
         few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}
-        given: dict[str, Any] = {}
-        for key, value in cases.inputs(case, 0).items():
-            taken = value[:QUERIES] if key in few and isinstance(value, np.ndarray) else value
-            given[key] = machine.array(taken, name=key) if isinstance(taken, np.ndarray) else taken
+        inputs = cases.inputs(case, 0)
+        given = machine.arguments({key: value[:QUERIES] if key in few else value for key, value in inputs.items()})
         lengths = given["topk_length"]
         begin, end = lengths.data.ptr, lengths.data.ptr + 4 * QUERIES
         read: list[int] = []

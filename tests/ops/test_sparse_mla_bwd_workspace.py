@@ -20,8 +20,7 @@ EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100
 
 
 def arguments(machine: Interpreted, case: MlaCase = CASE) -> dict[str, Any]:
-    given = cases.inputs(case, 0)
-    return {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    return machine.arguments(cases.inputs(case, 0))
 
 
 @pytest.mark.compile

@@ -30,13 +30,9 @@ def machine() -> Iterator[Interpreted]:
         yield made
 
 
-def on_device(machine: Interpreted, host: dict[str, Any]) -> dict[str, Any]:
-    return {n: machine.array(v, name=n) if isinstance(v, np.ndarray) else v for n, v in host.items()}
-
-
 def require_each_right(machine: Interpreted, calls: list[dict[str, Any]]) -> None:
     """Every call, one after the other in one thread, gives what the reference gives."""
-    arguments = [on_device(machine, host) for host in calls]
+    arguments = [machine.arguments(host) for host in calls]
     results = machine.call(lambda: [xl_paged_attention(**each, return_lse=True) for each in arguments])
     for host, (out, lse) in zip(calls, results, strict=True):
         same, exact = reference(**host, return_lse=True, precision="same"), reference(**host, return_lse=True)
@@ -100,7 +96,7 @@ def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
 def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) -> None:
     """Alignment and overlap are new questions in every call."""
     host = {**inputs(make("options", **SMALL, dtype="float32"), seed=7)}
-    arguments = on_device(machine, host)
+    arguments = machine.arguments(host)
     room = np.zeros((2, 3, 2, 32), np.float32)
     whole = machine.array(room, writable=True)
 
@@ -146,7 +142,7 @@ def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -
     """The kernel rounds a length up to a whole tile in 32 bits; nothing that it gets may be longer than that allows."""
     host = inputs(make("options", **SMALL, dtype="float32", block_size=256), seed=6)
     host["block_tables"] = np.zeros((2, 2**23), np.int32)
-    prepared: Any = xl_paged_attention.prepare(**on_device(machine, host))
+    prepared: Any = xl_paged_attention.prepare(**machine.arguments(host))
     assert 2**31 - 64 <= prepared.launcher._parameters[0].capacity <= 2**31 - 1 - 31
 
 
@@ -166,7 +162,7 @@ def test_only_kernels_that_keep_tiles_in_shared_memory_take_it_from_l1(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(driver, "prefer_shared_memory", asked.append)
-    xl_paged_attention.prepare(**on_device(machine, inputs(make("options", **SMALL, dtype=dtype), seed=8)))
+    xl_paged_attention.prepare(**machine.arguments(inputs(make("options", **SMALL, dtype=dtype), seed=8)))
     assert len(asked) == preferred
 
 
@@ -204,7 +200,7 @@ def streams(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def plain_call(machine: Interpreted) -> dict[str, Any]:
-    return on_device(machine, inputs(make("options", **SMALL, dtype="float32"), seed=5))
+    return machine.arguments(inputs(make("options", **SMALL, dtype="float32"), seed=5))
 
 
 def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpreted, streams: Streams) -> None:

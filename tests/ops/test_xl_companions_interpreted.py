@@ -38,11 +38,7 @@ def require_same(function: Any, arguments: dict[str, Any], written: tuple[str, .
     on_host = {n: v.copy() if n in written else v for n, v in arguments.items()}
     expected = as_tuple(function(**on_host))
     with interpreted("sm_90a", 3) as machine:
-        given = {
-            name: machine.array(value, name=name, writable=name in written) if isinstance(value, np.ndarray) else value
-            for name, value in arguments.items()
-        }
-        results = as_tuple(machine.call(function, **given))
+        results = as_tuple(machine.call(function, **machine.arguments(arguments, written)))
     assert len(results) == len(expected)
     for got, want in zip(results, expected, strict=True):
         assert got.get().tobytes() == want.tobytes()
