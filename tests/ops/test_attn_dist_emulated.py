@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated_kit import case_parameters, check, check_inputs, settings
+from emulated_kit import case_parameters, check, check_inputs, machine_code, settings
 
 from cupymla import arch, build
 from cupymla.ops.attn_dist import plan
@@ -100,14 +98,11 @@ def test_tensor_memory_and_shared_memory_are_within_budget(source: build.KernelS
     assert facts["tmem_columns"] <= 512 and facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
 
 
-@pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="needs cuobjdump of the CUDA toolkit")
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
 def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, tmp_path: Path) -> None:
     """One thread issues products and gathers, without the loops over lanes that the compiler makes where it cannot
     tell; Tensor Memory is read 32 columns at a time, arithmetic is in pairs."""
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(build.cubin(plan.variant(arch.named("sm_100a"), pass_heads=pass_heads)).data)
-    sass = subprocess.run(["cuobjdump", "-sass", str(path)], capture_output=True, text=True, check=True).stdout
+    sass = machine_code(build.cubin(plan.variant(arch.named("sm_100a"), pass_heads=pass_heads)), tmp_path)
     pair = r"\.2CTA" if pass_heads == 128 else r""
     counts = {name: len(re.findall(name, sass)) for name in (rf"UTCHMMA{pair} ", rf"GATHER4{pair} ", "FFMA2 ")}
     assert list(counts.values()) == [4, 8, 32], counts

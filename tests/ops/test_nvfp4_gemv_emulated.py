@@ -6,8 +6,6 @@ The cheapest cases of each intent run always, in the modes in turn; `--interpret
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from emulated_kit import machine_code
 
 from cupymla import arch as arches
 from cupymla import build, nvfp4_gemv
@@ -216,12 +215,9 @@ def test_what_the_tcgen05_kernel_is_made_of(source: KernelSource) -> None:
     assert 2 * made.facts["threads"] * made.resources.registers <= 65536
 
 
-@pytest.mark.skipif(shutil.which("nvdisasm") is None, reason="needs nvdisasm")
 @pytest.mark.parametrize("source", TENSOR_SOURCES, ids=str)
 def test_machine_code_of_the_tcgen05_kernel(source: KernelSource, tmp_path: Path) -> None:
-    file = tmp_path / "kernel.cubin"
-    file.write_bytes(build.cubin(source).data)
-    code = subprocess.run(("nvdisasm", "-c", str(file)), capture_output=True, text=True, check=True).stdout
+    code = machine_code(build.cubin(source), tmp_path)
     mxfp4 = dict(source.defines)["CUPYMLA_MXFP4"]
     assert code.count("UTCOMMA") == 4
     assert code.count("UTCCP") == (4 if mxfp4 else 8)

@@ -6,15 +6,13 @@ Compiles, needs no GPU.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated_kit import case_parameters, check, check_inputs, settings
+from emulated_kit import case_parameters, check, check_inputs, machine_code, settings
 
 from cupymla import build
 from cupymla.ops.mla_cases import MlaCase, sized
@@ -116,13 +114,8 @@ ATTENTION = [
 @pytest.mark.parametrize("source", ATTENTION, ids=str)
 def test_machine_code_has_the_intended_instructions(source: build.KernelSource, tmp_path: Path) -> None:
     """Products, gathers, loads from Tensor Memory, and one reduction or store for each slot and channel of a thread."""
-    disassembler = shutil.which("cuobjdump")
-    if disassembler is None:
-        pytest.skip("no cuobjdump")
     made = build.cubin(source, fail_on_spill=True)
-    image = tmp_path / "kernel.cubin"
-    image.write_bytes(made.data)
-    text = subprocess.run([disassembler, "-sass", str(image)], check=True, capture_output=True, text=True).stdout
+    text = machine_code(made, tmp_path)
     found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
     defines: dict[str, Any] = dict(source.defines)
     has_rope = defines["CUPYMLA_D_QK"] == 576

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from emulated_kit import machine_code
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import MLA, queries_of, require_twin
@@ -92,13 +91,8 @@ def test_calls_on_other_gpus_are_refused() -> None:
 def test_machine_code_has_the_intended_instructions(source: build.KernelSource, tmp_path: Path) -> None:
     """Products for both CTAs, gathers of four rows, loads from Tensor Memory; each as often as the tiles ask."""
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
-    disassembler = shutil.which("cuobjdump")
-    if disassembler is None:
-        pytest.skip("no cuobjdump")
     made = build.cubin(source, fail_on_spill=True)
-    image = tmp_path / "kernel.cubin"
-    image.write_bytes(made.data)
-    text = subprocess.run([disassembler, "-sass", str(image)], check=True, capture_output=True, text=True).stdout
+    text = machine_code(made, tmp_path)
     found = Counter(re.findall(r"\b(UTCHMMA\S*|UTMALDG\S*|LDTM\S*|UTCBAR\S*)", text))
     tiles = dict(source.defines)["CUPYMLA_D_QK"]
     assert isinstance(tiles, int)
