@@ -10,8 +10,9 @@ from ... import build, driver, tensor
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ...tensormap import TileMap, encoded
+from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
+from ..head_tiles import head_tiles
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
 from .records import record
@@ -71,19 +72,12 @@ class Binding:
         # Without tokens no row is ever asked for, but a map has to have an address.
         pointers = views.q.ptr, views.kv.ptr if self._problem.shared.s_kv else views.q.ptr
         if self._pointers != pointers:
-            self.launcher.replace(0, tiles(self._query_tiles(pointers[0]), "q", OPERATOR))
+            shared = self._problem.shared
+            request = head_tiles(shared, pointers[0], shared.q_strides, shared.d_qk, self._tile_heads)
+            self.launcher.replace(0, tiles(request, "q", OPERATOR))
             if self._rows is not None:
                 self.launcher.replace(1, encoded(self._rows.tiles(pointers[1])))
             self._pointers = pointers
-
-    def _query_tiles(self, ptr: int) -> TileMap:
-        """Q in boxes of `tile_heads` heads x 64 channels of one query, in a swizzled layout."""
-        problem = self._problem.shared
-        batch, query, head = problem.q_strides
-        shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
-        # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
-        strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
-        return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, self._tile_heads, 1, 1))
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""

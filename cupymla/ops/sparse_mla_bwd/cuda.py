@@ -14,8 +14,9 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
-from ...tensormap import TileMap, encoded
+from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
+from ..head_tiles import head_tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
 from .spec import OPERATOR, Problem, Views, require_workspace
@@ -127,15 +128,6 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.slot_list = workspace + layout.slot_list
 
 
-def head_tiles(view: View, shared: MlaProblem, channels: int) -> TileMap:
-    """Q or dO in boxes of one CTA's heads x 64 channels of one query, in the layout that products read."""
-    batch, query, head = lead_strides(view, shared)
-    shape = (channels, shared.h_q, shared.s_q, shared.batch or 1)
-    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
-    strides_bytes = (head * 2, query * 2, (channels if shared.batch is None else batch) * 2)
-    return TileMap(view.ptr, shared.dtype, shape, strides_bytes, (64, plan.CTA_HEADS, 1, 1))
-
-
 class Binding:
     """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
 
@@ -181,8 +173,8 @@ class Binding:
             return
         shared = self.plan.problem.shared
         maps = [
-            tiles(head_tiles(views.q, shared, shared.d_qk), "q", OPERATOR),
-            tiles(head_tiles(views.dout, shared, shared.d_v), "dout", OPERATOR),
+            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, plan.CTA_HEADS), name, OPERATOR)
+            for name, view, channels in (("q", views.q, shared.d_qk), ("dout", views.dout, shared.d_v))
         ]
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.

@@ -11,11 +11,12 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ...tensormap import TileMap, encoded
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ...tensormap import encoded
+from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record, tiles
+from ..head_tiles import head_tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
-from .spec import Views
+from .spec import OPERATOR, Views
 
 Result = tuple[Any, Any]
 
@@ -72,15 +73,6 @@ def parameters(chosen: plan.Plan, problem: MlaProblem, views: Views, outputs: Se
     return record
 
 
-def query_tiles(problem: MlaProblem, ptr: int) -> TileMap:
-    """Q in boxes of one CTA's heads x 64 channels of one query."""
-    batch, query, head = problem.q_strides
-    shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
-    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
-    strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
-    return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, plan.CTA_HEADS, 1, 1))
-
-
 class Binding:
     """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
 
@@ -119,7 +111,9 @@ class Binding:
         record.p, record.delta = outputs
         pointers = views.q.ptr, views.kv.ptr
         if self._pointers != pointers:
-            self.launcher.replace(0, encoded(query_tiles(self._problem, views.q.ptr)))
+            problem = self._problem
+            request = head_tiles(problem, views.q.ptr, problem.q_strides, problem.d_qk, plan.CTA_HEADS)
+            self.launcher.replace(0, tiles(request, "q", OPERATOR))
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             kv = views.kv.ptr if self._problem.s_kv else views.q.ptr
             self.launcher.replace(1, encoded(self.plan.rows.tiles(kv)))

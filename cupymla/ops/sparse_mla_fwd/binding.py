@@ -15,8 +15,8 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
-from ...tensormap import TileMap
 from ..gpu import check_record, tiles
+from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
 from ..mla import MlaProblem, lead_strides
 from . import pair_plan, plan
@@ -147,7 +147,9 @@ class Binding(ABC):
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
-            self.launcher.replace(0, tiles(query_tiles(self._problem, self._heads, views.q.ptr), "q", plan.OPERATOR))
+            problem = self._problem
+            request = head_tiles(problem, views.q.ptr, problem.q_strides, problem.d_qk, self._heads)
+            self.launcher.replace(0, tiles(request, "q", plan.OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
 
@@ -214,15 +216,6 @@ def bind(problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_st
     """The binding of a device's kernel. Raises UnsupportedError when it has none, CompileError, DriverError."""
     paired = driver.arch_of(device).name in plan.PAIRED
     return (PairBinding if paired else CtaBinding)(problem, device, outputs, sink_stride)
-
-
-def query_tiles(problem: MlaProblem, heads: int, ptr: int) -> TileMap:
-    """Q in boxes of one CTA's heads x 64 channels of one query, in the layout that the Tensor Core reads."""
-    batch, query, head = problem.q_strides
-    shape = (problem.d_qk, problem.h_q, problem.s_q, problem.batch or 1)
-    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
-    strides_bytes = (head * 2, query * 2, (problem.d_qk if problem.batch is None else batch) * 2)
-    return TileMap(ptr, problem.dtype, shape, strides_bytes, (64, heads, 1, 1))
 
 
 def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""Arrays of rows for every query and head, such as q and dout, as the maps that kernels load their tiles by."""
+
+from __future__ import annotations
+
+from ..tensormap import TileMap
+from .mla import MlaProblem
+
+_BOX_CHANNELS = 64
+
+
+def head_tiles(problem: MlaProblem, ptr: int, strides: tuple[int, int, int], channels: int, heads: int) -> TileMap:
+    """Boxes of some heads x 64 channels of one query, in the swizzled layout that products read.
+
+    Args:
+        problem: gives the extents.
+        ptr: the array's address.
+        strides: (batch, query, head), in elements of 16 bits.
+        channels: of a row.
+        heads: of a box.
+    """
+    batch, query, head = strides
+    shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)
+    # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
+    strides_bytes = (head * 2, query * 2, (channels if problem.batch is None else batch) * 2)
+    return TileMap(ptr, problem.dtype, shape, strides_bytes, (_BOX_CHANNELS, heads, 1, 1))
