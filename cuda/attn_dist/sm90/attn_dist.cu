@@ -1,5 +1,6 @@
 // The attention distribution summed over heads, for Hopper: a CTA takes all heads of one or several queries. The
 // pipeline and the barriers are drawn in storage.cuh, the mathematics are in cupymla/ops/attn_dist/README.md.
+#include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/registers.cuh"
 #include "consumer.cuh"
@@ -11,11 +12,6 @@
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_HEADS: heads of one pass, 128, or 64 where no
 // query has more.
-#if CUPYMLA_FP16
-using Element = __half;
-#else
-using Element = __nv_bfloat16;
-#endif
 
 namespace cupymla::attn_dist {
 

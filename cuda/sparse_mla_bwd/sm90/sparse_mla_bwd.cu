@@ -1,5 +1,6 @@
 // Sparse MLA attention, gradients, for Hopper: one stage of the backward for each value of CUPYMLA_STAGE. How the
 // stages follow each other is told in ../README.md, the mathematics are in cupymla/ops/sparse_mla_bwd/README.md.
+#include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../stages.cuh"
 #include "attention.cuh"
@@ -11,11 +12,6 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
 // CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on
 // its own. The last two are for the attention stage.
-#if CUPYMLA_FP16
-using Element = __half;
-#else
-using Element = __nv_bfloat16;
-#endif
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -36,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
         const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
 #endif
         const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
+  using cupymla::Element;
   using namespace cupymla::sparse_mla_bwd;
 #if CUPYMLA_STAGE == 0
   extern __shared__ __align__(1024) uint8_t shared_memory[];

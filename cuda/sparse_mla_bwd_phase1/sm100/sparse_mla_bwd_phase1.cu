@@ -1,16 +1,12 @@
 // First phase of the sparse MLA backward, for Blackwell: the scores of every slot and delta. A pair of CTAs has 128
 // heads of a query. The mathematics are in cupymla/ops/sparse_mla_bwd_phase1/README.md, the pipeline is in storage.cuh.
+#include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "delta.cuh"
 #include "products.cuh"
 #include "scores.cuh"
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16.
-#if CUPYMLA_FP16
-using Element = __half;
-#else
-using Element = __nv_bfloat16;
-#endif
 
 namespace cupymla::sparse_mla_bwd_phase1 {
 

@@ -5,7 +5,7 @@
 
 #include "../../common/cluster.cuh"
 #include "../softmax.cuh"
-#include "statistics.cuh"
+#include "../statistics.cuh"
 #include "storage.cuh"
 #include "work.cuh"
 
@@ -17,24 +17,13 @@ struct alignas(16) Leavings {
   // Rows of eight neighbouring lanes lie in banks of their own.
   static constexpr int kRowFloats = Config::kDV + 4;
   float output[Config::kHeads][kRowFloats];
-  float4 statistics[Config::kHeads];  // base, maximum, sum, occupied
+  float4 statistics[Config::kHeads];
 };
 
 template <typename Config>
 __device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) {
   static_assert(sizeof(Leavings<Config>) <= sizeof(storage.p) + sizeof(storage.stages));
   return *reinterpret_cast<Leavings<Config>*>(&storage.p);
-}
-
-template <typename Config>
-__device__ __forceinline__ void leave_statistics(Storage<Config>& storage, uint32_t row, const RowStatistics& one) {
-  leavings(storage).statistics[row] = make_float4(one.base, one.maximum, one.sum, one.occupied ? 1.f : 0.f);
-}
-
-template <typename Config>
-__device__ __forceinline__ RowStatistics read_statistics(const Leavings<Config>& left, uint32_t row, uint32_t rank) {
-  const float4 values = cluster_load_float4(cluster_address(smem_address(&left.statistics[row]), rank));
-  return {values.x, values.y, values.z, values.w != 0.f};
 }
 
 // What the epilogue warpgroup does once everything is left: it finishes every so many of its CTA's heads, a row at a
@@ -50,19 +39,16 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
     const int32_t head = work.first_head + static_cast<int32_t>(row);
     if (head >= params.h_q) break;
 
-    RowStatistics merged = {negative_infinity(), negative_infinity(), 0.f, false};
+    RowStatistics merged = no_statistics();
     for (uint32_t part = 0; part < place.parts; ++part) {
-      const RowStatistics one = read_statistics(left, row, part * Config::kCtas + place.rank);
-      merged.base = max_nan(merged.base, one.base);
-      merged.maximum = max_nan(merged.maximum, one.maximum);
-      merged.occupied |= one.occupied;
+      join_base(merged, read_statistics(left.statistics[row], part * Config::kCtas + place.rank));
     }
     const uint32_t address = smem_address(&left.output[row][column]);
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 2
     for (uint32_t part = 0; part < place.parts; ++part) {
       const uint32_t rank = part * Config::kCtas + place.rank;
-      const RowStatistics one = read_statistics(left, row, rank);
+      const RowStatistics one = read_statistics(left.statistics[row], rank);
       const float4 values = cluster_load_float4(cluster_address(address, rank));
       const float weight = base_factor(one.base, merged.base);
       merged.sum = fmaf(weight, one.sum, merged.sum);
@@ -72,7 +58,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
       sum.w = fmaf(weight, values.w, sum.w);
     }
 
-    const float factor = output_factor(params, head, merged);
+    const float factor = output_factor(params, head, merged, -1.f);
     if (column == 0) store_statistics(params, work, head, merged);
     uint8_t* line = params.out + work.batch * params.out_batch_bytes + work.query * params.out_query_bytes +
                     head * params.out_head_bytes + column * sizeof(Element);

@@ -48,7 +48,7 @@ struct Softmax {
       if constexpr (Config::kSplit) {
         // P and the stages, where statistics go, are done with once the last product is.
         storage.pv_done.wait(pv_parity);
-        if (leads()) leave_statistics(storage, row, row_statistics);
+        if (leads()) leavings(storage).statistics[row] = packed(row_statistics);
       } else if (leads()) {
         finish(work, row_statistics);
       }
@@ -198,7 +198,7 @@ struct Softmax {
   __device__ __forceinline__ void finish(const Work<Config>& work, const RowStatistics& statistics) {
     const int32_t head = work.first_head + static_cast<int32_t>(row);
     if (head < params.h_q) store_statistics(params, work, head, statistics);
-    const float factor = output_factor(params, head, statistics);
+    const float factor = output_factor(params, head, statistics, -1.f);
     storage.stats_free.wait(stats_parity);
     stats_parity ^= 1u;
     storage.output_factor[row] = factor;

@@ -2,6 +2,7 @@
 // and the barriers are drawn in storage.cuh, Tensor Memory in config.cuh, the mathematics are in
 // cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/elect.cuh"
+#include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "producer.cuh"
 #include "products.cuh"
@@ -14,11 +15,6 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
 // negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1
 // where the pairs of each cluster share the slots of one query.
-#if CUPYMLA_FP16
-using Element = __half;
-#else
-using Element = __nv_bfloat16;
-#endif
 
 namespace cupymla::sparse_mla_fwd {
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_SPLIT>;

@@ -1,6 +1,7 @@
 // After the last block: row statistics of both consumers, and the output from registers to global memory.
 #pragma once
 
+#include "../statistics.cuh"
 #include "consumer.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -17,13 +18,6 @@ __device__ __forceinline__ void exchange_statistics(Consumer<Config, Element, kW
     ready[0].wait(consumer.q_parity);
   }
 }
-
-// What the blocks of this CTA, or of a cluster, say of one head of a query. Base and maximum in units of log2, the sum
-// relative to the base.
-struct RowStatistics {
-  float base, maximum, sum;
-  bool occupied;
-};
 
 // Statistics of this thread's two rows over both consumers' blocks. Each consumer has then finished all its products.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
@@ -53,26 +47,6 @@ __device__ __forceinline__ void join_statistics(Consumer<Config, Element, kWho, 
   }
 }
 
-// Writes lse and max_logits of one head.
-__device__ __forceinline__ void store_statistics(const Parameters& params, const Query& query, int head,
-                                                 const RowStatistics& row) {
-  const int64_t batch = query.batch, token = query.query;
-  params.max_logits[batch * params.max_logits_batch + token * params.max_logits_query +
-                    head * params.max_logits_head] = row.maximum * kLn2;
-  params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] =
-      row.occupied ? (row.base + log2f(row.sum)) * params.lse_unit : positive_infinity();
-}
-
-// What turns the output accumulated relative to the base into the result. Rows without a valid slot are told by their
-// slots, not by the maximum: valid slots may all score -inf.
-__device__ __forceinline__ float output_factor(const Parameters& params, int head, const RowStatistics& row) {
-  float total = row.sum;
-  if (params.attn_sink != nullptr && head < params.h_q) {
-    total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - row.base);
-  }
-  return row.occupied ? 1.f / total : 0.f;
-}
-
 // Each thread has two neighbouring columns of every eight in its rows. The four lanes of a row exchange them so that
 // each stores sixteen bytes, and the quad 64 bytes side by side.
 template <typename Config, typename Element, int kWho, bool kAnyScale>
@@ -89,7 +63,7 @@ __device__ __forceinline__ void store_output(Consumer<Config, Element, kWho, kAn
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = consumer.first_head + consumer.row + 8 * r;
-    const float factor = output_factor(params, head, rows[r]);
+    const float factor = output_factor(params, head, rows[r], 0.f);
     if (kWho == 0 && quad_lane == 0 && head < params.h_q) store_statistics(params, query, head, rows[r]);
     uint8_t* line = base + head * params.out_head_bytes;
 #pragma unroll

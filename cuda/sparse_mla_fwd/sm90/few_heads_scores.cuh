@@ -217,7 +217,7 @@ struct Scores {
     const RowStatistics joined = join_statistics();
     if (warp == 0 && is_owner()) {
       const int head = first_head + owned_head();
-      storage.output_factor[query_ring.stage][owned_head()] = output_factor(params, head, joined);
+      storage.output_factor[query_ring.stage][owned_head()] = output_factor(params, head, joined, 0.f);
       if (head < params.h_q) store_statistics(params, query, head, joined);
     }
     storage.statistics_ready[query_ring.stage].arrive();
@@ -229,8 +229,7 @@ struct Scores {
     const RowStatistics joined = join_statistics();
     named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
     if (warp == 0 && is_owner()) {
-      leavings(storage).statistics[owned_head()] =
-          make_float4(joined.base, joined.maximum, joined.sum, joined.occupied ? 1.f : 0.f);
+      leavings(storage).statistics[owned_head()] = packed(joined);
     }
   }
 };

@@ -14,7 +14,7 @@ struct alignas(16) Leavings {
   // Eight rows of a quad's 32 bytes lie in banks of their own.
   static constexpr int kRowFloats = Config::kDV + 8;
   float output[Config::kHeads][kRowFloats];
-  float4 statistics[Config::kHeads];  // base, maximum, sum, occupied
+  float4 statistics[Config::kHeads];
 };
 
 template <typename Config>
@@ -41,16 +41,9 @@ __device__ __forceinline__ void leave_rows(Consumer<Config, Element, kWho, kAnyS
           make_float2(consumer.output[i * 4 + 2 * r], consumer.output[i * 4 + 2 * r + 1]);
     }
     if (kWho == 0 && quad_lane == 0) {
-      left.statistics[row] = make_float4(rows[r].base, rows[r].maximum, rows[r].sum, rows[r].occupied ? 1.f : 0.f);
+      left.statistics[row] = packed(rows[r]);
     }
   }
-}
-
-// One CTA's statistics of a head.
-template <typename Config>
-__device__ __forceinline__ RowStatistics read_statistics(const Leavings<Config>& left, int row, uint32_t rank) {
-  const float4 values = cluster_load_float4(cluster_address(smem_address(&left.statistics[row]), rank));
-  return {values.x, values.y, values.z, values.w != 0.f};
 }
 
 // Of a CTA whose slots all score -inf, or that has none, the output is 0 times what its values are.
@@ -75,13 +68,8 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
     const int head = share.first_head + row;
     if (head >= params.h_q) break;
 
-    RowStatistics merged = {negative_infinity(), negative_infinity(), 0.f, false};
-    for (uint32_t part = 0; part < share.parts; ++part) {
-      const RowStatistics one = read_statistics(left, row, part);
-      merged.base = max_nan(merged.base, one.base);
-      merged.maximum = max_nan(merged.maximum, one.maximum);
-      merged.occupied |= one.occupied;
-    }
+    RowStatistics merged = no_statistics();
+    for (uint32_t part = 0; part < share.parts; ++part) join_base(merged, read_statistics(left.statistics[row], part));
     const uint32_t address = smem_address(&left.output[row][column]);
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
     for (uint32_t first = 0; first < share.parts; first += kBatch) {
@@ -90,7 +78,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const uint32_t part = min(first + i, share.parts - 1);
-        const RowStatistics one = read_statistics(left, row, part);
+        const RowStatistics one = read_statistics(left.statistics[row], part);
         values[i] = cluster_load_float4(cluster_address(address, part));
         weight[i] = part_weight(one.base, merged.base);
         if (first + i < share.parts) merged.sum = fmaf(weight[i], one.sum, merged.sum);
@@ -106,7 +94,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
       }
     }
 
-    const float factor = output_factor(params, head, merged);
+    const float factor = output_factor(params, head, merged, 0.f);
     if (column == 0) store_statistics(params, query, head, merged);
     uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
                     head * params.out_head_bytes + column * 2;

@@ -1,6 +1,7 @@
 // Sparse MLA attention, forward, for Hopper: a CTA takes a block of heads of one or several queries. The pipeline
 // and the barriers are drawn in storage.cuh and few_heads_storage.cuh, the mathematics are in
 // cupymla/ops/sparse_mla_fwd/README.md.
+#include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/registers.cuh"
 #include "few_heads_scores.cuh"
@@ -15,11 +16,6 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64 (many) or 32 or 16 (few). CUPYMLA_FP16: 1 for fp16, 0
 // for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which costs a multiplication per score;
 // 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster share the slots of one query.
-#if CUPYMLA_FP16
-using Element = __half;
-#else
-using Element = __nv_bfloat16;
-#endif
 
 namespace cupymla::sparse_mla_fwd {
 

@@ -1,0 +1,63 @@
+// What the softmax says of one head of a query, and what follows from it. Parameter records hold the fields that these
+// functions read under their names.
+#pragma once
+
+#include "../common/cluster.cuh"
+#include "../common/math.cuh"
+#include "../common/sparse_query.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// Over the slots of one CTA, or of all that share a query. Base and maximum in units of log2, the sum relative to the
+// base. Whether any slot is valid is told by the slots, not by the maximum: valid slots may all score -inf.
+struct RowStatistics {
+  float base, maximum, sum;
+  bool occupied;
+};
+
+// What joining starts from: nothing.
+__device__ __forceinline__ RowStatistics no_statistics() {
+  return {negative_infinity(), negative_infinity(), 0.f, false};
+}
+
+// Base, maximum and occupied of `row` become those of both; sums are joined once the base is known.
+__device__ __forceinline__ void join_base(RowStatistics& row, const RowStatistics& other) {
+  row.base = max_nan(row.base, other.base);
+  row.maximum = max_nan(row.maximum, other.maximum);
+  row.occupied |= other.occupied;
+}
+
+// How statistics lie in shared memory for the CTAs that share a query.
+__device__ __forceinline__ float4 packed(const RowStatistics& row) {
+  return make_float4(row.base, row.maximum, row.sum, row.occupied ? 1.f : 0.f);
+}
+
+// What the CTA of that rank left where this one has `place`.
+__device__ __forceinline__ RowStatistics read_statistics(const float4& place, uint32_t rank) {
+  const float4 values = cluster_load_float4(cluster_address(smem_address(&place), rank));
+  return {values.x, values.y, values.z, values.w != 0.f};
+}
+
+// Writes lse and max_logits of one head.
+template <typename Parameters>
+__device__ __forceinline__ void store_statistics(const Parameters& params, const QueryPosition& position, int32_t head,
+                                                 const RowStatistics& row) {
+  const int64_t batch = position.batch, query = position.query;
+  params.max_logits[batch * params.max_logits_batch + query * params.max_logits_query +
+                    head * params.max_logits_head] = row.maximum * kLn2;
+  params.lse[batch * params.lse_batch + query * params.lse_query + head * params.lse_head] =
+      row.occupied ? (row.base + log2f(row.sum)) * params.lse_unit : positive_infinity();
+}
+
+// What turns the output accumulated relative to the base into the result; `empty` for a query without a valid slot.
+template <typename Parameters>
+__device__ __forceinline__ float output_factor(const Parameters& params, int32_t head, const RowStatistics& row,
+                                               float empty) {
+  float total = row.sum;
+  if (params.attn_sink != nullptr && head < params.h_q) {
+    total += exp2f(params.attn_sink[head * params.attn_sink_head] * kLog2e - row.base);
+  }
+  return row.occupied ? 1.f / total : empty;
+}
+
+}  // namespace cupymla::sparse_mla_fwd
