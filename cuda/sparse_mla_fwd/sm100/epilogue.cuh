@@ -10,13 +10,9 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// One warp's arrival at a barrier of the pair's even CTA; the first form publishes what the warp has written.
+// One warp's arrival at a barrier of the pair's even CTA. What the warp has written, into Tensor Memory or its own CTA's
+// shared memory, is for the pair's products alone, and ordered before them by the fences that stand before this.
 __device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
-  __syncwarp();
-  if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&barrier.state), leader));
-}
-
-__device__ __forceinline__ void arrive_at_leader_after_reads(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
   __syncwarp();
   if (lane == 0) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), leader));
 }
@@ -111,7 +107,7 @@ struct Epilogue {
         sm100::wait_loads();
         if (column + kColumns == Config::kOutputColumns) {
           sm100::fence_before_sync();
-          arrive_at_leader_after_reads(storage.o_free, place.leader, lane);
+          arrive_at_leader(storage.o_free, place.leader, lane);
         }
       }
       if constexpr (Config::kSplit) {

@@ -39,7 +39,7 @@ struct Products {
       if (work.blocks == 0) return;
       keys_stage = (keys_stage + Config::kQueryStages) % Config::kStages;
       values_stage = keys_stage;
-      cluster_wait_at(storage.q_ready, q_parity);
+      storage.q_ready.wait(q_parity);
       storage.q_full.wait(q_parity);
       q_parity ^= 1u;
       for (int32_t block = 0; block < work.blocks; ++block) {
@@ -73,7 +73,7 @@ struct Products {
   }
 
   __device__ __forceinline__ void scores() {
-    cluster_wait_at(storage.s_free, s_parity);
+    storage.s_free.wait(s_parity);
     s_parity ^= 1u;
     sm100::fence_after_sync();
 #pragma unroll
@@ -98,10 +98,10 @@ struct Products {
   }
 
   __device__ __forceinline__ void values(bool first_block) {
-    cluster_wait_at(storage.p_ready, p_parity);
+    storage.p_ready.wait(p_parity);
     p_parity ^= 1u;
     if (first_block) {
-      cluster_wait_at(storage.o_free, o_parity);
+      storage.o_free.wait(o_parity);
       o_parity ^= 1u;
     }
     sm100::fence_after_sync();

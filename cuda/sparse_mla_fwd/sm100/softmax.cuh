@@ -87,7 +87,7 @@ struct Softmax {
     sm100::tmem_load(scores, tmem + Config::kScoresColumn);
     sm100::wait_loads();
     sm100::fence_before_sync();
-    arrive_at_leader_after_reads(storage.s_free, place.leader, lane);
+    arrive_at_leader(storage.s_free, place.leader, lane);
 
     const float own_max = mask_and_maximum(scores, valid);
     const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
