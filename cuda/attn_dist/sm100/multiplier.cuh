@@ -33,7 +33,7 @@ struct Multiplier {
 
   __device__ __forceinline__ void multiply(uint32_t heads, bool first, bool last) {
     const uint32_t instruction = sm100::instruction_f16(Config::kSlots, heads, kFp16);
-    wait_taken();
+    storage.taken[accumulators.stage].wait(accumulators.free());
     sm100::fence_after_sync();
     const uint32_t d = storage.tmem + accumulators.stage * Config::kHeads;
 #pragma unroll 1
@@ -52,15 +52,6 @@ struct Multiplier {
     }
     commit(storage.done[accumulators.stage]);
     accumulators.advance();
-  }
-
-  __device__ __forceinline__ void wait_taken() {
-    Mbarrier& taken = storage.taken[accumulators.stage];
-    if constexpr (Config::kCtas == 2) {
-      cluster_wait_at(taken, accumulators.free());
-    } else {
-      taken.wait(accumulators.free());
-    }
   }
 
   __device__ __forceinline__ void commit(Mbarrier& barrier) {

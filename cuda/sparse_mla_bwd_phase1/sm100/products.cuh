@@ -1,7 +1,6 @@
 // The first warpgroup: brings in Q, gathers the rows of the slots, and multiplies.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/pair_copy.cuh"
 #include "../../common/sm100/slot_gather.cuh"
@@ -69,10 +68,10 @@ __device__ __forceinline__ void multiply(Storage<Config>& storage, const Work<Co
   Ring<Config::kAccumulators> scores;
   work.for_each_query(params, [&](const Query<Config>& query) {
     if (query.blocks == 0) return;
-    cluster_wait_at(storage.q_full, queries.full);
+    storage.q_full.wait(queries.full);
     for (int32_t block = 0; block < query.blocks; ++block) {
-      cluster_wait_at(storage.scores_free[scores.stage], scores.free());
-      cluster_wait_at(storage.k_full[keys.stage], keys.full);
+      storage.scores_free[scores.stage].wait(scores.free());
+      storage.k_full[keys.stage].wait(keys.full);
       sm100::fence_after_sync();
       const uint64_t k = sm100::descriptor_128b(smem_address(storage.k[keys.stage][0]));
       const uint32_t d = storage.tmem + scores.stage * Config::kScoreColumns;

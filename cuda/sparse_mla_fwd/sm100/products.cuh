@@ -1,7 +1,6 @@
 // The thread that issues all products of the pair: S = Q K^T of one block, then O += P V of the block before it.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "storage.cuh"
