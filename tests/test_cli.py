@@ -20,6 +20,7 @@ from cupymla.cli import doctor as examination
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
 from cupymla.testing import evidence, timing
+from cupymla.testing.operators import Subject
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -182,6 +183,15 @@ def test_bench_refuses_an_unusable_folder_before_it_measures(
     monkeypatch.setattr(driver, "device_name", lambda index: pytest.fail("measured"))
     found = json_of(capsys, "bench", "--out", str(tmp_path / "file"), *option, status=2)
     assert "--out" in found["error"]
+
+
+@pytest.mark.parametrize("option", [("--against", "no-kernels-here"), ("--set", "plan.no_such_constant=3")])
+def test_bench_refuses_a_variant_that_is_none_before_it_measures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(commands, "with_kernels", lambda names: [Subject(name) for name in names])
+    monkeypatch.setattr(timing, "Timer", lambda: pytest.fail("measured"))
+    assert option[0] in json_of(capsys, "bench", "sparse_mla_fwd", *option, status=2)["error"]
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

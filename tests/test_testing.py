@@ -346,6 +346,18 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept) == 1
 
 
+def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    cases = operators.Subject("attn_dist").cases
+    case = min((case for case in cases.CASES if cases.flops(case) > 0), key=cases.flops)
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
+    assert f"attn_dist sm_90a {case.name}: ok" in capsys.readouterr().out
+    with pytest.raises(InputError, match="--case"):
+        without_gpu.main(["attn_dist", "--case", "no such case"])
+
+
 def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:
     file = evidence.write(some_evidence("1" * 64), tmp_path)
     assert file is not None

@@ -32,9 +32,9 @@ __device__ __forceinline__ void cluster_store_async_float4(uint32_t address, flo
                : "memory");
 }
 
-// Arrives at another CTA's mbarrier. Says that this thread has read something, or has written what the asynchronous proxy
-// reads, behind that proxy's fence (CUTLASS's PipelineUmmaConsumerAsync arrives like this for products of a pair); to
-// publish writes to ordinary reads would cost a fence of the whole GPU.
+// Arrives at another CTA's mbarrier. Says that this thread has read something, or has written what the asynchronous
+// proxy reads, behind that proxy's fence: CUTLASS's PipelineUmmaConsumerAsync arrives like this for products of a pair.
+// To publish writes to ordinary reads would cost a fence of the whole GPU.
 __device__ __forceinline__ void cluster_arrive_after_reads_at(uint32_t mbarrier_address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mbarrier_address) : "memory");
 }

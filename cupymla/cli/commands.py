@@ -188,6 +188,8 @@ def bench(options: argparse.Namespace) -> int:
         folder_for("--out", options.out)
     if options.host:
         return _bench_host(terminal, subjects, options)
+    if options.against or options.set:
+        return _bench_against(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
     limits = timing.ceilings(timing.Timer())
     found: dict[str, Benchmark] = {}
@@ -215,6 +217,32 @@ def _keep(terminal: Terminal, benchmark: Benchmark, name: str, folder: Path) -> 
         draw_benchmark(benchmark, name, file.with_suffix(".png"))
     except ImportError:
         print("no plot: matplotlib is not installed (pip install 'cupymla[cli]')", file=sys.stderr)
+
+
+def _bench_against(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:
+    from ..testing import against
+    from ..testing import bench as measure
+    from ..testing.timing import Timer
+
+    others = [against.kernels_of(folder) for folder in options.against]
+    work = []
+    for subject in subjects:
+        variants = [against.here(), *others, *(against.constant(subject, setting) for setting in options.set)]
+        work += [(subject, case, variants) for case in measure.chosen(subject, options.case)]
+    timer = Timer()
+    found = []
+    with terminal.progress("timed", len(work)) as step:
+        for subject, case, variants in work:
+            found += against.compare(subject, case, variants, timer)
+            step(case.name)
+    cells = [
+        (t.case, t.variant, f"{t.us:.1f}", f"{t.ratio:.3f}", f"{t.spread:.1%}", "equal" if t.same_bits else "differ")
+        for t in found
+    ]
+    columns = ("case", "variant", "us", "over here", "spread of rounds", "bits")
+    terminal.table("Variants in turn", columns, cells)
+    terminal.json([asdict(turns) for turns in found])
+    return 0
 
 
 def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """Operators' small cases on a CPU: kernels up to sm_90a in the PTX interpreter, later ones in the host emulator.
 
     python -m cupymla.testing.without_gpu OP ... [--arch SM] [--most-flops N]
+    python -m cupymla.testing.without_gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
 
 When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
 It never makes a kernel "verified".
@@ -65,14 +66,12 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS) -> list[Case]:
     return [case for case in subject.cases.CASES if subject.cases.flops(case) <= most_flops]
 
 
-def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
-    """Run a kernel's small cases; None when one failed. What is emulated runs in every mode."""
-    arch = kernel.arch
+def run_cases(subject: Subject, arch: str, cases: Sequence[Case]) -> list[Sequence[Report]] | None:
+    """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode."""
     turns = 1 if is_interpreted(arch) else len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
-    chosen = small_cases(subject, most_flops)
-    for number, case in enumerate(chosen):
+    for number, case in enumerate(cases):
         for turn in range(turns):
             start = time.monotonic()
             what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
@@ -86,17 +85,25 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
                 print(f"{what}: {type(error).__name__}: {error}", flush=True)
             else:
                 print(f"{what}: ok, {time.monotonic() - start:.1f} s", flush=True)
+    return None if failed else reports
+
+
+def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
+    """Run a kernel's small cases; None when one failed."""
+    chosen = small_cases(subject, most_flops)
+    reports = run_cases(subject, kernel.arch, chosen)
     digest = evidence.current_hash(subject.entry, kernel)
-    if failed or digest is None:
+    if reports is None or digest is None:
         return None
+    is_ptx = is_interpreted(kernel.arch)
     counts = ", ".join(map(str, MULTIPROCESSORS))
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,
-        arch=arch,
+        arch=kernel.arch,
         content_hash=digest,
-        ran="interpreted" if turns == 1 else "emulated",
-        how=f"multiprocessors in turn: {counts}" if turns == 1 else "modes: " + ", ".join(MODES),
+        ran="interpreted" if is_ptx else "emulated",
+        how=f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES),
         toolkit=str(compiler.toolchain()),
         cases=len(chosen),
         of=len(subject.cases.CASES),
@@ -105,11 +112,21 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
     )
 
 
+def named(subject: Subject, names: Sequence[str]) -> list[Case]:
+    """The cases of these names. Raises InputError for an unknown one."""
+    known = {case.name: case for case in subject.cases.CASES}
+    for name in names:
+        if name not in known:
+            raise InputError("--case", f"a case of cupymla/ops/{subject.name}/cases.py", repr(name), subject.name)
+    return [known[name] for name in names]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all cases passed, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.without_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="+", metavar="OP")
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
+    parser.add_argument("--case", action="append", metavar="NAME", help="only this case; repeatable; writes nothing")
     parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
     options = parser.parse_args(arguments)
     complete = True
@@ -118,6 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kernels = [k for k in subject.entry.kernels if options.arch is None or k.arch in options.arch]
         if not kernels:
             raise InputError("OP and --arch", "an operator with a kernel for the target", f"{name}, {options.arch}")
+        if options.case:
+            cases = named(subject, options.case)
+            for arch in dict.fromkeys(kernel.arch for kernel in kernels):
+                complete &= run_cases(subject, arch, cases) is not None
+            continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)
             complete &= found is not None

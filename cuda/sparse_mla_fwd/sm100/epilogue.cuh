@@ -10,8 +10,8 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// One warp's arrival at a barrier of the pair's even CTA. What the warp has written, into Tensor Memory or its own CTA's
-// shared memory, is for the pair's products alone, and ordered before them by the fences that stand before this.
+// One warp's arrival at a barrier of the pair's even CTA. What the warp has written, into Tensor Memory or its own
+// CTA's shared memory, is for the pair's products alone, and ordered before them by the fences that stand before this.
 __device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
   __syncwarp();
   if (lane == 0) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), leader));
