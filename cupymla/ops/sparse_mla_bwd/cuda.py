@@ -249,11 +249,11 @@ def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
     return problem, views.q.device.index, arrays.layouts, layouts, _strides(views.attn_sink), _strides(views.attn_dist)
 
 
-def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
-    key = _key(views, problem, arrays)
+def _bound(views: Views, problem: Problem, arrays: OutputArrays, overlaps: bool) -> Binding:
+    key = _key(views, problem, arrays), overlaps
     binding = _memo.entries.get(key)
     if binding is None:
-        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views))
+        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views, overlaps))
     return binding
 
 
@@ -284,8 +284,8 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
     return plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index)).workspace.bytes
 
 
-def call(views: Views, problem: Problem, stream: object) -> Result:
-    """One call on a GPU: launch and return, without waiting for the result.
+def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) -> Result:
+    """One call on a GPU: launch and return, without waiting for the result. `overlaps`: whether its kernels overlap.
 
     Raises InputError, UnsupportedError, DriverError.
     """
@@ -294,7 +294,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     own_stream = None if stream is None else pointer
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
-        binding = _bound(views, problem, arrays)
+        binding = _bound(views, problem, arrays, overlaps)
         workspace = _launch_workspace(binding, views, own_stream, pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         binding.launch(pointer)
