@@ -129,8 +129,8 @@ class HostProgram:
         """Run once, to the end.
 
         Args:
-            geometry: grid, block, shared memory and cluster, as on Blackwell. With `pdl` a thread's use of global memory
-                before its griddepcontrol.wait is an error.
+            geometry: grid, block, shared memory and cluster, as on Blackwell. With `pdl` a thread's use of global
+                memory before its griddepcontrol.wait is an error.
             parameters: as for `cupymla.launch.Launcher`; pointers are host addresses, tensor maps are `HostMap`s.
             settings: mode, checks and seed; the seed also decides in which order threads run.
             maps: tensor maps that the kernel reaches in other ways than as parameters of their own.
