@@ -122,9 +122,10 @@ ACCESSES = r"\b(LDG|STG|REDG?|ATOMG?|LDGSTS|UTMALDG|UTMASTG|UTMAPF|UTMAREDG|UBLK
 
 
 def kernels() -> list[build.KernelSource]:
-    """One of each stage and architecture."""
-    chosen = {(source.arch, dict(source.defines)["CUPYMLA_STAGE"]): source for source in plan.sources()}
-    return list(chosen.values())
+    """One of each stage, architecture and way to share a query, whatever the dtype and the channels."""
+    plain = ("CUPYMLA_D_QK", "CUPYMLA_FP16")
+    found = {(s.arch, *(each for each in s.defines if each[0] not in plain)): s for s in plan.sources()}
+    return list(found.values())
 
 
 @pytest.mark.parametrize("source", kernels(), ids=str)
