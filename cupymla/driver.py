@@ -120,6 +120,17 @@ def multiprocessor_count(index: int) -> int:
 
 
 @functools.cache
+def has_dependent_launch(index: int) -> bool:
+    """Whether launches on a device may be programmatic dependent ones (`launch.Geometry.pdl`). Raises DriverError.
+
+    Kernels need compute capability 9.0 for it, and the driver CUDA 12.3, which gave the edges of graphs the data by
+    which a captured launch stays a dependent one (`CUgraphEdgeData` in cuda.h). No document says what older drivers
+    make of one in a capture.
+    """
+    return version() >= (12, 3) and compute_capability(index) >= (9, 0)
+
+
+@functools.cache
 def arch_of(device: Device) -> Arch:
     """The compile target for a CUDA device: the "a" target of its compute capability, else the newest it can load.
 

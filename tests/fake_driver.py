@@ -21,6 +21,7 @@ CACHED = (
     driver.function,
     driver.device_name,
     driver.compute_capability,
+    driver.has_dependent_launch,
     driver.multiprocessor_count,
     driver.arch_of,
 )
@@ -51,6 +52,7 @@ class FakeDriver:
         self.captured: dict[int, int] = {}
         self.stream_ids: dict[int, int] = {}
         self.address_device = 0
+        self.version = 13010
         self._events = 0x9000
         self.answer("cuCtxGetCurrent", [ctypes.c_void_p], self._get_current)
         self.answer("cuStreamGetCaptureInfo", [ctypes.c_void_p] * 6, self._get_capture)
@@ -81,7 +83,7 @@ class FakeDriver:
         return OK, b"text of " + result.name.encode()
 
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return OK, 13010
+        return OK, self.version
 
     def cuDeviceGetCount(self) -> tuple[Any, ...]:
         return OK, self.devices

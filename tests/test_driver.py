@@ -84,6 +84,18 @@ def test_arch_of_an_unknown_gpu_names_it_and_the_known_ones(fake: FakeDriver) ->
         driver.arch_of(device.CPU)
 
 
+@pytest.mark.parametrize(
+    ("major", "version", "expected"),
+    [(9, 12030, True), (10, 13010, True), (9, 12020, False), (8, 13010, False)],
+)
+def test_dependent_launches_want_hopper_and_a_driver_that_can_capture_them(
+    fake: FakeDriver, major: int, version: int, expected: bool
+) -> None:
+    fake.attributes |= {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": 0}
+    fake.version = version
+    assert driver.has_dependent_launch(0) is expected
+
+
 def test_entry_points_use_the_legacy_default_stream(fake: FakeDriver) -> None:
     """Stream 0 must mean the same to a raw launch as to the frameworks, whatever the process's default is."""
     driver.function("cuCtxGetCurrent")

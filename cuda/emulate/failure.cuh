@@ -49,6 +49,7 @@ enum FailureCode : uint32_t {
   kPairMissing = 38,
   kInternal = 39,
   kTensorMapUnknown = 40,
+  kGridAhead = 41,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

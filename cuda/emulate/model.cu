@@ -213,6 +213,14 @@ CUPYMLA_MODEL void cupymla_emulate_commit(uint32_t barrier, uint32_t mask, uint3
 
 // Copies ------------------------------------------------------------------------------------------------------------
 
+// A bulk copy from or to global memory. In a dependent launch the thread must have waited for the grid ahead, of which
+// the host machine keeps account.
+CUPYMLA_MODEL void cupymla_emulate_grid_ahead(uint32_t site) {
+#ifdef CUPYMLA_HOST_MACHINE
+  if (!machine::current->released) fail(kGridAhead, site);
+#endif
+}
+
 // words: number of the copy, barrier, multicast mask or 0, operands.
 CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t site) {
   stop_if_asked();

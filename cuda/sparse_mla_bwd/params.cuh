@@ -45,6 +45,7 @@ struct Parameters {
   int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
   int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100a
   int32_t causal;     // 0 or 1
+  int32_t followed;   // 1 where another kernel of the call comes next, else 0
   float sm_scale;
   float scale_log2;   // sm_scale * log2(e)
   float lse_to_log2;  // 1 for base 2, log2(e) for base e

@@ -4,6 +4,7 @@
 // CUPYMLA_STAGE is a number of `Stage`; those of `STAGES` in cupymla/ops/sparse_mla_bwd/plan.py are the same.
 #pragma once
 
+#include "../common/grid_dependency.cuh"
 #include "dkv_rows.cuh"
 #include "sink.cuh"
 #include "slot_lists.cuh"
@@ -20,6 +21,7 @@ constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRo
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
   static_assert(kStage > kAttention && kStage < kStages, "no such stage");
+  wait_for_grid_ahead(params.followed != 0);
   if constexpr (kStage == kZero) zero<kDQk>(params);
   if constexpr (kStage == kRound) round<kDQk, Element>(params);
   if constexpr (kStage == kSink) sum_sink_terms(params);

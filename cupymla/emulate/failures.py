@@ -53,6 +53,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         37: "more than {0} operations are waiting, and nothing moves any more",
         38: ".cta_group::2 in a cluster of {0} CTAs, which is not made of pairs",
         40: "copies by a tensor map that the launch was not told of; it knows {0}",
+        41: "uses global memory before its griddepcontrol.wait, in a dependent launch",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

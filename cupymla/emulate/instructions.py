@@ -214,7 +214,14 @@ ROWS: tuple[Row, ...] = (
         "fence",
     ),
     Row("other `fence`, `membar`", "observed", "executed", _begins("fence.", "membar."), lower_sync.fence, "fence"),
-    Row("`griddepcontrol.wait`", "observed", "executed", _begins("griddepcontrol.wait"), lower_sync.fence, "wait"),
+    Row(
+        "`griddepcontrol.wait`",
+        "observed",
+        "executed; on the host, use of global memory before it is an error in a launch with `pdl`",
+        _begins("griddepcontrol.wait"),
+        lower_sync.fence,
+        "wait",
+    ),
     Row(
         "`setmaxnreg`",
         "dropped",

@@ -24,7 +24,7 @@ def bulk(code: Code) -> None:
     elif "wait_group" in parts:
         _wait(code)
     elif "prefetch" in parts:
-        code.line("// a prefetch changes no result")
+        code.call("grid_ahead", code.site)  # it changes no result
     elif "bulk_group" in parts:
         _to_global(code)
     else:
@@ -94,6 +94,8 @@ def _to_shared(code: Code) -> None:
     if "mbarrier::complete_tx::bytes" not in parts:
         raise code.error("a bulk copy to shared memory without a barrier")
     form, tensor = _Form(code), "tensor" in parts
+    if "global" in parts:
+        code.call("grid_ahead", code.site)
     if "L2::cache_hint" in parts:
         operands.pop()
     destination = code.shared(operands[0], named=True)
@@ -148,6 +150,7 @@ def _to_global(code: Code) -> None:
     _reject(code)
     parts, operands = code.instruction.parts, list(code.instruction.operands)
     form, tensor = _Form(code), "tensor" in parts
+    code.call("grid_ahead", code.site)
     if "L2::cache_hint" in parts:
         operands.pop()
     opcode = ".".join(_cleaned(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -142,7 +142,8 @@ class EmulatedKernel:
         """Launch once and wait for the end.
 
         Args:
-            geometry: grid, block, shared memory and cluster, as on Blackwell.
+            geometry: grid, block, shared memory and cluster, as on Blackwell; `pdl` is left out, as what prepares the
+                model comes before the kernel in the stream.
             parameters: as for `cupymla.launch.Launcher`.
             stream: stream address.
             settings: mode and checks.
@@ -167,7 +168,7 @@ class EmulatedKernel:
         """Launch without waiting. A kernel object has one launch under way at a time."""
         with driver.on_device(self._device):
             self._prepare(geometry, stream, settings, tables.table(parameters, maps))
-            Launcher(self, geometry, parameters)(stream)
+            Launcher(self, replace(geometry, pdl=False), parameters)(stream)
             code = driver.function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)(self._finished, stream)
             if code:
                 raise driver.error(code, "recording the end of an emulated launch")

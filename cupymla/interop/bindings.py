@@ -18,7 +18,7 @@ from ..tensor import View
 Bound: TypeAlias = Callable[[int], object]
 
 
-def _sparse_mla_fwd(arguments: Mapping[str, View], options: Mapping[str, Any]) -> Bound:
+def _sparse_mla_fwd(arguments: Mapping[str, View], options: Mapping[str, Any], overlaps: bool) -> Bound:
     from ..ops.sparse_mla_fwd import cuda, spec
 
     views, problem = spec.read(**arguments, **options)
@@ -33,10 +33,18 @@ def _sparse_mla_fwd(arguments: Mapping[str, View], options: Mapping[str, Any]) -
     return run
 
 
-BINDINGS: Mapping[str, Callable[[Mapping[str, View], Mapping[str, Any]], Bound]] = {
+def _sparse_mla_bwd(arguments: Mapping[str, View], options: Mapping[str, Any], overlaps: bool) -> Bound:
+    from ..ops.sparse_mla_bwd import cuda, spec
+
+    views, problem = spec.read(**arguments, **options)
+    return lambda stream: cuda.call(views, problem, stream, overlaps)
+
+
+BINDINGS: Mapping[str, Callable[[Mapping[str, View], Mapping[str, Any], bool], Bound]] = {
     "sparse_mla_fwd": _sparse_mla_fwd,
+    "sparse_mla_bwd": _sparse_mla_bwd,
 }
-"""Functions whose kernel's binding is held here, which is the shortest way there is."""
+"""Functions with a way of their own: the kernel's binding is held, or its kernels may overlap or not."""
 
 
 @functools.cache
@@ -46,11 +54,11 @@ def has_kernel(name: str) -> bool:
     return is_operator and importlib.util.find_spec(f"cupymla.ops.{name}.cuda") is not None
 
 
-def bind(name: str, arguments: Mapping[str, View], options: Mapping[str, Any]) -> Bound:
-    """A call on a GPU, made ready. Raises what the operator raises."""
+def bind(name: str, arguments: Mapping[str, View], options: Mapping[str, Any], overlaps: bool = True) -> Bound:
+    """A call on a GPU, made ready; `overlaps`: whether its kernels may overlap. Raises what the operator raises."""
     held = BINDINGS.get(name)
     if held is not None:
-        return held(arguments, options)
+        return held(arguments, options, overlaps)
     if not has_kernel(name):
         import cupymla
 

@@ -192,15 +192,19 @@ def _views(call: Call, device: Device) -> list[tuple[str, View]]:
 class Runner:
     """A call made ready on one device. One thread at a time may use it."""
 
-    def __init__(self, name: str, views: Sequence[tuple[str, View]], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, views: Sequence[tuple[str, View]], options: Mapping[str, Any], overlaps: bool = True
+    ) -> None:
         """Make ready.
 
         Args:
             name: the function.
             views: its arrays and results by parameter, in the order in which their addresses will come; raw ones.
             options: everything else.
+            overlaps: whether kernels of the call may overlap.
         """
         self._name = name
+        self._overlaps = overlaps
         self._arguments = dict(views)
         self._views = [seen for _, seen in views]
         self._options = declared(name).passed(options)
@@ -210,8 +214,12 @@ class Runner:
 
     @staticmethod
     def of(call: Call, device: Device) -> Runner:
-        """For contiguous arrays on one device."""
-        return Runner(call.name, _views(call, device), dict(call.options))
+        """For contiguous arrays on one device, in a program that XLA runs.
+
+        Kernels do not overlap: XLA records a call as a child graph, which it updates when addresses change, and whether
+        that may be done to edges of dependent launches no document says.
+        """
+        return Runner(call.name, _views(call, device), dict(call.options), overlaps=False)
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Run with these addresses.
@@ -237,7 +245,7 @@ class Runner:
             self._function(**self._arguments, **self._options, stream=stream)
             return
         if self._bound is None:
-            self._bound = bindings.bind(self._name, self._arguments, self._options)
+            self._bound = bindings.bind(self._name, self._arguments, self._options, self._overlaps)
         self._bound(stream)
 
 

@@ -19,6 +19,12 @@ def load(lanes: Lanes, space: str, address: Array, dtype: DType, count: int) -> 
     return _LOADS[space](lanes, address, dtype, count)
 
 
+def touch(lanes: Lanes, space: str, address: Array) -> None:
+    """What concerns memory at these addresses without a load or a store, such as a prefetch: may it be done now?"""
+    if space == "global" or (space == "generic" and any(found == "global" for found, _, _ in spaces(address))):
+        lanes.require_grid_ahead()
+
+
 def store(lanes: Lanes, space: str, address: Array, data: Array) -> None:
     """Write `[n, count]` elements at int64 addresses of a state space."""
     lanes.group.machine.events += 1
@@ -49,10 +55,16 @@ def _store_shared(lanes: Lanes, address: Array, data: Array) -> None:
 
 
 def _load_global(lanes: Lanes, address: Array, dtype: DType, count: int) -> Array:
+    lanes.require_grid_ahead()
+    return lanes.group.machine.memory.load(address, dtype, count)
+
+
+def _load_constant(lanes: Lanes, address: Array, dtype: DType, count: int) -> Array:
     return lanes.group.machine.memory.load(address, dtype, count)
 
 
 def _store_global(lanes: Lanes, address: Array, data: Array) -> None:
+    lanes.require_grid_ahead()
     lanes.group.machine.memory.store(address, data)
 
 
@@ -122,7 +134,7 @@ def _store_generic(lanes: Lanes, address: Array, data: Array) -> None:
 _LOADS: dict[str, Callable[[Lanes, Array, DType, int], Array]] = {
     "shared": _load_shared,
     "global": _load_global,
-    "const": _load_global,
+    "const": _load_constant,
     "local": _load_local,
     "param": _load_parameter,
     "generic": _load_generic,

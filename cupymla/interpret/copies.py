@@ -82,6 +82,7 @@ class ThreadCopies:
 
     def start(self, lanes: Lanes, destination: Array, source: Array, size: Array, bytes_: int) -> None:
         """cp.async: each thread copies `size` of `bytes_` bytes from a global to a shared address."""
+        lanes.require_grid_ahead()
         if (source & (bytes_ - 1)).any():
             raise Trap(f"misaligned source of a copy of {bytes_} bytes")
         if (size > bytes_).any():

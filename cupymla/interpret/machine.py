@@ -41,6 +41,7 @@ class Layout:
         resident: clusters that run at the same time.
         max_steps: after so many executed instructions a run is taken to be endless.
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes.
+        dependent: whether threads may not use global memory before they have waited for the grid ahead.
     """
 
     grid: tuple[int, int, int]
@@ -51,6 +52,7 @@ class Layout:
     resident: int = 2
     max_steps: int = 50_000_000
     strict: bool = True
+    dependent: bool = False
 
 
 @dataclass(slots=True)

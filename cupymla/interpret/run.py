@@ -44,7 +44,7 @@ def interpret(
 
     Args:
         source: the kernel: a source to compile, or a program that has been read.
-        geometry: of the launch; `pdl` means nothing here.
+        geometry: of the launch. With `pdl` a thread's use of global memory before its griddepcontrol.wait is a trap.
         parameters: the bytes of each parameter; those of a tensor map do not matter.
         memory: the buffers that the kernel may use.
         maps: the request of each parameter that is a tensor map, by the parameter's number.
@@ -70,6 +70,7 @@ def interpret(
         max(1, total) if geometry.cooperative else resident,
         max_steps,
         strict,
+        geometry.pdl,
     )
     machine = Machine(program, layout, parameters, memory, seed)
     for number, request in (maps or {}).items():

@@ -41,6 +41,13 @@ class Lanes:
             self.select = slice(int(index[0]), int(index[-1]) + 1)
         self._warps: Array | None = None
 
+    def require_grid_ahead(self) -> None:
+        """Raise Trap where one of these threads, in a dependent launch, has not waited for the grid ahead."""
+        early = self.group.early
+        if early is not None and early[self.index].any():
+            thread = self.group.first + int(self.index[np.argmax(early[self.index])])
+            raise Trap(f"thread {thread} of a dependent launch uses global memory before its griddepcontrol.wait")
+
     @property
     def warps(self) -> Array:
         """Of how many of these threads each warp of the group consists."""
@@ -99,6 +106,7 @@ class Group:
         live_warps: how many threads of each warp have not exited.
         ports: views of registers as types, as the program's binder numbers them; None where not made yet.
         copies: what they copy asynchronously.
+        early: which threads have not waited for the grid ahead; None where none needs to (any more).
         cluster_generation: of the cluster barrier when each thread arrived there, -1 before.
     """
 
@@ -119,6 +127,7 @@ class Group:
         self.local = LocalMemory(size, program.local_bytes) if program.local_bytes else None
         self.cluster_generation = np.full(size, -1)
         self.copies = ThreadCopies(self)
+        self.early: Array | None = np.ones(size, np.bool_) if cta.machine.layout.dependent else None
         self.products: Any = None
         self.specials: dict[str, Array] = {}
 

@@ -34,7 +34,7 @@ from .compare import Report
 from .operators import Array, Subject
 from .poison import strided_like
 
-_CLUSTER_DIMENSION, _COOPERATIVE = 4, 2
+_CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"interpreted tensor map "
 _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
@@ -304,6 +304,7 @@ class Interpreted:
         return {
             "arch_of": lambda device: self._arch,
             "compute_capability": lambda index: self._arch.capability,
+            "has_dependent_launch": lambda index: self._arch.capability >= (9, 0),
             "multiprocessor_count": lambda index: self._multiprocessors,
             "device_name": lambda index: f"interpreted {self._arch.name}",
             "function": self.function,
@@ -353,7 +354,7 @@ def _as(got: Array, like: Array) -> Array:
 
 
 def _geometry(config: LaunchConfig) -> Geometry:
-    cluster, cooperative = 1, False
+    cluster, cooperative, pdl = 1, False, False
     if config.attribute_count:
         attributes = (LaunchAttribute * config.attribute_count).from_address(config.attributes)
         for attribute in attributes:
@@ -361,8 +362,10 @@ def _geometry(config: LaunchConfig) -> Geometry:
                 cluster = attribute.value[0]
             elif attribute.id == _COOPERATIVE:
                 cooperative = bool(attribute.value[0])
+            elif attribute.id == _PROGRAMMATIC:
+                pdl = bool(attribute.value[0])
     x, y, z = config.grid
-    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, cooperative=cooperative)
+    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative)
 
 
 @contextlib.contextmanager

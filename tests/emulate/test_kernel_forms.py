@@ -16,7 +16,7 @@ import pytest
 from device import Kernel, Memory, Where, tile_map
 from isa_oracle import Array
 
-from cupymla.emulate import Settings
+from cupymla.emulate import EmulationError, Settings
 from cupymla.emulate.host import library
 from cupymla.emulate.host.machine import HostError
 from cupymla.emulate.run import MODES, Mode
@@ -45,7 +45,16 @@ EVERYBODY = """
 """
 
 
-def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager", target: str = "sm_100a") -> Array:
+def run(
+    body: str,
+    given: Array,
+    out: Array,
+    where: Where,
+    mode: Mode = "eager",
+    target: str = "sm_100a",
+    pdl: bool = False,
+    removed: int = 0,
+) -> Array:
     """What a kernel leaves in `out`.
 
     Args:
@@ -53,6 +62,8 @@ def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager",
             (64 bits), %smem that of 8 KB of shared memory, %bar that of an mbarrier; %r0 to %r15, %d0 to %d7, %f0 to
             %f7, %h0 to %h3, %p and %q are free.
         given, out: what %in and %out point to.
+        pdl: whether it is a dependent launch.
+        removed: the instruction that is taken away; 0 for none.
     """
     text = f"""
 .version 8.8
@@ -77,8 +88,8 @@ def run(body: str, given: Array, out: Array, where: Where, mode: Mode = "eager",
     require_real(text, target)
     source, target_memory = Memory(given, where), Memory(out, where)
     parameters: list[Any] = [source.parameter, target_memory.parameter]
-    geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS)
-    Kernel(text, "forms.ptx", where, THREADS).launch(geometry, parameters, Settings(mode))
+    geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS, pdl=pdl)
+    Kernel(text, "forms.ptx", where, THREADS).launch(geometry, parameters, Settings(mode, removed=removed))
     return target_memory.read()
 
 
@@ -335,6 +346,59 @@ def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
 """
     found = run(body, np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
     np.testing.assert_array_equal(found, 7)
+
+
+USES_OF_GLOBAL_MEMORY = {
+    "load": "ld.global.b32 %r0, [%in];",
+    "generic load": "ld.b32 %r0, [%in];",
+    "load of 32 bytes": "ld.global.nc.v4.b64 {%d0, %d1, %d2, %d3}, [%in];",
+    "store": "mad.wide.u32 %d1, %n, 4, %out; st.global.b32 [%d1], %n;",
+    "reduction": "red.global.add.u32 [%out], %n;",
+    "vector of a reduction": "red.global.add.v2.f32 [%out], {%f0, %f1};",
+    "cp.async": "cp.async.ca.shared.global [%smem], [%in], 4; cp.async.wait_all;",
+    "bulk copy": f"""{BARRIER} mov.u32 %r0, 16;
+    @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
+    @!%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem], [%in], %r0, [%bar]; {WAIT}""",
+    "bulk copy out": """mad.lo.u32 %r1, %thread, 16, %smem; st.shared.v4.b32 [%r1], {%n, %n, %n, %n};
+    fence.proxy.async; bar.sync 0; mov.u32 %r0, 16; setp.ne.u32 %p, %n, 0;
+    @!%p cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], %r0;
+    @!%p cp.async.bulk.commit_group; @!%p cp.async.bulk.wait_group 0;""",
+    "prefetch": "prefetch.global.L2 [%in];",
+    "bulk prefetch": "cp.async.bulk.prefetch.L2.global [%in], 16;",
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_GLOBAL_MEMORY)
+def test_a_dependent_launch_waits_before_it_uses_global_memory(use: str) -> None:
+    """An error names CTA, thread and instruction; behind the wait, and in an ordinary launch, there is none."""
+
+    def launch(body: str, pdl: bool, removed: int = 0) -> None:
+        out = np.zeros(CTAS * THREADS, np.uint32)
+        run(body, np.zeros(64, np.uint32), out, "host", mode="random", pdl=pdl, removed=removed)
+
+    body = USES_OF_GLOBAL_MEMORY[use]
+    launch(body, pdl=False)
+    launch(f"griddepcontrol.wait; {body}", pdl=True)
+    for early, removed in ((f"{body} griddepcontrol.wait;", 0), (f"griddepcontrol.wait; {body}", 1)):
+        with pytest.raises((HostError, EmulationError), match=r"before its griddepcontrol\.wait") as caught:
+            launch(early, pdl=True, removed=removed)
+        text = str(caught.value)
+        assert "CTA" in text and "thread" in text and (".global" in text or "ld.b32" in text)
+
+
+def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
+    """Shared memory, also by generic addresses, and that of the other CTA."""
+    body = f"""
+    mad.lo.u32 %r0, %thread, 4, %smem; st.shared.b32 [%r0], %n;
+    cvt.u64.u32 %d0, %r0; cvta.shared.u64 %d0, %d0; ld.b32 %r1, [%d0];
+    {EVERYBODY}
+    xor.b32 %r2, %rank, 1; mapa.shared::cluster.u32 %r3, %r0, %r2; ld.shared::cluster.b32 %r1, [%r3];
+    {EVERYBODY}
+    griddepcontrol.wait;
+    mad.wide.u32 %d1, %n, 4, %out; st.global.b32 [%d1], %r1;
+"""
+    found = run(body, numbers(1), np.zeros(CTAS * THREADS, np.uint32), "host", pdl=True)
+    np.testing.assert_array_equal(found, (np.arange(CTAS * THREADS) + THREADS) % (CTAS * THREADS))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -225,3 +225,49 @@ def test_an_endless_loop_of_polls_is_a_deadlock_and_so_is_half_a_cluster() -> No
     run(half, out, cluster=2)
     with pytest.raises(Trap, match="deadlock"):
         run(half.replace("bra END;", INIT.format(count=1) + WAIT.format(parity=0) + "bra END;"), out, cluster=2)
+
+
+BULK = """setp.eq.s32 %p1, %r0, 0; mov.u32 %r1, tile; mov.u32 %r5, 16; add.s32 %r2, %r1, 2048;
+    @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; bar.sync 0;"""
+USES_OF_GLOBAL_MEMORY = {
+    "load": "ld.global.u32 %r2, [%d0];",
+    "load past the cache": "ld.global.nc.u32 %r2, [%d0];",
+    "generic load": "ld.u32 %r2, [%d0];",
+    "store": f"{element(4)} st.global.u32 [%d10], %r0;",
+    "reduction": "red.global.add.u32 [%d0], %r0;",
+    "vector of a reduction": "red.global.add.v2.f32 [%d0], {%f0, %f1};",
+    "atomic operation": "atom.global.add.u32 %r2, [%d0], %r0;",
+    "cp.async": "mov.u32 %r1, tile; cp.async.ca.shared.global [%r1], [%d0], 4;",
+    "bulk copy in": BULK + "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[%r1], [%d0], %r5, [%r2];",
+    "bulk copy out": BULK + "st.shared.v4.u32 [%r1], {%r0, %r0, %r0, %r0}; fence.proxy.async.shared::cta; "
+    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], %r5;",
+    "prefetch": "prefetch.global.L2 [%d0];",
+    "bulk prefetch": "mov.u32 %r5, 16; cp.async.bulk.prefetch.L2.global [%d0], %r5;",
+    "discard": "discard.global.L2 [%d0], 128;",
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_GLOBAL_MEMORY)
+def test_a_dependent_launch_waits_before_it_uses_global_memory(use: str) -> None:
+    body, wait = USES_OF_GLOBAL_MEMORY[use], "griddepcontrol.wait;"
+    with pytest.raises(
+        Trap, match=r"thread 0 of a dependent launch uses global memory before its griddepcontrol\.wait"
+    ) as trap:
+        run(f"griddepcontrol.launch_dependents; {body} {wait}", np.zeros(64, np.uint32), pdl=True)
+    assert "CTA 0" in trap.value.where and trap.value.line and trap.value.instruction.split()[-1]
+    run(f"{wait} {body}", np.zeros(64, np.uint32), pdl=True)
+    run(body, np.zeros(64, np.uint32))
+
+
+def test_each_thread_of_a_dependent_launch_waits_for_itself() -> None:
+    body = f"setp.lt.u32 %p1, %r0, 40; @%p1 griddepcontrol.wait; {element(4)} st.global.u32 [%d10], %r0;"
+    with pytest.raises(Trap, match="thread 40 of a dependent launch"):
+        run(body, np.zeros(64, np.uint32), threads=64, pdl=True)
+    run(body, np.zeros(64, np.uint32), threads=40, pdl=True)
+
+
+def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
+    """Parameters, shared memory and tensor maps that are parameters."""
+    body = "mov.u32 %r1, tile; st.shared.u32 [%r1], %r0; ld.shared.u32 %r2, [%r1]; prefetch.tensormap [%d0];"
+    run(body + "mov.u32 %r3, tile; cvta.shared.u64 %d5, %d6;", np.zeros(1, np.uint32), pdl=True)

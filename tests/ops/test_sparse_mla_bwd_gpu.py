@@ -9,7 +9,7 @@ import pytest
 from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, torch_with_gpu
 
 import cupymla
-from cupymla import InputError
+from cupymla import InputError, driver
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.ops.sparse_mla_bwd.reference import sparse_mla_bwd as reference
@@ -67,6 +67,41 @@ def test_cupy_graph_replays_every_stage(cp: Any, deterministic: bool) -> None:
         graph.launch(stream)
     stream.synchronize()
     require_right(host, captured)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_overlapping_kernels_give_the_bits_of_ordinary_launches(
+    cp: Any, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that read or cleared too early would show, if not each time: hence many times, on changing inputs."""
+    case = sized(128, 576, 65, 9, 70, "_overlap", "options", deterministic=True, sink="finite", selection="duplicates")
+    _, arguments = problem(cp, case=case)
+    if not driver.has_dependent_launch(0):
+        pytest.skip("needs a driver that has dependent launches in graphs")
+    overlapping = cupymla.sparse_mla_bwd.prepare(**arguments)
+    monkeypatch.setattr(driver, "has_dependent_launch", lambda index: False)
+    ordinary = cupymla.sparse_mla_bwd.prepare(**arguments)
+    stream = cp.cuda.Stream(non_blocking=True)
+    graph = None
+    got = overlapping()  # a prepared call writes the same arrays each time
+    cp.cuda.Device().synchronize()
+    if captured:
+        with stream:
+            stream.begin_capture()
+            overlapping(stream=stream)
+            graph = stream.end_capture()
+    for _ in range(200):
+        arguments["indices"][...] = cp.roll(arguments["indices"], 1, axis=-1)
+        arguments["dout"][...] = cp.roll(arguments["dout"], 1, axis=0)
+        stream.wait_event(cp.cuda.get_current_stream().record())
+        if graph is None:
+            overlapping(stream=stream)
+        else:
+            graph.launch(stream)
+        stream.synchronize()
+        wanted = ordinary()
+        for one, other in zip(got, wanted, strict=True):
+            assert bool((one.view(cp.uint8) == other.view(cp.uint8)).all())
 
 
 def test_chunks_of_queries_add_up(cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:

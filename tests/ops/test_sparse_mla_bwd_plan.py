@@ -70,6 +70,16 @@ def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
     assert stages == ["zero", *chunk * 4, "round"]
 
 
+@given(tokens=st.integers(0, 300), kv=st.integers(0, 9), dist=st.booleans(), ordered=st.booleans(), sink=st.booleans())
+def test_all_launches_but_the_first_are_dependent(tokens: int, kv: int, dist: bool, ordered: bool, sink: bool) -> None:
+    """The first waits for other people's kernels in the ordinary way, and the last lets none of theirs in early."""
+    problem = replace(PROBLEM, deterministic=ordered, has_attn_dist=dist)
+    launches = planned(problem, s_q=tokens, s_kv=kv, topk=2048, has_sink=sink).launches()
+    assert [x.dependent for x in launches] == [k > 0 for k in range(len(launches))]
+    assert [x.followed for x in launches] == [k < len(launches) - 1 for k in range(len(launches))]
+    assert all(x.ctas for x in launches), "a grid that is not launched is nobody's predecessor"
+
+
 @given(topk=st.integers(1, 1 << 20), tokens=st.integers(1, 1 << 20), multiprocessors=st.integers(2, 200))
 def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) -> None:
     """However many queries there are, their partial rows take no more than the bound, or one query's."""

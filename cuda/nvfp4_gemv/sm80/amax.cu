@@ -1,5 +1,6 @@
 // The largest finite magnitude of a matrix, one value per CTA.
 #include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "companion_params.cuh"
 #include "../floats.cuh"
 #include "places.cuh"
@@ -33,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::kThreads)
     nvfp4_amax(const __grid_constant__ cupymla::nvfp4_gemv::AmaxParameters params) {
   using namespace cupymla::nvfp4_gemv;
   __shared__ float warps[kThreads / 32];
+  cupymla::griddepcontrol_launch_dependents();
   float amax = largest_finite(params);
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));

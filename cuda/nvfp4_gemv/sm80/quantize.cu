@@ -1,6 +1,7 @@
 // Floats to block-scaled 4-bit codes, a block per thread. What is computed: quantize_nvfp4 in
 // cupymla/ops/nvfp4_gemv/run.py, to the bit.
 #include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "companion_params.cuh"
 #include "decode.cuh"
 #include "encode.cuh"
@@ -99,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::kThreads, 2)
     nvfp4_quantize(const __grid_constant__ cupymla::nvfp4_gemv::QuantizeParameters params) {
   using namespace cupymla::nvfp4_gemv;
   __shared__ float shared_factor;
+  cupymla::griddepcontrol_wait();
   const float found = params.partial != nullptr ? factor_of(params) : 0.0f;
   if (threadIdx.x == 0) {
     shared_factor = params.partial != nullptr  ? found

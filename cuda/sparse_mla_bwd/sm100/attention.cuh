@@ -1,6 +1,7 @@
 // The attention stage: roles to warps, and one query from its first pass to its last.
 #pragma once
 
+#include "../../common/grid_dependency.cuh"
 #include "gradients.cuh"
 #include "producer.cuh"
 #include "products.cuh"
@@ -70,6 +71,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   if (token >= params.query_end) return;
   set_up(storage);
   sync_cluster();
+  wait_for_grid_ahead(params.followed != 0);
   const SparseQuery<Config::kSlots> query(params, token);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == Config::kProducerWarp) {

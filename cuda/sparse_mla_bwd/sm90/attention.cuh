@@ -1,6 +1,7 @@
 // The attention stage: roles to warpgroups, and one query from its first pass to its last.
 #pragma once
 
+#include "../../common/grid_dependency.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/registers.cuh"
 #include "producer.cuh"
@@ -115,8 +116,11 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(dout_map);
     init_barriers(storage);
-    if (cluster_rank() == 0) storage.slots = Query::read_slots(params, QueryPosition(params, token));
     if constexpr (Config::kCluster > 1) storage.other = cluster_address(smem_address(&storage), 1 - cluster_rank());
+  }
+  wait_for_grid_ahead(params.followed != 0);
+  if (threadIdx.x == 0 && cluster_rank() == 0) {
+    storage.slots = Query::read_slots(params, QueryPosition(params, token));
   }
   __syncthreads();
   sync_cluster<Config>();

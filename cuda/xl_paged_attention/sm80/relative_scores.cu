@@ -4,6 +4,7 @@
 // 16-bit operands go from global memory to registers: a lane reads 16 bytes, eight channels, of a row of the table,
 // which are its part of two steps of the product, and Q's channels are taken in the same order.
 #include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "../../common/math.cuh"
 #include "../../common/warp_mma.cuh"
 
@@ -148,6 +149,7 @@ __device__ __forceinline__ void score_block(const RelativeParameters& params, in
 extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kRelativeThreads)
     relative_scores(const __grid_constant__ cupymla::xl_paged_attention::RelativeParameters params) {
   using namespace cupymla::xl_paged_attention;
+  cupymla::griddepcontrol_launch_dependents();
   const cupymla::int64_t distance_blocks = (params.width + kDistances - 1) / kDistances;
   const cupymla::int64_t seq_blocks = (params.num_seqs + kSeqs - 1) / kSeqs;
   const cupymla::int64_t step = static_cast<cupymla::int64_t>(gridDim.x) * kRelativeWarps;

@@ -4,6 +4,7 @@
 
 #include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "../../common/integers.cuh"
 
 // CUPYMLA_QUERY: the result's dtype, 32 for fp32, 16 for fp16, 0 for bf16.
@@ -35,6 +36,7 @@ constexpr int kSpreadThreads = 256;
 extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kSpreadThreads)
     spread_bias(const __grid_constant__ cupymla::xl_paged_attention::SpreadParameters params) {
   using namespace cupymla;
+  griddepcontrol_wait();
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t total = static_cast<int64_t>(params.num_seqs) * params.num_heads * params.max_context;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < total; index += step) {

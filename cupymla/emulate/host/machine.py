@@ -40,6 +40,8 @@ class _Request(ctypes.Structure):
         ("cluster", ctypes.c_uint32 * 3),
         ("static_bytes", ctypes.c_uint32),
         ("dynamic_bytes", ctypes.c_uint32),
+        ("dependent", ctypes.c_uint32),
+        ("parameter_bytes", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
     )
@@ -107,6 +109,7 @@ class HostProgram:
             raise InputError("entry", "one of " + ", ".join(translation.kernels), repr(entry))
         self.translation = translation
         self.entry = entry
+        self._model = model
         self._library, self.shape = library(translation, entry, model)
         self._state = LaunchState.in_dll(self._library, mangled("cupymla_emulate_launch"))
         self._cta_bytes = cta_bytes(self._library)
@@ -126,7 +129,8 @@ class HostProgram:
         """Run once, to the end.
 
         Args:
-            geometry: grid, block, shared memory and cluster, as on Blackwell.
+            geometry: grid, block, shared memory and cluster, as on Blackwell. With `pdl` a thread's use of global
+                memory before its griddepcontrol.wait is an error.
             parameters: as for `cupymla.launch.Launcher`; pointers are host addresses, tensor maps are `HostMap`s.
             settings: mode, checks and seed; the seed also decides in which order threads run.
             maps: tensor maps that the kernel reaches in other ways than as parameters of their own.
@@ -177,6 +181,9 @@ class HostProgram:
     def _execute(self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], seed: int, switches: int) -> str:
         request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, seed=seed + 1, limit=switches)
         request.dynamic_bytes = geometry.smem_bytes
+        # The model as PTX keeps its state in what it takes for global memory.
+        request.dependent = geometry.pdl and self._model == "native"
+        request.parameter_bytes = ctypes.sizeof(packed)
         request.grid[:] = geometry.grid
         request.cluster[:] = self.shape.cluster or (geometry.cluster, 1, 1)
         message = ctypes.create_string_buffer(1024)

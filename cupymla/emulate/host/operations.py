@@ -516,6 +516,14 @@ def _sleep(w: Writer) -> str:
     return f"sleep(t, {w.read(w.operands[0], 'u32')});"
 
 
+def _grid_dependency(w: Writer) -> str:
+    return "t.released = true;" if "wait" in w.parts else ";"
+
+
+def _prefetch(w: Writer) -> str:
+    return ";" if "tensormap" in w.parts else w.names_global(w.operands[0])
+
+
 def _nothing(w: Writer) -> str:
     return ";"
 
@@ -536,7 +544,8 @@ _TABLE: dict[str, Lower] = {
     "trap": lambda w: 'broken("trap");',
     "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
-    **dict.fromkeys(("membar", "fence", "prefetch", "griddepcontrol", "pmevent", "createpolicy"), _nothing),
+    **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch},
+    **dict.fromkeys(("membar", "fence", "pmevent", "createpolicy"), _nothing),
 }
 
 

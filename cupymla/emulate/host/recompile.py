@@ -8,6 +8,7 @@ Source: PTX ISA 9.0.
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from ...ptx.syntax import (
     Variable,
     Vector,
 )
+from ..code import LAUNCH
 from . import operations
 
 SYSTEM_BYTES = 1024
@@ -318,6 +320,7 @@ class _Body:
     def __init__(self, unit: _Unit, function: Function) -> None:
         self.unit = unit
         self._function = function
+        self.name = function.name
         self._declared: dict[str, int] = {}
         self._arrays: list[str] = []
         self._lines: list[str] = []
@@ -449,6 +452,7 @@ class Writer:
         self._body = body
         self.parts = instruction.parts
         self.operands = instruction.operands
+        self._text = str(instruction)
 
     def read(self, operand: Operand, kind: str) -> str:
         """An operand as an expression of a PTX type; floats as float and double."""
@@ -532,7 +536,22 @@ class Writer:
         inner = operand.items[0]
         if space.startswith("shared"):
             return f"shared(t, {self.read(inner, 'u32')}, {bytes_})"
-        return f"generic({self.read(inner, 'u64')}, {bytes_})"
+        address = self.read(inner, "u64")
+        if space in ("global", "") and not self._is_model(inner):
+            return f"global(t, {address}, {bytes_}, {json.dumps(self._text)})"
+        return f"generic({address}, {bytes_})"
+
+    def names_global(self, operand: Operand) -> str:
+        """Code for an instruction that uses global memory, perhaps, at an address but not through `place`."""
+        if not isinstance(operand, Address):
+            raise ValueError(f"{operand} is no address")
+        address = self.read(operand.items[0], "u64")
+        return f"if (!t.released) require_released(t, {address}, {json.dumps(self._text)});"
+
+    def _is_model(self, address: Operand) -> bool:
+        """Whether an address is the emulation's own: its launch state, or what one of its functions reads."""
+        base = address.base if isinstance(address, Offset) else address
+        return (isinstance(base, Name) and base.text == LAUNCH) or self._body.name.startswith("cupymla_emulate_")
 
     def parameter(self, operand: Operand, offset: int = 0) -> str:
         """A parameter's place as a pointer expression."""

@@ -82,6 +82,17 @@ void broken(const char* format, ...) {
   throw Broken{text};
 }
 
+void require_released(Thread& t, uint64_t address, const char* instruction) {
+  const auto within = [&](const unsigned char* start, uint64_t bytes) {
+    return address - reinterpret_cast<uint64_t>(start) < bytes;
+  };
+  if (to_shared(t, address) != 0) return;
+  if (within(t.stack.get(), kStackBytes) || within(t.parameters, the->parameter_bytes)) return;
+  const uint32_t* at = t.cta->position;
+  broken("thread %u of CTA (%u, %u, %u) of a dependent launch uses global address %#llx before its griddepcontrol.wait: %s",
+         t.index, at[0], at[1], at[2], static_cast<unsigned long long>(address), instruction);
+}
+
 uint64_t last_work() { return the->worked * kNanosecondsPerSwitch; }
 uint64_t now() { return the->switches * kNanosecondsPerSwitch; }
 uint64_t draw(Thread& t) { return shuffle_bits(t.random); }
@@ -254,7 +265,7 @@ void schedule() {
 // Called from Python.
 
 struct LaunchRequest {
-  uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes;
+  uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes;
   uint64_t seed, limit;
 };
 
@@ -266,6 +277,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   machine.entry = entry;
   machine.random = request->seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
   machine.limit = request->limit;
+  machine.parameter_bytes = request->parameter_bytes;
   const uint32_t* grid = request->grid;
   const uint32_t* extent = request->cluster;
   const uint32_t ctas = grid[0] * grid[1] * grid[2], size = extent[0] * extent[1] * extent[2];
@@ -306,6 +318,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->id[0] = t->index = n, t->lane = n % 32, t->cta = &all[i], t->warp = &all[i].warps[n / 32];
       for (int d = 0; d < 3; ++d) t->grid[d] = grid[d], t->block[d] = d ? 1 : request->block;
       t->parameters = parameters;
+      t->released = !request->dependent;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
       prepare(*t);
       t->warp->lanes[t->lane] = t.get();

@@ -106,6 +106,7 @@ struct AsyncCopy {
 struct Thread {
   bool resting = false, ended = false;
   bool polling = false;  // tests an mbarrier whose phase is incomplete
+  bool released = true;  // in a dependent launch: has waited for the grid ahead
   Rest rest;
   uint32_t id[3] = {}, lane = 0, index = 0;
   uint32_t grid[3] = {}, block[3] = {};
@@ -211,6 +212,13 @@ inline void require_aligned(uint64_t address, uint32_t bytes) {
 inline unsigned char* generic(uint64_t address, uint32_t bytes) {
   require_aligned(address, bytes);
   return reinterpret_cast<unsigned char*>(address);
+}
+// In a dependent launch global memory may not be used before the thread's griddepcontrol.wait. What a generic address
+// means is looked at here: shared memory of the cluster, local memory and parameters are free.
+void require_released(Thread& t, uint64_t address, const char* instruction);
+inline unsigned char* global(Thread& t, uint64_t address, uint32_t bytes, const char* instruction) {
+  if (!t.released) require_released(t, address, instruction);
+  return generic(address, bytes);
 }
 
 // Numbers -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def _copy(w: Writer) -> str:
     assert isinstance(to, Address) and isinstance(source, Address)
     whole = w.read(size, "u32")
     read = w.read(rest[0], "u32") if rest else whole
-    return f"copy_async(t, {w.read(to.items[0], 'u32')}, {w.read(source.items[0], 'u64')}, {whole}, {read});"
+    return (
+        w.names_global(source)
+        + f" copy_async(t, {w.read(to.items[0], 'u32')}, {w.read(source.items[0], 'u64')}, {whole}, {read});"
+    )
 
 
 def _multiply(w: Writer) -> str:

@@ -11,6 +11,7 @@ struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
   uint64_t switches = 0, turns = 0, random = 1, limit = 0, alive = 0, worked = 0;
+  uint64_t parameter_bytes = 0;
   void* scheduler = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;

@@ -21,7 +21,7 @@ from ..program import Step
 from ..threads import Group, Lanes
 from ..traps import Trap, Unknown
 from ..types import TYPES, Array, unsigned
-from .kit import Builder, Handler, kind_of, nothing
+from .kit import Builder, Handler, kind_of
 
 if TYPE_CHECKING:
     from ..machine import Cta
@@ -78,7 +78,7 @@ def _arrive_when_done(operands: Operands, step: Step) -> Handler:
 def _bulk(operands: Operands, step: Step) -> Handler:
     parts = step.parts
     if "prefetch" in parts:
-        return nothing(operands, step) if "tensor" in parts else _prefetch(operands, step)
+        return _prefetch_tile if "tensor" in parts else _prefetch(operands, step)
     if "commit_group" in parts:
         return lambda lanes: lanes.group.copies.commit_bulk(lanes)
     if "wait_group" in parts:
@@ -92,10 +92,16 @@ def _bulk(operands: Operands, step: Step) -> Handler:
     return _range_in(operands, step) if into_shared else _range_out(operands, step)
 
 
+def _prefetch_tile(lanes: Lanes) -> None:
+    """A prefetch by a tensor map."""
+    lanes.require_grid_ahead()
+
+
 def _prefetch(operands: Operands, step: Step) -> Handler:
     address, size = operands.address(step.operands[0]), operands.read(step.operands[1], "u32")
 
     def run(lanes: Lanes) -> None:
+        lanes.require_grid_ahead()
         for place, bytes_ in zip(address(lanes), size(lanes), strict=True):
             if place % 16 or bytes_ % 16:
                 raise Trap(f"misaligned prefetch: {bytes_} bytes at {place:#x}")
@@ -188,6 +194,7 @@ def _range_in(operands: Operands, step: Step) -> Handler:
     mask = _mask(operands, step, 4)
 
     def run(lanes: Lanes) -> None:
+        lanes.require_grid_ahead()
         to, from_, bytes_, told = destination(lanes), source(lanes), size(lanes), barrier(lanes)
         for k in range(lanes.count):
             length = _length(int(bytes_[k]), int(to[k]), int(from_[k]))
@@ -211,6 +218,7 @@ def _range_out(operands: Operands, step: Step) -> Handler:
     size = operands.read(step.operands[2], "u32")
 
     def run(lanes: Lanes) -> None:
+        lanes.require_grid_ahead()
         for k in range(lanes.count):
             to, from_ = int(destination(lanes)[k]), int(source(lanes)[k])
             length = _length(int(size(lanes)[k]), from_, to)
@@ -305,6 +313,7 @@ def _tile_in(operands: Operands, step: Step) -> Handler:
     mask = _mask(operands, step, 3)
 
     def run(lanes: Lanes) -> None:
+        lanes.require_grid_ahead()
         places = [coordinate(lanes) for coordinate in coordinates]
         maps, to, told = map_(lanes), destination(lanes), barrier(lanes)
         for k in range(lanes.count):
@@ -333,6 +342,7 @@ def _tile_out(operands: Operands, step: Step) -> Handler:
     source = operands.address(step.operands[1])
 
     def run(lanes: Lanes) -> None:
+        lanes.require_grid_ahead()
         places = [coordinate(lanes) for coordinate in coordinates]
         maps, from_ = map_(lanes), source(lanes)
         for k in range(lanes.count):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ptx.syntax import Vector
+from .. import access
 from ..memory import LOCAL_WINDOW, PARAMETER_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from ..operands import Operands
 from ..outcomes import BLOCK
@@ -17,6 +18,7 @@ from ..threads import WARP, Lanes
 from ..traps import Trap, Unknown
 from ..types import TYPES, unsigned
 from .kit import Builder, Handler, nothing
+from .memory import space_of
 
 
 def _move(operands: Operands, step: Step) -> Handler:
@@ -123,6 +125,28 @@ def _set_registers(operands: Operands, step: Step) -> Handler:
     return run
 
 
+def _grid_dependency(operands: Operands, step: Step) -> Handler:
+    if "wait" not in step.parts:
+        return nothing(operands, step)
+
+    def run(lanes: Lanes) -> None:
+        group = lanes.group
+        if group.early is not None:
+            group.early[lanes.index] = False
+            if not group.early.any():
+                group.early = None
+
+    return run
+
+
+def _hint(operands: Operands, step: Step) -> Handler:
+    """prefetch, applypriority, discard: nothing changes, but the memory is named. A tensor map is no data."""
+    if "tensormap" in step.parts:
+        return nothing(operands, step)
+    address, space = operands.address(step.operands[0]), space_of(step)
+    return lambda lanes: access.touch(lanes, space, address(lanes))
+
+
 def _trap(operands: Operands, step: Step) -> Handler:
     def run(lanes: Lanes) -> None:
         raise Trap("the kernel executed trap")
@@ -144,11 +168,11 @@ HANDLERS: dict[str, Builder] = {
     "call": _no_calls,
     "membar": nothing,
     "setmaxnreg": _set_registers,
-    "prefetch": nothing,
-    "prefetchu": nothing,
-    "griddepcontrol": nothing,
-    "applypriority": nothing,
-    "discard": nothing,
+    "prefetch": _hint,
+    "prefetchu": _hint,
+    "griddepcontrol": _grid_dependency,
+    "applypriority": _hint,
+    "discard": _hint,
     "nanosleep": nothing,
     "pmevent": nothing,
 }

@@ -106,11 +106,15 @@ def _ctas(units: int, threads: int, device: Device) -> int:
     return max(1, min(-(-units // threads), most))
 
 
-def _run(source: KernelSource, record: ctypes.Structure, units: int, device: Device, stream: int) -> None:
+def _run(
+    source: KernelSource, record: ctypes.Structure, units: int, device: Device, stream: int, follows: bool = False
+) -> None:
+    """Launch a kernel; `follows`: right behind another one of the same call, which it may overlap with."""
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(record))
     threads = kernel.facts["threads"]
-    geometry = Geometry((_ctas(units, threads, device), 1, 1), threads, kernel.facts["smem_bytes"])
+    pdl = follows and driver.has_dependent_launch(device.index)
+    geometry = Geometry((_ctas(units, threads, device), 1, 1), threads, kernel.facts["smem_bytes"], pdl=pdl)
     Launcher(kernel, geometry, (record,))(stream)
 
 
@@ -163,7 +167,7 @@ def quantize(views: QuantizeViews, stream: object) -> tuple[Any, ...]:
             parameters.made_factor = made.ptr
             parameters.partial, parameters.partials = partials.ptr, partials.count
         source = plan.companion("quantize", target, views.format)
-        _run(source, parameters, scale_rows * scale_columns * batches, device, pointer)
+        _run(source, parameters, scale_rows * scale_columns * batches, device, pointer, follows=made is not None)
     tensor.hold(given, pointer)
     results = packed.finish(), scales.finish()
     return results if made is None else (*results, made.finish())

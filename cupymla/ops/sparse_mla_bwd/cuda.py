@@ -43,7 +43,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "kv_rows")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
-        *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal")),
+        *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2")),
     )
 
@@ -131,25 +131,33 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
 class Binding:
     """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
 
-    One thread at a time may use it.
+    One thread at a time may use it. Its kernels overlap where they may: each but the first is a dependent launch, which
+    waits in the kernel for the one before (docs/streams_and_graphs.md). The first is an ordinary one, and the last lets
+    nothing in early, so that the call is to other people's kernels what a call of one kernel is.
 
     Attributes:
         plan: how the problem is computed.
         launcher: the laid-out launch of the attention stage; None when there is no query.
     """
 
-    def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
+    def __init__(
+        self, problem: Problem, device: Device, views: Views, outputs: Sequence[View], overlaps: bool = True
+    ) -> None:
+        """Bind arrays of these layouts; `overlaps`: whether kernels may overlap. Raises CompileError, DriverError."""
         self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
         self._parameters = parameters(self.plan, views, outputs)
         self._pointers: tuple[int, int, int] | None = None
-        self._launchers: dict[tuple[plan.Stage, int], Launcher] = {}
+        self._overlaps = overlaps and driver.has_dependent_launch(device.index)
+        self._launchers: dict[tuple[plan.Stage, int, bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
         self.launcher: Launcher | None = attends[0] if attends else None
 
     def _launcher(self, step: plan.Launch, device: Device) -> Launcher:
         """The launcher of a step; steps that differ in their queries alone share one."""
-        known = self._launchers.get((step.stage, step.ctas))
+        dependent = step.dependent and self._overlaps
+        key = step.stage, step.ctas, dependent
+        known = self._launchers.get(key)
         if known is not None:
             return known
         source = self.plan.source(step.stage)
@@ -158,11 +166,12 @@ class Binding:
         check_record(source, facts, Parameters)
         if facts["heads_per_cta"] != plan.CTA_HEADS:
             raise CompileError(source.path, f"{plan.CTA_HEADS} heads a CTA, the kernel has {facts['heads_per_cta']}")
-        geometry = Geometry((step.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
+        grid, cluster = (step.ctas, 1, 1), facts["cluster"]
+        geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
         count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3
         maps = tuple(ctypes.c_byte() for _ in range(count))
         given: tuple[LaunchParameter, ...] = (*maps, self._parameters)
-        made = self._launchers[step.stage, step.ctas] = Launcher(kernel, geometry, given)
+        made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
 
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
@@ -179,7 +188,7 @@ class Binding:
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
-        for (stage, _), launcher in self._launchers.items():
+        for (stage, _, _), launcher in self._launchers.items():
             if stage == "attention":
                 for number, made in enumerate(maps):
                     launcher.replace(number, made)
@@ -189,7 +198,7 @@ class Binding:
         """Run on `stream`, with the device's context current. Raises DriverError."""
         record = self._parameters
         for launcher, step in self._steps:
-            record.query_begin, record.query_end = step.query_begin, step.query_end
+            record.query_begin, record.query_end, record.followed = step.query_begin, step.query_end, step.followed
             launcher(stream)
 
 
@@ -240,11 +249,11 @@ def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
     return problem, views.q.device.index, arrays.layouts, layouts, _strides(views.attn_sink), _strides(views.attn_dist)
 
 
-def _bound(views: Views, problem: Problem, arrays: OutputArrays) -> Binding:
-    key = _key(views, problem, arrays)
+def _bound(views: Views, problem: Problem, arrays: OutputArrays, overlaps: bool) -> Binding:
+    key = _key(views, problem, arrays), overlaps
     binding = _memo.entries.get(key)
     if binding is None:
-        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views))
+        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views, overlaps))
     return binding
 
 
@@ -275,8 +284,8 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
     return plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index)).workspace.bytes
 
 
-def call(views: Views, problem: Problem, stream: object) -> Result:
-    """One call on a GPU: launch and return, without waiting for the result.
+def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) -> Result:
+    """One call on a GPU: launch and return, without waiting for the result. `overlaps`: whether its kernels overlap.
 
     Raises InputError, UnsupportedError, DriverError.
     """
@@ -285,7 +294,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     own_stream = None if stream is None else pointer
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
-        binding = _bound(views, problem, arrays)
+        binding = _bound(views, problem, arrays, overlaps)
         workspace = _launch_workspace(binding, views, own_stream, pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         binding.launch(pointer)

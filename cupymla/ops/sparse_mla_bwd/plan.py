@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ... import arch as arches
@@ -47,12 +47,16 @@ class Launch:
         stage: which kernel.
         ctas: the grid.
         query_begin, query_end: the queries, counted over all batch entries, that it takes.
+        dependent: whether a launch of the call comes before it, which it may overlap with.
+        followed: whether one comes after it.
     """
 
     stage: Stage
     ctas: int
     query_begin: int
     query_end: int
+    dependent: bool = False
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,13 @@ class Plan:
             partials=self.problem.deterministic,
         )
 
-    def launches(self) -> Iterator[Launch]:
-        """What is launched, in order."""
+    def launches(self) -> tuple[Launch, ...]:
+        """What is launched, in order; grids without CTAs are left out."""
+        found = [launch for launch in self._in_order() if launch.ctas]
+        last = len(found) - 1
+        return tuple(replace(each, dependent=k > 0, followed=k < last) for k, each in enumerate(found))
+
+    def _in_order(self) -> Iterator[Launch]:
         yield Launch("zero", self.row_ctas, 0, self.tokens)
         for first in range(0, self.tokens, self.chunk):
             last = min(first + self.chunk, self.tokens)

@@ -76,13 +76,19 @@ class ReshapeParameters(ctypes.Structure):
     )
 
 
-def elementwise(source: KernelSource, device: Device, parameters: ctypes.Structure, elements: int) -> Launcher | None:
-    """A launch of a grid-stride kernel; None when there is nothing to do. Raises CompileError, DriverError."""
+def elementwise(
+    source: KernelSource, device: Device, parameters: ctypes.Structure, elements: int, follows: bool = False
+) -> Launcher | None:
+    """A launch of a grid-stride kernel; None when there is nothing to do. Raises CompileError, DriverError.
+
+    `follows`: whether it comes right behind another one of the same call, which it may overlap with.
+    """
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(parameters))
     most = _CTAS_PER_SM * driver.multiprocessor_count(device.index)
     number = min(-(-elements // kernel.facts["threads"]), most)
-    geometry = Geometry((number, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"])
+    pdl = follows and driver.has_dependent_launch(device.index)
+    geometry = Geometry((number, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], pdl=pdl)
     return Launcher(kernel, geometry, (parameters,)) if number else None
 
 

@@ -149,7 +149,8 @@ def _matrix_bd_on_gpu(
         clamp=int(rel_extend == "clamp"),
     )
     source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
-    spread = elementwise(source, query.device, parameters, num_seqs * num_heads * columns)
+    elements, follows = num_seqs * num_heads * columns, product.launcher is not None
+    spread = elementwise(source, query.device, parameters, elements, follows)
     return LaunchedCall(given, [product.launcher, spread], arrays, stream, keep=scores)
 
 

@@ -1,0 +1,94 @@
+"""Calls of two kernels overlap them: the second is a dependent launch that waits for the first, and the interpreter
+sees where it does not. That their results are right is for the tests of the functions.
+
+Compiles to PTX, needs no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import build, driver
+from cupymla.interpret import Trap
+from cupymla.interpret.instructions import bind
+from cupymla.launch import Geometry
+from cupymla.ops.nvfp4_gemv import plan as gemv_plan
+from cupymla.ops.xl_paged_attention import matrix_bd
+from cupymla.ops.xl_paged_attention import plan as xl_plan
+from cupymla.tensormap import TileMap
+from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+
+pytestmark = pytest.mark.compile
+
+X = np.arange(64, dtype=np.float32).reshape(2, 32)
+QUERY, TABLE = np.ones((2, 1, 32), np.float32), np.ones((3, 1, 32), np.float32)
+CALLS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "quantize_nvfp4": (cupymla.quantize_nvfp4, {"x": X, "global_scale": "amax"}),
+    "matrix_bd": (
+        matrix_bd,
+        {"query": QUERY, "pos_emb": TABLE, "context_lens": np.array([3, 2], np.int32), "max_context": 3},
+    ),
+}
+
+
+def launch(machine: Interpreted, name: str) -> list[bool]:
+    """Make a call; which of its launches were dependent."""
+    function, arguments = CALLS[name]
+    machine.call(function, **machine.arguments(arguments))
+    return [geometry.pdl for geometry in machine.launches]
+
+
+@pytest.mark.parametrize(("arch", "second"), [("sm_90", True), ("sm_80", False)])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_kernel_overlaps_from_hopper_on(name: str, arch: str, second: bool) -> None:
+    with interpreted(arch, 2) as machine:
+        assert launch(machine, name) == [False, second]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_drivers_without_it_get_ordinary_launches(name: str) -> None:
+    with interpreted("sm_90", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
+        assert launch(machine, name) == [False, False]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
+    with interpreted("sm_90", 2) as machine:
+        execute = machine.execute
+
+        def mutated(
+            kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
+        ) -> None:
+            bind(kernel.program)
+            waits = [step for step in kernel.program.steps if step.parts == ("griddepcontrol", "wait")]
+            assert len(waits) == len(machine.launches)
+            for wait in waits:
+                with mock.patch.object(wait, "run", lambda lanes: None):
+                    return execute(kernel, geometry, parameters, maps)
+            return execute(kernel, geometry, parameters, maps)
+
+        with (
+            mock.patch.object(machine, "execute", mutated),
+            pytest.raises(Trap, match=r"before its griddepcontrol\.wait"),
+        ):
+            launch(machine, name)
+        assert len(machine.launches) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        next(s for s in gemv_plan.sources() if s.path.endswith("/quantize.cu") and s.arch == "sm_90"),
+        xl_plan.companion("spread_bias", "sm_90", query=32),
+    ],
+    ids=str,
+)
+def test_what_the_first_kernel_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
+    """ld.global.nc is for memory that nothing writes while the grid runs, its wait included."""
+    assert "ld.global.nc" not in build.ptx(source)

@@ -1,0 +1,147 @@
+"""Kernels of one call of sparse_mla_bwd overlap: each but the first is a dependent launch, and waits before it uses
+global memory. The interpreter and the host emulator look at every access, SASS shows what the compilers made of it.
+
+Compiles, needs no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from emulated_kit import machine_code, settings
+
+from cupymla import build, driver
+from cupymla import device as devices
+from cupymla.errors import CupymlaError
+from cupymla.interop.call import Call, Runner
+from cupymla.interop.declaration import Facts
+from cupymla.interop.table import declared
+from cupymla.interpret.instructions import bind
+from cupymla.interpret.program import Program
+from cupymla.launch import Geometry
+from cupymla.ops.mla_cases import sized
+from cupymla.ops.sparse_mla_bwd import cases, plan
+from cupymla.tensormap import TileMap
+from cupymla.testing import compare
+from cupymla.testing.emulated import Emulated, emulated
+from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+
+pytestmark = pytest.mark.compile
+
+CASE = sized(3, 512, 5, 2, 9, "_overlap", "options", deterministic=True, sink="finite", wants_dist=True)
+STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round", "sink")
+"""What its call launches: every stage."""
+
+DEVICES: Mapping[str, Callable[[], AbstractContextManager[Interpreted]]] = {
+    "sm_90a": lambda: interpreted("sm_90a", 2),
+    "sm_100a": lambda: emulated("sm_100a", 2, settings("random")),
+}
+
+
+@contextlib.contextmanager
+def without_wait(machine: Interpreted, stage: str) -> Iterator[None]:
+    """A block in which a stage of the case's call lacks its griddepcontrol.wait."""
+    execute = machine.execute
+
+    def mutated(kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]) -> None:
+        if len(machine.launches) != STAGES.index(stage):
+            execute(kernel, geometry, parameters, maps)
+        elif isinstance(machine, Emulated):
+            sites = machine._hosts[kernel.function].translation.sites
+            (wait,) = (site.number for site in sites if site.text.startswith("griddepcontrol.wait"))
+            chosen = machine.settings
+            machine.settings = replace(chosen, removed=wait)
+            execute(kernel, geometry, parameters, maps)
+            machine.settings = chosen
+        else:
+            with mutant(kernel.program):
+                execute(kernel, geometry, parameters, maps)
+
+    with mock.patch.object(machine, "execute", mutated):
+        yield
+
+
+def mutant(program: Program) -> mock._patch[object]:
+    """The program without its wait."""
+    bind(program)
+    (wait,) = (step for step in program.steps if step.parts == ("griddepcontrol", "wait"))
+    return mock.patch.object(wait, "run", lambda lanes: None)
+
+
+@pytest.mark.parametrize("arch", DEVICES)
+def test_every_kernel_waits_for_the_one_ahead(arch: str) -> None:
+    with DEVICES[arch]() as machine:
+        compare.require(machine.check("sparse_mla_bwd", CASE))
+        assert [geometry.pdl for geometry in machine.launches] == [stage != "zero" for stage in STAGES]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("arch", DEVICES)
+def test_a_wait_that_is_missing_is_noticed(arch: str, stage: str) -> None:
+    """In every stage but the first, which is launched ordinarily."""
+    with DEVICES[arch]() as machine, without_wait(machine, stage):
+        if stage == "zero":
+            compare.require(machine.check("sparse_mla_bwd", CASE))
+            return
+        with pytest.raises(CupymlaError, match=r"before its griddepcontrol\.wait") as caught:
+            machine.check("sparse_mla_bwd", CASE)
+        assert "CTA" in str(caught.value) and "thread" in str(caught.value)
+        assert len(machine.launches) == STAGES.index(stage)
+
+
+def test_where_launches_cannot_be_dependent_they_are_ordinary() -> None:
+    with interpreted("sm_90a", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
+        compare.require(machine.check("sparse_mla_bwd", CASE))
+        assert len(machine.launches) == len(STAGES) and not any(geometry.pdl for geometry in machine.launches)
+
+
+def test_what_xla_may_record_is_launched_ordinarily() -> None:
+    """The call that JAX's handler makes, with a workspace among its results."""
+    inputs = cases.inputs(CASE, 0)
+    given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray) and name != "attn_dist"}
+    options = {name: p.default for name, p in declared("sparse_mla_bwd").options.items()}
+    facts = {name: Facts(value.shape, value.dtype.name) for name, value in given.items()}
+    call = Call.of(declared("sparse_mla_bwd"), facts, {**options, "deterministic": True})
+    with interpreted("sm_90a", 2) as machine:
+        arrays = [machine.array(given[name]) for name, _ in call.arrays]
+        arrays += [machine.empty(tuple(map(int, made.shape)), np.dtype(made.dtype)) for _, made in call.results]
+        runner = Runner.of(call, devices.cuda(0))
+        machine.call(runner, [array.data.ptr for array in arrays], 0)
+        assert len(machine.launches) == len(STAGES) and not any(geometry.pdl for geometry in machine.launches)
+
+
+ACCESSES = r"\b(LDG|STG|REDG?|ATOMG?|LDGSTS|UTMALDG|UTMASTG|UTMAPF|UTMAREDG|UBLKCP|UBLKPF|UBLKRED|LD|ST)\b[^;]*"
+
+
+def kernels() -> list[build.KernelSource]:
+    """One of each stage, architecture and way to share a query, whatever the dtype and the channels."""
+    plain = ("CUPYMLA_D_QK", "CUPYMLA_FP16")
+    found = {(s.arch, *(each for each in s.defines if each[0] not in plain)): s for s in plan.sources()}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("source", kernels(), ids=str)
+def test_machine_code_waits_first(source: build.KernelSource, tmp_path: Path) -> None:
+    """One wait (ACQBULK) and one trigger (PREEXIT), and no access to memory above them that is not shared memory's."""
+    text = machine_code(build.cubin(source, fail_on_spill=True), tmp_path)
+    waits, triggers = (list(re.finditer(rf"\b{name}\b", text)) for name in ("ACQBULK", "PREEXIT"))
+    assert len(waits) == len(triggers) == 1
+    assert waits[0].start() < triggers[0].start()
+    accesses = list(re.finditer(ACCESSES, text))
+    assert accesses and triggers[0].start() < accesses[0].start()
+
+
+@pytest.mark.parametrize("source", kernels(), ids=str)
+def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
+    """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays."""
+    stage = plan.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
+    uncached = "ld.global.nc" in build.ptx(source)
+    assert uncached == (stage in ("attention", "count", "place"))
