@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 from ..operator import Operator, Prepared
 from ..operator import operator as make_operator
 from . import cache, relative, remembered, run, spec
-from .launches import repeated
+from .launches import prepared
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
-    """The operator whose call is a prepared call, run once."""
+    """The operator whose call is what `prepare` makes of its arguments, run once."""
 
     @functools.wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,7 +33,7 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
     (result,) = get_args(get_type_hints(prepare)["return"])
     call.__annotations__ = {**prepare.__annotations__, "return": result}
     setattr(call, "__signature__", inspect.signature(prepare).replace(return_annotation=result))  # noqa: B010
-    return make_operator(call, functools.partial(repeated, prepare))
+    return make_operator(call, functools.partial(prepared, prepare))
 
 
 def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[Any]:

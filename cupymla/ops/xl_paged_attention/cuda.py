@@ -289,9 +289,6 @@ def call(views: Views, outline: Outline, stream: object) -> Any:
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
     """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
 
-    Waits for the stream, whose memory and zeros any other may then use; while the stream is being captured it cannot,
-    and the call may run in that capture alone.
-
     Raises InputError, UnsupportedError, DriverError.
     """
 
@@ -303,9 +300,6 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[An
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
         binding = Binding(views, problem, views.query.device, arrays.views)
         workspace = Workspace(views.query, binding.workspace_bytes, pointer)
-        if not driver.capturing(pointer):
-            # Its first run may be on a stream that nothing orders behind this one.
-            driver.wait(pointer)
         binding.point(views, arrays.pointers, workspace)
         return binding, workspace
 
