@@ -1,4 +1,4 @@
-// Conversions from 8-bit and 4-bit floats (PTX ISA, "cvt"; E4M3 and E5M2: OCP 8-bit floating point specification, 2023).
+// Conversions from 8-bit and 4-bit floats (PTX ISA, "cvt"; OCP 8-bit floating point specification, 2023).
 #pragma once
 
 #include <cuda_fp16.h>
