@@ -56,7 +56,10 @@ def test_scales_in_memory_are_read_where_each_call_has_them(machine: Interpreted
     host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
     scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25), (0.125, 0.25))
-    require_each_right(machine, [{**host, "k_scale": np.float32([k]), "v_scale": np.float32([v])} for k, v in scales])
+    require_each_right(
+        machine,
+        [{**host, "k_scale": np.array([k], np.float32), "v_scale": np.array([v], np.float32)} for k, v in scales],
+    )
 
 
 def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
