@@ -207,8 +207,8 @@ class PreparedKernel(Generic[R]):
 
         Memory that is allocated here may be in use by work ahead of it on this stream, and what `bind` fills or
         `given` names is ready behind it, while a run may be on any stream. An event would not do: a run that is being
-        captured must not wait for one from outside. Who captures this call cannot be waited for; the call may then run
-        in that capture alone, in the order of its stream.
+        captured must not wait for one from outside. There is no waiting for a stream that is itself being captured;
+        the call may then run in that capture alone, in the order of this stream.
 
         Args:
             given: the caller's arrays, the one whose framework counts first.
