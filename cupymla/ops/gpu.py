@@ -1,4 +1,4 @@
-"""What operators with kernels share: output arrays, the memo of bindings, prepared calls, the record check."""
+"""What operators with kernels share: output arrays, the memo of bindings, calls once and prepared, the record check."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ class OutputArrays:
             self.layouts = tuple([None if array is None else array.strides for array in given])
 
     @property
+    def fresh(self) -> bool:
+        """Whether any of them was made here."""
+        return self._arrays is not None or any(isinstance(array, Allocation) for array in self._allocations)
+
+    @property
     def views(self) -> tuple[View, ...]:
         """Where to write, in the order of `wanted`."""
         if self._arrays is not None:
@@ -126,6 +131,25 @@ class ThreadMemo(threading.local, Generic[T]):
             self.entries.clear()
         self.entries[key] = made
         return made
+
+
+class Captured:
+    """Memory that launches work in which were captured into a graph, kept for good.
+
+    A graph may be launched at any time, from any thread, and nobody says when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[object] = []
+
+    def keep(self, memory: object) -> None:
+        """Never let go of it."""
+        with self._lock:
+            self._kept.append(memory)
+
+
+_captured = Captured()
 
 
 class ReadyKernel:
@@ -179,7 +203,12 @@ class PreparedKernel(Generic[R]):
         bind: Callable[[OutputArrays, int], tuple[Bound, object]],
         result: Callable[[OutputArrays], R] = OutputArrays.finish,
     ) -> None:
-        """Bind.
+        """Bind, and wait on the host for what was queued on the stream so far, where a run depends on it.
+
+        Memory that is allocated here may be in use by work ahead of it on this stream, and what `bind` fills or
+        `given` names is ready behind it, while a run may be on any stream. An event would not do: a run that is being
+        captured must not wait for one from outside. There is no waiting for a stream that is itself being captured;
+        the call may then run in that capture alone, in the order of this stream.
 
         Args:
             given: the caller's arrays, the one whose framework counts first.
@@ -198,18 +227,22 @@ class PreparedKernel(Generic[R]):
         arrays.require_mutable()
         like = given[0]
         self._device = like.device.index
+        # What one framework's current stream orders needs no ordering and no holding at each run; see `tensor.hold`.
+        self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
         with driver.on_device(self._device):
             self._binding, self._keep = bind(arrays, pointer)
+            if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
+                driver.wait(pointer)
         self.launcher = self._binding.launcher
         self._result = result(arrays)
-        # What one framework's current stream orders needs no holding; see `tensor.hold`.
-        self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
         if self._loose:
             tensor.hold(given, pointer)
 
     def __call__(self, *, stream: object = None) -> R:
         """Launch once more, without waiting for the result. Raises DriverError."""
-        if stream is not None:
+        if self._loose:
+            pointer = tensor.launch_stream(self._given, self._stream if stream is None else stream)
+        elif stream is not None:
             pointer = tensor.stream_pointer(stream)
         elif self._stream is not None:
             pointer = self._stream
@@ -220,6 +253,44 @@ class PreparedKernel(Generic[R]):
         if self._loose:
             tensor.hold(self._given, pointer)
         return self._result
+
+
+class KernelCall(Generic[R]):
+    """A checked call on a GPU, of an operator that remembers no bindings: to be run once, or to be prepared."""
+
+    __slots__ = ("_bind", "_given", "_outputs", "_result", "_stream")
+
+    def __init__(
+        self,
+        given: Sequence[View],
+        stream: object,
+        outputs: Callable[[int | None], OutputArrays],
+        bind: Callable[[OutputArrays, int], tuple[Bound, object]],
+        result: Callable[[OutputArrays], R] = OutputArrays.finish,
+    ) -> None:
+        """Do nothing yet. Arguments as `PreparedKernel` takes them."""
+        self._given = given
+        self._stream = stream
+        self._outputs = outputs
+        self._bind = bind
+        self._result = result
+
+    def prepared(self) -> PreparedKernel[R]:
+        """The prepared call. Raises what `PreparedKernel` raises."""
+        return PreparedKernel(self._given, self._stream, self._outputs, self._bind, self._result)
+
+    def __call__(self, *, stream: object = None) -> R:
+        """Bind and launch, without waiting for the result. Raises DriverError."""
+        chosen = self._stream if stream is None else stream
+        pointer = tensor.launch_stream(self._given, chosen)
+        arrays = self._outputs(None if chosen is None else pointer)
+        with driver.on_device(self._given[0].device.index):
+            binding, keep = self._bind(arrays, pointer)
+            binding.launch(pointer)
+            if keep is not None and driver.capturing(pointer):
+                _captured.keep(keep)
+        tensor.hold(self._given, pointer)
+        return self._result(arrays)
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

@@ -19,7 +19,8 @@ class Prepared(Protocol[R_co]):
     `prepared()` runs on the arrays that were given to `prepare`, writes the same output arrays each time and returns
     them: nothing is allocated, checked or synchronised, so it can be captured into a CUDA graph. It runs on the stream
     that was given to `prepare`, else on the current stream of the arrays' framework at the time of the call; `stream`
-    replaces both for this one run. One thread at a time may call it.
+    replaces both for this one run. `prepare` waits on the host until its memory is free for any of them, but in a
+    capture (docs/streams_and_graphs.md). One thread at a time may call it.
     """
 
     def __call__(self, *, stream: object = None) -> R_co:

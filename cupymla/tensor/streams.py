@@ -95,7 +95,8 @@ def launch_stream(views: Sequence[View], stream: object = None) -> int:
 
     Without `stream` that is the current stream of the first view, behind the current streams of other frameworks'
     views. With it, the caller vouches for arrays of frameworks with a current stream. Views that name a stream
-    themselves (JAX, unknown DLPack producers) are waited for in both cases.
+    themselves (JAX, unknown DLPack producers) are waited for in both cases. A stream that is being captured waits for
+    streams of the same capture alone: a graph knows nothing of what was queued before it.
 
     Returns the stream's address; 0 for CPU views. Raises InputError and DriverError.
     """
@@ -114,9 +115,16 @@ def launch_stream(views: Sequence[View], stream: object = None) -> int:
     behind.discard(chosen)
     if behind:
         with driver.on_device(first.device.index):
+            capture = driver.capture_id(chosen)
             for other in behind:
-                driver.order(first=other, then=chosen)
+                if capture is None or _takes_part(other, capture):
+                    driver.order(first=other, then=chosen)
     return chosen
+
+
+def _takes_part(stream: int, capture: int) -> bool:
+    """Whether a stream takes part in a capture. The legacy default stream never does, and asking it is an error."""
+    return stream not in (0, driver.LEGACY_STREAM) and driver.capture_id(stream) == capture
 
 
 class _Held:

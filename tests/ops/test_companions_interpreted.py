@@ -69,3 +69,16 @@ def test_kernels_give_the_bits_of_the_cpu(case: str) -> None:
         have = got.get() if isinstance(got, DeviceArray) else np.asarray(got)
         assert have.shape == np.shape(want)
         assert bits(have) == bits(want)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
+def test_every_e4m3_code_stands_for_its_number(arch: str) -> None:
+    """Targets before sm_89 have no instruction for it."""
+    codes = np.arange(256, dtype=np.uint8)
+    ones = np.full((1, 256 * 8), 0x22, np.uint8)  # pairs of E2M1 codes, 1.0 each
+    with interpreted(arch, 1) as machine:
+        arguments = machine.arguments({"packed": ones, "scales": codes[None]})
+        made = machine.call(cupymla.dequantize_nvfp4, **arguments, out_dtype="float32")
+    numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert bits(made.get()) == bits(np.repeat(numbers, 16)[None])

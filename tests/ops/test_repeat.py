@@ -197,7 +197,7 @@ def launches_of(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> list[A
     return seen
 
 
-NAMES = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd", "nvfp4_gemv")
+NAMES = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd", "nvfp4_gemv", "xl_paged_attention")
 
 
 @pytest.mark.compile

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla import driver, launch
+from cupymla import driver, launch, tensor
 from cupymla.errors import InputError
-from cupymla.ops.xl_paged_attention import plan, spec, xl_paged_attention
+from cupymla.ops.xl_paged_attention import plan, remembered, spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
@@ -50,6 +50,16 @@ def test_a_scale_is_that_of_its_own_call(machine: Interpreted) -> None:
     host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
     scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25))
     require_each_right(machine, [{**host, "k_scale": k, "v_scale": v} for k, v in scales])
+
+
+def test_scales_in_memory_are_read_where_each_call_has_them(machine: Interpreted) -> None:
+    host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
+    host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
+    scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25), (0.125, 0.25))
+    require_each_right(
+        machine,
+        [{**host, "k_scale": np.array([k], np.float32), "v_scale": np.array([v], np.float32)} for k, v in scales],
+    )
 
 
 def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
@@ -216,6 +226,28 @@ def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpr
     machine.call(calls)
     assert streams.done == [("zero", 0x50), ("zero", 0x60)] * 2
     assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
+
+
+def test_calls_on_the_current_stream_have_its_workspace(
+    machine: Interpreted, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that comes again is as new to another stream, or to a capture, as the first."""
+    arguments = plain_call(machine)
+    current = [0x50]
+    monkeypatch.setattr(tensor, "current_stream", lambda like: current[0])
+
+    def calls() -> None:
+        for current[0] in (0x50, 0x60, 0x50):
+            xl_paged_attention(**arguments)
+        streams.captures[0x50] = 7
+        for _ in range(2):
+            xl_paged_attention(**arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remembered, "read", lambda arguments: pytest.fail("not the short way"))
+        machine.call(calls)
+    assert streams.done == [("zero", 0x50), ("zero", 0x60), ("zero", 0x50)]
+    assert len(set(streams.zeroed)) == 3
 
 
 def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Interpreted, streams: Streams) -> None:

@@ -3,7 +3,7 @@
 
 #include <cuda/std/type_traits>
 
-#include "../../common/fp8.cuh"
+#include "../../common/narrow.cuh"
 
 namespace cupymla::xl_paged_attention {
 

@@ -99,15 +99,14 @@ struct Merge {
       for (int index = threadIdx.x; index < rows * columns; index += kThreads) {
         const int row = index / columns;
         const int channel = first + index % columns;
+        if (channel >= kHeadSize) continue;
         float sum = 0.0f;
 #pragma unroll
         for (int other = 0; other < kWarps; ++other) sum += storage.exchange[other * rows * columns + index];
-        if (channel < kHeadSize) {
-          if (whole) {
-            store_out(row, channel, sum, scale);
-          } else {
-            partial[row * kHeadSize + channel] = sum;
-          }
+        if (whole) {
+          store_out(row, channel, sum, scale);
+        } else {
+          partial[row * kHeadSize + channel] = sum;
         }
       }
       __syncthreads();

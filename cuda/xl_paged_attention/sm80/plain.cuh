@@ -4,7 +4,7 @@
 // 32nd channel and goes through the keys. What hides the latency is the number of warps.
 #pragma once
 
-#include "../../common/fp8.cuh"
+#include "../../common/narrow.cuh"
 #include "bias.cuh"
 #include "storage.cuh"
 
@@ -12,13 +12,13 @@ namespace cupymla::xl_paged_attention {
 
 template <>
 __device__ __forceinline__ float to_float<E4m3>(E4m3 value) {
-  const uint32_t half = e4m3_pair_to_half(value.bits);
+  const uint32_t half = half_bits_of<E4m3>(value.bits);
   return __half2float(reinterpret_cast<const __half*>(&half)[0]);
 }
 
 template <>
 __device__ __forceinline__ float to_float<E5m2>(E5m2 value) {
-  const uint32_t half = e5m2_pair_to_half(value.bits);
+  const uint32_t half = half_bits_of<E5m2>(value.bits);
   return __half2float(reinterpret_cast<const __half*>(&half)[0]);
 }
 

@@ -7,8 +7,8 @@
 // of each step, so Q is stored in that order and the keys' columns are read in the order that P then has.
 #pragma once
 
-#include "../../common/fp8.cuh"
 #include "../../common/matrix.cuh"
+#include "../../common/narrow.cuh"
 #include "../../common/warp_mma.cuh"
 #include "bias.cuh"
 #include "copies.cuh"
@@ -39,7 +39,21 @@ struct TensorEngine {
   __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
                                           const Line<Config::kTile>& line, const Walk<Config::kTile>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
+    if constexpr (Config::kPages) clear_padding();
     for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed();
+  }
+
+  // Clears what no copy writes: channels past the head, up to whole matrices of values. Their products are not used.
+  __device__ __forceinline__ void clear_padding() {
+    constexpr int kHeadBytes = Config::kHeadSize * Config::kSub * Config::kItem;
+    constexpr int kPaddingBytes = Config::kValueSubBytes - kHeadBytes;
+#pragma unroll
+    for (int part = 0; part < Config::kStages * kSubs; ++part) {
+      const int first = Config::kKeyBytes + part % kSubs * Config::kValueSubBytes + kHeadBytes;
+      for (int byte = lane * 16; byte < kPaddingBytes; byte += 32 * 16) {
+        *reinterpret_cast<uint4*>(storage.ring[warp][part / kSubs] + first + byte) = uint4{};
+      }
+    }
   }
 
   // Q ---------------------------------------------------------------------------------------------------------------
@@ -221,8 +235,8 @@ struct TensorEngine {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             if (step + i % 2 < Config::kChannelSteps) {
-              mma_16x8x16<Operand>(scores[sub][i / 2], q[i % 2], pair_to_half<Cache>(b[i]),
-                                   pair_to_half<Cache>(b[i] >> 16));
+              mma_16x8x16<Operand>(scores[sub][i / 2], q[i % 2], half_bits_of<Cache>(b[i]),
+                                   half_bits_of<Cache>(b[i] >> 16));
             }
           }
         } else {
@@ -258,7 +272,7 @@ struct TensorEngine {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (column + i < Config::kColumnTiles) {
-            mma_16x8x16<Operand>(out[column + i], a, pair_to_half<Cache>(b[i]), pair_to_half<Cache>(b[i] >> 16));
+            mma_16x8x16<Operand>(out[column + i], a, half_bits_of<Cache>(b[i]), half_bits_of<Cache>(b[i] >> 16));
           }
         }
       }
@@ -277,9 +291,9 @@ struct TensorEngine {
             if (column + 2 * pair < Config::kColumnTiles) {
               const uint32_t low = __byte_perm(b[2 * pair], 0u, 0x3120);
               const uint32_t high = __byte_perm(b[2 * pair + 1], 0u, 0x3120);
-              mma_16x8x16<Operand>(out[column + 2 * pair], a, pair_to_half<Cache>(low), pair_to_half<Cache>(high));
-              mma_16x8x16<Operand>(out[column + 2 * pair + 1], a, pair_to_half<Cache>(low >> 16),
-                                   pair_to_half<Cache>(high >> 16));
+              mma_16x8x16<Operand>(out[column + 2 * pair], a, half_bits_of<Cache>(low), half_bits_of<Cache>(high));
+              mma_16x8x16<Operand>(out[column + 2 * pair + 1], a, half_bits_of<Cache>(low >> 16),
+                                   half_bits_of<Cache>(high >> 16));
             }
           }
         } else {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
+from ..gpu import Captured, OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
 from ..head_tiles import head_tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
@@ -202,23 +201,8 @@ class Binding:
             launcher(stream)
 
 
-class _Captured:
-    """Workspaces of launches that were captured, kept for good.
-
-    A graph may be launched at any time, from any thread, and nobody says when it is gone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[Allocation] = []
-
-    def keep(self, workspace: Allocation) -> None:
-        with self._lock:
-            self._kept.append(workspace)
-
-
 _memo: ThreadMemo[Binding] = ThreadMemo()
-_captured = _Captured()
+_captured = Captured()
 
 
 def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:

@@ -14,8 +14,9 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 from ..operator import Operator, Prepared
 from ..operator import operator as make_operator
+from ..repeat import Repeats
 from . import cache, relative, remembered, run, spec
-from .launches import repeated
+from .launches import prepared
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
 
@@ -24,7 +25,7 @@ R = TypeVar("R")
 
 
 def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
-    """The operator whose call is a prepared call, run once."""
+    """The operator whose call is what `prepare` makes of its arguments, run once."""
 
     @functools.wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,12 +34,28 @@ def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
     (result,) = get_args(get_type_hints(prepare)["return"])
     call.__annotations__ = {**prepare.__annotations__, "return": result}
     setattr(call, "__signature__", inspect.signature(prepare).replace(return_annotation=result))  # noqa: B010
-    return make_operator(call, functools.partial(repeated, prepare))
+    return make_operator(call, functools.partial(prepared, prepare))
 
 
 def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
     views, outline = spec.read(**arguments)
     return run.prepare(views, outline.problem, stream)
+
+
+_repeats = Repeats(
+    (
+        *("query", "k_cache", "v_cache", "block_tables", "context_lens", "pos_bias_u", "matrix_bd", "rel_bias"),
+        *("pos_bias_v", "pos_emb", "alibi_slopes", "k_scale", "v_scale"),
+    ),
+    ("scale", "rel_extend", "bias_scaled", "kv_layout", "kv_dtype", "return_lse", "lse_base"),
+    run.ready,
+)
+
+
+def _varies(scale: Any) -> bool:
+    """Whether a cache scale is a number that may be another for every layer of a model: what `Repeats` remembers holds
+    numbers, what `remembered` does leaves them out."""
+    return isinstance(scale, float) and scale != 1.0
 
 
 def _with_prepare(call: Callable[P, R]) -> Operator[P, R]:
@@ -140,6 +157,15 @@ def xl_paged_attention(
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3, for the score; Kwon et al. 2023,
     arXiv:2309.06180, for the paged cache.
     """
+    if stream is None and out is None and lse is None and check_indices is False:
+        arrays = (
+            *(query, k_cache, v_cache, block_tables, context_lens, pos_bias_u, matrix_bd, rel_bias),
+            *(pos_bias_v, pos_emb, alibi_slopes, k_scale, v_scale),
+        )
+        options = (scale, rel_extend, bias_scaled, kv_layout, kv_dtype, return_lse, lse_base)
+        again = None if _varies(k_scale) or _varies(v_scale) else _repeats(arrays, options)
+        if again is not None:
+            return again
     views, outline = remembered.read(
         {
             "query": query,

@@ -15,7 +15,7 @@ from ...tensor import View
 from ..operator import CpuCall, Prepared
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
-from .launches import CopyParameters, LaunchedCall, ReshapeParameters, elementwise
+from .launches import CopyParameters, Launches, ReshapeParameters, elementwise, in_place
 from .paging import (
     FP8_DTYPES,
     HEAD_SIZES,
@@ -121,9 +121,12 @@ def prepare_reshape_and_cache(
     if keys.device.kind == "cuda":
         if checked:
             _check_slots(tensor.fetched(slots, stream), num_slots, operator)
-        launcher = _reshape_launcher(keys, values, k_blocks, v_blocks, slots, layout, label, scales)
         given = [keys, values, k_blocks, v_blocks, slots, *(s for s in scales.values() if isinstance(s, View))]
-        return LaunchedCall(given, [launcher], (k_cache, v_cache), stream)
+
+        def bind() -> Launches:
+            return Launches(_reshape_launcher(keys, values, k_blocks, v_blocks, slots, layout, label, scales))
+
+        return in_place(given, stream, bind, (k_cache, v_cache))
     arrays = [tensor.to_numpy(seen) for seen in (keys, values, k_blocks, v_blocks, slots)]
 
     def run() -> Any:
@@ -230,8 +233,11 @@ def prepare_copy_blocks(
     if caches[0].device.kind == "cuda":
         if checked:
             _check_pairs(tensor.fetched(pairs, stream), reader.sizes["num_blocks"], operator)
-        launchers = [_copy_launcher(cache, pairs) for cache in caches]
-        return LaunchedCall([*caches, pairs], launchers, (k_cache, v_cache), stream)
+
+        def bind() -> Launches:
+            return Launches(*(_copy_launcher(cache, pairs) for cache in caches))
+
+        return in_place([*caches, pairs], stream, bind, (k_cache, v_cache))
     arrays = [tensor.to_numpy(seen) for seen in (*caches, pairs)]
 
     def run() -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
@@ -101,7 +102,7 @@ class Binding:
             if facts["smem_bytes"] > _RINGS_BYTES:
                 driver.prefer_shared_memory(kernel.function)
 
-    def point(self, views: Views, outputs: list[int], workspace: Workspace) -> None:
+    def point(self, views: Views, outputs: Sequence[int], workspace: Workspace) -> None:
         """Set every address and the scales. The views' layouts are those the binding was made for."""
         parameters = self._parameters
         parameters.query = views.query.ptr
@@ -221,15 +222,16 @@ def _given(views: Views) -> list[View]:
     return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
 
 
+def _wanted(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of the outputs."""
+    rows = problem.num_seqs, problem.num_heads
+    out = (*rows, problem.head_size), problem.dtype
+    return [out, (rows, "float32")] if problem.return_lse else [out]
+
+
 def _outputs(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
-    wanted: list[tuple[tuple[int, ...], str]] = [
-        ((problem.num_seqs, problem.num_heads, problem.head_size), problem.dtype)
-    ]
-    given = [views.out]
-    if problem.return_lse:
-        wanted.append(((problem.num_seqs, problem.num_heads), "float32"))
-        given.append(views.lse)
-    return OutputArrays(views.query, wanted, tuple(given), stream, current)
+    given = (views.out, views.lse) if problem.return_lse else (views.out,)
+    return OutputArrays(views.query, _wanted(problem), given, stream, current)
 
 
 def _result(arrays: OutputArrays) -> Any:
@@ -286,11 +288,23 @@ def call(views: Views, outline: Outline, stream: object) -> Any:
     return _result(arrays)
 
 
+def ready(views: Views, problem: Problem) -> ReadyKernel:
+    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+
+    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+        binding = Binding(views, problem, views.query.device, outputs)
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            binding.point(views, pointers, _workspace(binding, views.query, stream))
+            binding.launch(stream)
+
+        return launch
+
+    return ReadyKernel(views.query, _wanted(problem), bind)
+
+
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
     """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
-
-    Waits for the stream, whose memory and zeros any other may then use; while the stream is being captured it cannot,
-    and the call may run in that capture alone.
 
     Raises InputError, UnsupportedError, DriverError.
     """
@@ -303,9 +317,6 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[An
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
         binding = Binding(views, problem, views.query.device, arrays.views)
         workspace = Workspace(views.query, binding.workspace_bytes, pointer)
-        if not driver.capturing(pointer):
-            # Its first run may be on a stream that nothing orders behind this one.
-            driver.wait(pointer)
         binding.point(views, arrays.pointers, workspace)
         return binding, workspace
 

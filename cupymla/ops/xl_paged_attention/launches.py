@@ -1,18 +1,21 @@
-"""The companions' kernels: their parameter records, and prepared calls made of a few launches."""
+"""The companions' kernels: their parameter records, and calls made of a few launches."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from ... import build, driver, tensor
+from ... import build, driver
 from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import OutputArrays, check_record
+from ..gpu import KernelCall, OutputArrays, check_record
+from ..operator import Prepared
 from . import plan
+
+R = TypeVar("R")
 
 # A grid-stride loop with this many CTAs on every SM hides its latency; more would only be started and ended.
 _CTAS_PER_SM = 16
@@ -136,60 +139,42 @@ class RelativeScores:
         parameters.scores = scores
 
 
-class LaunchedCall:
-    """A prepared call of launches that run one after the other; see `cupymla.ops.operator.Prepared`.
+class Launches:
+    """Launches that run one after the other.
 
     Attributes:
         launcher: the last of them; None where there is nothing to launch.
     """
 
-    def __init__(
-        self,
-        given: Sequence[View],
-        launchers: Sequence[Launcher | None],
-        result: OutputArrays | object,
-        stream: object,
-        keep: object = None,
-    ) -> None:
-        """Bind.
-
-        Args:
-            given: the caller's arrays, the one whose framework counts first.
-            launchers: what to launch, in order; None is passed over.
-            result: what a call returns; of OutputArrays its single array.
-            stream: as the public function takes it.
-            keep: what must stay alive as long as the call, such as a workspace.
-        """
-        self._given = list(given)
+    def __init__(self, *launchers: Launcher | None) -> None:
         self._launchers = [launcher for launcher in launchers if launcher is not None]
-        self._arrays = result if isinstance(result, OutputArrays) else None
-        self._result = None if self._arrays else result
-        self._stream = None if stream is None else tensor.stream_pointer(stream)
-        self._keep = keep
-        self._device = given[0].device.index
         self.launcher = self._launchers[-1] if self._launchers else None
 
-    def require_mutable(self) -> None:
-        """Raise UnsupportedError when the result would be an array that cannot be written a second time."""
-        if self._arrays is not None:
-            self._arrays.require_mutable()
-
-    def __call__(self, *, stream: object = None) -> Any:
-        """Launch once more, without waiting for the result. Raises DriverError."""
-        pointer = tensor.launch_stream(self._given, self._stream if stream is None else stream)
-        with driver.on_device(self._device):
-            for launcher in self._launchers:
-                launcher(pointer)
-        tensor.hold(self._given, pointer)
-        if self._arrays is not None:
-            (self._result,) = self._arrays.finish()
-            self._arrays = None
-        return self._result
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        for launcher in self._launchers:
+            launcher(stream)
 
 
-def repeated(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A prepared call that may run more than once. Raises UnsupportedError for results that can be written once."""
-    made = prepare(*args, **kwargs)
-    if isinstance(made, LaunchedCall):
-        made.require_mutable()
-    return made
+def in_place(given: Sequence[View], stream: object, bind: Callable[[], Launches], result: R) -> KernelCall[R]:
+    """A call that writes arrays of the caller's and needs no memory beside them.
+
+    Args:
+        given: the caller's arrays, the one whose framework counts first.
+        stream: as the public function takes it.
+        bind: makes the launches, with the device's context current.
+        result: what the call returns.
+    """
+    return KernelCall(
+        given,
+        stream,
+        lambda own: OutputArrays(given[0], (), (), own),
+        lambda arrays, pointer: (bind(), None),
+        lambda arrays: result,
+    )
+
+
+def prepared(read: Callable[..., Prepared[R]], *args: Any, **kwargs: Any) -> Prepared[R]:
+    """The prepared form of the call that `read` makes of its arguments. Raises what both raise."""
+    made = read(*args, **kwargs)
+    return made.prepared() if isinstance(made, KernelCall) else made

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import driver, tensor
-from ...tensor import View
-from ..gpu import OutputArrays
+from ...tensor import Allocation, View
+from ..gpu import KernelCall, OutputArrays
 from ..operator import CpuCall, Prepared
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, Reader
-from .launches import LaunchedCall, RelativeScores, ShiftParameters, SpreadParameters, elementwise
+from .launches import Launches, RelativeScores, ShiftParameters, SpreadParameters, elementwise
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
 from .run import Output, to_numpy
@@ -95,21 +95,27 @@ def prepare_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[An
     return CpuCall(lambda: result.write(shift(array)))
 
 
-def _shift_on_gpu(x: View, target: View | None, stream: object) -> LaunchedCall:
-    pointer = None if stream is None else tensor.stream_pointer(stream)
-    arrays = OutputArrays(x, [(x.shape, x.dtype)], (target,), pointer)
-    shape = (*(1,) * (4 - len(x.shape)), *x.shape)
-    parameters = ShiftParameters(
-        x=x.ptr,
-        out=arrays.pointers[0],
-        extent=shape,
-        x_stride=(*(0,) * (4 - len(x.shape)), *x.strides),
-        out_stride=(*(0,) * (4 - len(x.shape)), *arrays.views[0].strides),
-    )
-    source = plan.companion("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
-    launcher = elementwise(source, x.device, parameters, x.size)
-    given = [x] if target is None else [x, target]
-    return LaunchedCall(given, [launcher], arrays, stream)
+def _shift_on_gpu(x: View, target: View | None, stream: object) -> KernelCall[Any]:
+    def outputs(own: int | None) -> OutputArrays:
+        return OutputArrays(x, [(x.shape, x.dtype)], (target,), own)
+
+    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
+        leading = 4 - len(x.shape)
+        parameters = ShiftParameters(
+            x=x.ptr,
+            out=arrays.pointers[0],
+            extent=(*(1,) * leading, *x.shape),
+            x_stride=(*(0,) * leading, *x.strides),
+            out_stride=(*(0,) * leading, *arrays.views[0].strides),
+        )
+        source = plan.companion("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
+        return Launches(elementwise(source, x.device, parameters, x.size)), None
+
+    return KernelCall([x] if target is None else [x, target], stream, outputs, bind, _single)
+
+
+def _single(arrays: OutputArrays) -> Any:
+    return arrays.finish()[0]
 
 
 def _matrix_bd_on_gpu(
@@ -122,36 +128,41 @@ def _matrix_bd_on_gpu(
     label: str,
     target: View | None,
     stream: object,
-) -> LaunchedCall:
+) -> KernelCall[Any]:
     """Scores by distance into a workspace, then each column's distance looked up."""
     num_seqs, num_heads, _ = query.shape
     extent = pos_emb.shape[0]
     width = min(extent, columns)
+
+    def outputs(own: int | None) -> OutputArrays:
+        return OutputArrays(query, [((num_seqs, num_heads, columns), label)], (target,), own)
+
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Launches, Allocation]:
+        scores = tensor.allocate(query, (num_seqs, num_heads, width), "float32", pointer)
+        product = RelativeScores(query, pos_emb, pos_bias_v, width, query.device)
+        product.point(query.ptr, pos_emb.ptr, None if pos_bias_v is None else pos_bias_v.ptr, scores.ptr)
+        strides = arrays.views[0].strides
+        parameters = SpreadParameters(
+            scores=scores.ptr,
+            context_lens=lens.ptr,
+            out=arrays.pointers[0],
+            lens_seq=lens.strides[0],
+            out_seq=strides[0],
+            out_head=strides[1],
+            num_seqs=num_seqs,
+            num_heads=num_heads,
+            width=width,
+            max_context=columns,
+            extent=extent,
+            clamp=int(rel_extend == "clamp"),
+        )
+        source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
+        elements, follows = num_seqs * num_heads * columns, product.launcher is not None
+        spread = elementwise(source, query.device, parameters, elements, follows)
+        return Launches(product.launcher, spread), scores
+
     given = [seen for seen in (query, pos_emb, pos_bias_v, lens, target) if seen is not None]
-    pointer = None if stream is None else tensor.stream_pointer(stream)
-    arrays = OutputArrays(query, [((num_seqs, num_heads, columns), label)], (target,), pointer)
-    scores = tensor.allocate(query, (num_seqs, num_heads, width), "float32", pointer)
-    product = RelativeScores(query, pos_emb, pos_bias_v, width, query.device)
-    product.point(query.ptr, pos_emb.ptr, None if pos_bias_v is None else pos_bias_v.ptr, scores.ptr)
-    strides = arrays.views[0].strides
-    parameters = SpreadParameters(
-        scores=scores.ptr,
-        context_lens=lens.ptr,
-        out=arrays.pointers[0],
-        lens_seq=lens.strides[0],
-        out_seq=strides[0],
-        out_head=strides[1],
-        num_seqs=num_seqs,
-        num_heads=num_heads,
-        width=width,
-        max_context=columns,
-        extent=extent,
-        clamp=int(rel_extend == "clamp"),
-    )
-    source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
-    elements, follows = num_seqs * num_heads * columns, product.launcher is not None
-    spread = elementwise(source, query.device, parameters, elements, follows)
-    return LaunchedCall(given, [product.launcher, spread], arrays, stream, keep=scores)
+    return KernelCall(given, stream, outputs, bind, _single)
 
 
 def prepare_matrix_bd(

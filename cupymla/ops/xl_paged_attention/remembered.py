@@ -2,6 +2,9 @@
 
 A decode loop calls with the same layouts and options over and over. What is new in each call is where the arrays lie,
 so their addresses are all that is looked at again: alignment, and outputs apart from everything else.
+
+`ops/repeat.py` remembers whole calls, of CuPy arrays that allocate their outputs, with every number in them. This is
+for the others: any framework, outputs that are given, any stream, scales that are numbers and change.
 """
 
 from __future__ import annotations

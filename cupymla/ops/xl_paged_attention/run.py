@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,12 @@ def call(views: spec.Views, outline: spec.Outline, stream: object) -> Any:
     if views.query.device.kind == "cpu":
         return _on_cpu(views, outline.problem)()
     return cuda.call(views, outline, stream)
+
+
+def ready(**arguments: Any) -> Callable[[], Any]:
+    """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
+    views, outline = spec.read(**arguments)
+    return cuda.ready(views, outline.problem)
 
 
 def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepared[Any]:

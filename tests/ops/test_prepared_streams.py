@@ -1,0 +1,162 @@
+"""Calls on streams: what a prepared call's first run is behind, wherever it runs, and what captures leave out."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+from fake_arrays import Foreign
+from fake_driver import FakeDriver, installed
+
+from cupymla import tensor
+from cupymla.ops import gpu
+
+HOME, OTHER, LEGACY = 55, 66, 1
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.FakeCupy:
+    made = fake_cupy.install(monkeypatch)
+    made.streams.append(HOME)
+    return made
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    with installed(monkeypatch) as made:
+        # Index 0's context, which the fake hands out as 0xC0, is current: nothing is pushed.
+        made.context = 0xC0
+        yield made
+
+
+class Binding:
+    """Launches that the driver's list of calls tells of."""
+
+    launcher = None
+
+    def __init__(self, fake: FakeDriver) -> None:
+        self._fake = fake
+
+    def launch(self, stream: int) -> None:
+        self._fake.calls.append(("launch", stream))
+
+
+class Memory:
+    """Something a launch works in."""
+
+
+def call(fake: FakeDriver, *, fresh: bool = True, memory: object = None, beside: Any = (), stream: Any = None) -> Any:
+    """A call of a CuPy array and what is `beside` it, with an output that is the caller's unless it is `fresh`."""
+    array = fake_cupy.ndarray(np.zeros(4, np.float32))
+    given = [tensor.view(each, "x") for each in (array, *beside)]
+    out = None if fresh else given[0]
+
+    def bind(arrays: gpu.OutputArrays, pointer: int) -> tuple[Binding, object]:
+        fake.calls.append(("bind", pointer))
+        return Binding(fake), memory
+
+    return gpu.KernelCall(given, stream, lambda own: gpu.OutputArrays(given[0], [((4,), "float32")], (out,), own), bind)
+
+
+def done(fake: FakeDriver) -> list[tuple[str, int]]:
+    """What was bound, launched and waited for, on which streams, in order."""
+    return [call[:2] for call in fake.calls if call[0] in ("bind", "launch", "cuStreamSynchronize")]
+
+
+def waits(fake: FakeDriver) -> list[tuple[int, int]]:
+    """Pairs (stream behind which is waited, stream that waits)."""
+    recorded = dict(fake.named("cuEventRecord"))
+    return [(recorded[event], stream) for stream, event in fake.named("cuStreamWaitEvent")]
+
+
+@pytest.mark.parametrize("stream", [None, HOME])
+def test_memory_of_a_prepared_call_is_free_before_it_runs_anywhere(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, stream: int | None
+) -> None:
+    """The pool may have handed out what work ahead on that stream still uses."""
+    prepared = call(fake, stream=stream).prepared()
+    assert done(fake) == [("bind", HOME), ("cuStreamSynchronize", HOME)]
+    prepared(stream=OTHER)
+    prepared()
+    prepared(stream=OTHER)
+    assert done(fake)[2:] == [("launch", OTHER), ("launch", HOME), ("launch", OTHER)]
+    assert waits(fake) == [], "runs order nothing"
+
+
+@pytest.mark.parametrize(
+    ("fresh", "memory", "foreign", "waited"),
+    [(False, None, False, 0), (True, None, False, 1), (False, Memory(), False, 1), (False, None, True, 1)],
+    ids=["all is the caller's", "output", "workspace", "array that names a stream"],
+)
+def test_a_prepared_call_waits_for_what_a_run_depends_on(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, fresh: bool, memory: object, foreign: bool, waited: int
+) -> None:
+    beside = [Foreign(index=0)] if foreign else []
+    call(fake, fresh=fresh, memory=memory, beside=beside).prepared()
+    assert len(fake.named("cuStreamSynchronize")) == waited
+
+
+def test_a_call_prepared_in_a_capture_does_not_wait(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    """Waiting for a stream that is being captured ends the capture."""
+    fake.captured[HOME] = 7
+    call(fake, memory=Memory()).prepared()
+    assert done(fake) == [("bind", HOME)]
+
+
+def test_runs_order_arrays_of_other_producers(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    prepared = call(fake, beside=[Foreign(index=0)]).prepared()
+    del fake.calls[:]
+    prepared(stream=OTHER)
+    assert waits(fake) == [(LEGACY, OTHER)]
+    del fake.calls[:]
+    prepared()
+    assert waits(fake) == [(LEGACY, HOME)]
+
+
+def test_a_captured_run_waits_for_nothing_outside_of_its_capture(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    """The driver refuses a graph that waits for an event of no graph."""
+    prepared = call(fake, beside=[Foreign(index=0)]).prepared()
+    del fake.calls[:]
+    fake.captured[OTHER] = 7
+    prepared(stream=OTHER)
+    assert fake.calls == [("launch", OTHER)]
+
+
+@pytest.mark.parametrize(("capture", "ordered"), [(7, [(77, OTHER)]), (8, []), (None, [])])
+def test_streams_of_one_capture_are_ordered(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, capture: int | None, ordered: list[tuple[int, int]]
+) -> None:
+    views = [tensor.view(fake_cupy.ndarray(np.zeros(4, np.float32)), "x") for _ in range(2)]
+    views[1].framework, views[1].stream = "dlpack", 77
+    fake.captured[OTHER] = 7
+    if capture is not None:
+        fake.captured[77] = capture
+    assert tensor.launch_stream(views, OTHER) == OTHER
+    assert waits(fake) == ordered
+
+
+# Calls that are run once
+
+
+def test_a_call_that_runs_once_does_not_wait(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    (out,) = call(fake, memory=Memory(), stream=OTHER)()
+    assert done(fake) == [("bind", OTHER), ("launch", OTHER)]
+    assert isinstance(out, fake_cupy.ndarray)
+    assert cupy.made == [(0, OTHER, (4,), np.dtype(np.float32))]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_memory_that_a_graph_works_in_is_kept(cupy: fake_cupy.FakeCupy, fake: FakeDriver, captured: bool) -> None:
+    memory = Memory()
+    kept = weakref.ref(memory)
+    if captured:
+        fake.captured[HOME] = 7
+    call(fake, memory=memory)()
+    del memory
+    gc.collect()
+    assert (kept() is not None) == captured
