@@ -99,7 +99,7 @@ def with_distribution(inputs: dict[str, Any], mode: str, seed: int) -> list[np.n
     ids=lambda value: getattr(value, "name", value),
 )
 def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None:
-    """Over two CTAs, or four warps and two passes, without the sink; 0 in slots that do not count and past topk_length."""
+    """Over two CTAs, or four warps and two passes, without the sink; 0 in slots that do not count."""
     inputs = SUBJECT.cases.inputs(case, 6)
     got = with_distribution(inputs, mode, 3)[-1]
     same, exact = ({**inputs, "attn_dist": np.full(got.shape, np.nan, dtype)} for dtype in (np.float32, np.float64))
@@ -154,8 +154,8 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     assert not [name for name in found if name.startswith("UTC") and name != "UTCHMMA"]
     assert found["LDTM.x16"] == 4 and made.facts["tmem_columns"] == 512
     if is_few:
-        # Of S and dP the tiles are a loop's, of dQ^T halves may be; dKV is a loop over its parts, and so are reductions,
-        # of which one more adds to the distribution.
+        # Of S and dP the tiles are a loop's, of dQ halves may be. dKV and reductions are a loop over its parts; one
+        # reduction more adds to the distribution.
         assert found["UTCHMMA"] >= 4 + 4 + 8 + 4 + 4 + (8 if has_rope else 0)
         assert found["UTMALDG.2D.GATHER4"] == (5 if has_rope else 4)
         assert found["LDTM.x32"] == 2 + 2 + (2 if has_rope else 0)

@@ -26,9 +26,8 @@ CTA_HEADS = 64
 """Query heads that one tensor copy of q or dout brings in; on sm_90a a CTA has as many."""
 
 PASS_HEADS = (64, 128)
-"""Query heads that CTAs which share a query may take at a time; the kernel says the same of itself, which is compared when a
-call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each of them half of the
-channels."""
+"""Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
+call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each half of the channels."""
 
 FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
 """Where each target's kernels lie."""
@@ -231,8 +230,8 @@ def variant(
         stage: one of `STAGES`.
         d_qk: 576 or 512.
         dtype: "bfloat16" or "float16".
-        pass_heads: heads of one pass over a query's slots, 64 or 128; more are taken in several passes; for the attention
-            stage.
+        pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
+            attention stage.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
