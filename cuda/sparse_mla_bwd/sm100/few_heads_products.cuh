@@ -53,7 +53,6 @@ struct FewHeadsProducts {
   // S^T = K Q^T, then dP^T = V dO^T: slots x heads.
   __device__ __forceinline__ void multiply_scores(uint32_t k_parity) const {
     storage.k_full.wait(k_parity);
-    sm100::fence_after_sync();
     multiply_scores(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
     sm100::commit(storage.scores_full[0]);
     multiply_scores(dout, Config::kValueScores, Config::kOwnTiles);
