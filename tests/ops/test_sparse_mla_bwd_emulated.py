@@ -153,6 +153,8 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     reductions = found["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU"]
     assert not [name for name in found if name.startswith("UTC") and name != "UTCHMMA"]
     assert found["LDTM.x16"] == 4 and made.facts["tmem_columns"] == 512
+    # Fences of the GPU stand at the cluster's barriers and once behind delta, not in the loop over blocks.
+    assert text.count("MEMBAR.ALL.GPU") == (3 if is_few else 5) and text.count("STAS.128") == 12
     if is_few:
         # Of S and dP the tiles are a loop's, of dQ halves may be. dKV and reductions are a loop over its parts; one
         # reduction more adds to the distribution.

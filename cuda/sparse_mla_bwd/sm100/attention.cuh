@@ -19,7 +19,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
   for (int i = 0; i < 2; ++i) {
     storage.scores_full[i].init(1);
-    storage.received[i].init(kWarps);
+    storage.received[i].init(1);
     storage.dkv_full[i].init(1);
   }
   storage.consumed.init(Config::kCluster * kWarps);

@@ -18,7 +18,7 @@ __device__ __forceinline__ void init_barriers(FewHeadsStorage<Config>& storage) 
   for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
   for (int i = 0; i < 2; ++i) {
     storage.scores_full[i].init(1);
-    storage.received[i].init(kWarps);
+    storage.received[i].init(1);
   }
   storage.tiles_full.init(Config::kCluster * kWarps);
   storage.tiles_free.init(Config::kCluster);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void work(FewHeadsWorker<Config, Element>& worker,
   }
   store_sink_terms(worker, query);
   // After the last block's products; the other CTA must not leave before they have told it, either.
-  if (query.blocks > 0) cluster_wait_at(worker.storage.tiles_free, worker.turn.parity() ^ 1u);
+  if (query.blocks > 0) worker.storage.tiles_free.wait(worker.turn.parity() ^ 1u);
   store_query_gradient(worker, query, query.blocks > 0);
 }
 

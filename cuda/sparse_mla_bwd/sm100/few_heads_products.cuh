@@ -2,7 +2,7 @@
 // multiplied in the midst of the gradients of the block before.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "few_heads_storage.cuh"
@@ -37,7 +37,8 @@ struct FewHeadsProducts {
     storage.heads_full.wait(0);
     multiply_scores(0);
     for (int32_t block = 0; block < blocks; ++block) {
-      cluster_wait_at(storage.tiles_full, parity);
+      storage.tiles_full.wait(parity);
+      fence_async_shared();  // the other CTA's share of P and dS has come by ordinary stores
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);

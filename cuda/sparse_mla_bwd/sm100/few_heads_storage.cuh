@@ -11,9 +11,10 @@
 //                |                                  | reducers  |
 // scores_full[i] | 1 (commit)                       | workers   | this CTA's part of S (0), dP (1) is in Tensor
 //                |                                  |           | Memory
-// received[i]    | 8 worker warps of the other CTA  | workers   | the other CTA's part of S, dP is in `staging`
-// tiles_full     | 16 worker warps of both CTAs     | MMA       | P and dS of the block are out; S, dP and
-//                |                                  |           | `staging` have been read
+// received[i]    | 1 + bytes (the other CTA's       | workers   | the other CTA's part of S, dP is in `staging`
+//                | workers)                         |           |
+// tiles_full     | 16 worker warps of both CTAs +   | MMA       | P and dS of the block are out; S, dP and
+//                | bytes (the other CTA's workers)  |           | `staging` have been read
 // tiles_free     | 2 (commits of both CTAs)         | workers   | all products of the block are done, in both CTAs
 // part_full[i]   | 1 (commit)                       | reducers  | a part of dKV is in place i of the ring
 // part_free[i]   | 4 reducer warps                  | MMA       | it has been read

@@ -12,7 +12,7 @@ template <typename Config, typename Element>
 struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
   using Base = PairWorker<FewHeadsStorage<Config>, Element>;
   using Base::kColumns, Base::storage, Base::params, Base::rank, Base::group, Base::warp, Base::lane, Base::row;
-  using Base::own_column, Base::turn, Base::arrive_at_both, Base::sum_own_channels, Base::store_to_both;
+  using Base::own_column, Base::turn, Base::publish_to_both, Base::sum_own_channels;
 
   bool occupied = false;  // whether a block had a valid slot
 
@@ -30,7 +30,7 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
     }
     storage.heads_full.wait(0);
     sum_own_channels(query, 0);
-    arrive_at_both(storage.delta_full);
+    publish_to_both(storage.delta_full);
     cluster_wait_at(storage.delta_full, 0);
   }
 
@@ -60,11 +60,8 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
       probabilities[i] = (mask >> i & 1u) != 0 ? p : 0.f;
       gradients[i] = (mask >> i & 1u) != 0 ? ds : 0.f;
     }
-    cluster_wait_at(storage.tiles_free, turn.parity() ^ 1u);
-    store_to_both(storage.p, probabilities);
-    store_to_both(storage.ds, gradients);
-    fence_async_cluster();
-    arrive_at_both(storage.tiles_full);
+    storage.tiles_free.wait(turn.parity() ^ 1u);
+    Base::store_tiles(probabilities, gradients);
   }
 
   // Adds to the distribution what this CTA's heads have in every slot. Each CTA adds once to a slot that was cleared,

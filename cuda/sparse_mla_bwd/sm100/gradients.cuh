@@ -10,18 +10,12 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Config, typename Element>
 __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>& worker,
                                                   const RowTargets<Config>& targets) {
-  constexpr int kRopeColumns = Config::kHasRope ? Config::kSlots / 2 : 1;
   Storage<Config>& storage = worker.storage;
-  const bool has_rope = Config::kHasRope && worker.rank == 0;
   storage.dkv_full[worker.group].wait(worker.turn.parity());
   sm100::fence_after_sync();
   if (threadIdx.x / 32 == Config::kWorkerWarps - 1) worker.arrive_at_both(storage.tiles_free);
-  uint32_t values[Config::kSlots], rope[kRopeColumns];
-  const uint32_t sums = worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots;
-  sm100::tmem_load(values, sums);
-  if constexpr (Config::kHasRope) {
-    if (has_rope) sm100::tmem_load_32(rope, worker.tmem + Config::kKeyGradientRope + worker.group * kRopeColumns);
-  }
+  uint32_t values[Config::kSlots];
+  sm100::tmem_load(values, worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots);
   sm100::wait_loads();
   sm100::fence_before_sync();
   __syncwarp();
@@ -30,12 +24,16 @@ __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>&
   const int32_t* tokens = storage.tokens[worker.turn.set()];
   const int32_t channel = (worker.rank * 2 + worker.group) * Config::kWarpgroup + worker.row;
   targets.write(0, tokens, channel, values);
-  if constexpr (Config::kHasRope) {
-    // The RoPE tile's accumulator, of 64 rows, has 16 of them in each quarter of the lanes.
-    if (!has_rope || worker.lane >= 16) return;
-    const int first = worker.group * kRopeColumns;
-    targets.write(first, tokens + first, Config::kDV + worker.warp * 16 + worker.lane, rope);
-  }
+  if (!Config::kHasRope || worker.rank != 0) return;
+  // The next block's RoPE comes after tiles_full, by which this one has been read. Its accumulator, of 64 rows, has 16 of
+  // them in each quarter of the lanes.
+  constexpr int kColumns = Config::kSlots / 2;
+  const int first = worker.group * kColumns;
+  uint32_t rope[kColumns];
+  sm100::tmem_load(rope, worker.tmem + Config::kKeyGradientRope + first);
+  sm100::wait_loads();
+  sm100::fence_before_sync();
+  if (worker.lane < 16) targets.write(first, tokens + first, Config::kDV + worker.warp * 16 + worker.lane, rope);
 }
 
 // What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.

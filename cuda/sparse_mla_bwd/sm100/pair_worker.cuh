@@ -1,6 +1,7 @@
 // What a worker thread does the same way where heads are many and few. Its lane of Tensor Memory is a row of S and dP;
 // it adds up 16 columns of the row over the channels of both CTAs, and hands 16 to its twin, the same thread of the
-// other CTA.
+// other CTA. What goes to the other CTA is counted by a barrier there as it arrives: arrivals that publish ordinary
+// stores would fence the whole GPU, and wait for all reductions of the thread.
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
@@ -18,6 +19,8 @@ template <typename Storage, typename Element>
 struct PairWorker {
   using Config = typename Storage::Config;
   static constexpr int kColumns = Config::kWorkerColumns;
+  static constexpr uint32_t kPartBytes = Config::kWorkerThreads * kColumns * 4;       // of S or dP, from one CTA to the other
+  static constexpr uint32_t kTilesBytes = 2 * Config::kWorkerThreads * kColumns * 2;  // of P and dS
 
   Storage& storage;
   const Parameters& params;
@@ -34,8 +37,14 @@ struct PairWorker {
   __device__ __forceinline__ PairWorker(Storage& storage, const Parameters& params)
       : storage(storage), params(params) {}
 
-  // One arrival for the warp at a barrier of each CTA; publishes the warp's accesses to the cluster.
+  // One arrival for the warp at a barrier of each CTA. Says what the warp has read or waited for, and publishes nothing.
   __device__ __forceinline__ void arrive_at_both(Mbarrier& barrier) const {
+    __syncwarp();
+    if (lane < Config::kCluster) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier), lane));
+  }
+
+  // The same, and publishes the warp's accesses to the cluster.
+  __device__ __forceinline__ void publish_to_both(Mbarrier& barrier) const {
     __syncwarp();
     if (lane < Config::kCluster) cluster_arrive_at(cluster_address(smem_address(&barrier), lane));
   }
@@ -81,15 +90,15 @@ struct PairWorker {
 
     auto& staging = storage.staging[kWhich];
     const uint32_t twin = cluster_address(smem_address(&staging[0][threadIdx.x]), 1 - rank);
+    const uint32_t received = cluster_address(smem_address(&storage.received[kWhich]), 1 - rank);
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
-      cluster_store_float4(twin + i * static_cast<uint32_t>(sizeof(staging[0])), __uint_as_float(other[4 * i]),
-                           __uint_as_float(other[4 * i + 1]), __uint_as_float(other[4 * i + 2]),
-                           __uint_as_float(other[4 * i + 3]));
+      cluster_store_async_float4(twin + i * static_cast<uint32_t>(sizeof(staging[0])), __uint_as_float(other[4 * i]),
+                                 __uint_as_float(other[4 * i + 1]), __uint_as_float(other[4 * i + 2]),
+                                 __uint_as_float(other[4 * i + 3]), received);
     }
-    __syncwarp();
-    if (lane == 0) cluster_arrive_at(cluster_address(smem_address(&storage.received[kWhich]), 1 - rank));
-    cluster_wait_at(storage.received[kWhich], turn.parity());
+    if (threadIdx.x == 0) storage.received[kWhich].arrive_and_expect(kPartBytes);
+    storage.received[kWhich].wait(turn.parity());
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const float4 four = staging[i][threadIdx.x];
@@ -100,8 +109,25 @@ struct PairWorker {
     }
   }
 
+  // P and dS, rounded, into the tiles of either CTA.
+  __device__ __forceinline__ void store_tiles(const float (&probabilities)[kColumns],
+                                              const float (&gradients)[kColumns]) const {
+    store_to_both(storage.p, probabilities);
+    store_to_both(storage.ds, gradients);
+    fence_async_shared();
+    __syncwarp();
+    // The other CTA's share counts by its bytes; its arrivals say that it has read what was handed over to it.
+    if (threadIdx.x == 0) {
+      storage.tiles_full.arrive_and_expect(kTilesBytes);
+    } else if (lane == 0) {
+      storage.tiles_full.arrive();
+    }
+    if (lane == 1) cluster_arrive_after_reads_at(cluster_address(smem_address(&storage.tiles_full), 1 - rank));
+  }
+
   // This thread's 16 columns of its row, rounded, into the tile of either CTA.
   __device__ __forceinline__ void store_to_both(uint8_t* tile, const float (&values)[kColumns]) const {
+    const uint32_t full = cluster_address(smem_address(&storage.tiles_full), 1 - rank);
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
       uint32_t words[4];
@@ -109,8 +135,8 @@ struct PairWorker {
       for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[8 * i + 2 * j], values[8 * i + 2 * j + 1]);
       uint8_t* place = tile + swizzle_128(row, own_column / 8 + i);
       *reinterpret_cast<uint4*>(place) = make_uint4(words[0], words[1], words[2], words[3]);
-      cluster_store_float4(cluster_address(smem_address(place), 1 - rank), __uint_as_float(words[0]),
-                           __uint_as_float(words[1]), __uint_as_float(words[2]), __uint_as_float(words[3]));
+      cluster_store_async_float4(cluster_address(smem_address(place), 1 - rank), __uint_as_float(words[0]),
+                                 __uint_as_float(words[1]), __uint_as_float(words[2]), __uint_as_float(words[3]), full);
     }
   }
 };

@@ -11,13 +11,16 @@
 // slots_full[s]  | 1 producer                       | workers   | the block's tokens and validity are out, in set s
 // scores_full[i] | 1 (commit)                       | workers   | this CTA's part of S (0), dP (1) is in Tensor
 //                |                                  |           | Memory
-// received[i]    | 8 worker warps of the other CTA  | workers   | the other CTA's part of S, dP is in `staging`
+// received[i]    | 1 + bytes (the other CTA's       | workers   | the other CTA's part of S, dP is in `staging`
+//                | workers)                         |           |
 // consumed       | 16 worker warps of both CTAs     | workers   | `staging` of both has been read
-// tiles_full     | 16 worker warps of both CTAs     | MMA       | P and dS of all slots are out, S and dP read
+// tiles_full     | 16 worker warps of both CTAs +   | MMA       | P and dS of all slots are out; S and dP, and dKV
+//                | bytes (the other CTA's workers)  |           | of the block before, have been read
 // dkv_full[i]    | 1 (commit)                       | workers   | the block's dKV is in Tensor Memory: the RoPE
 //                |                                  |           | and the first 128 channels (0), all (1)
 // tiles_free     | 2 (a worker of each CTA)         | workers   | no product reads P and dS any more, in either CTA
-// sums_free      | 8 worker warps                   | MMA       | dKV has been read: S and dP may take its place
+// sums_free      | 8 worker warps                   | MMA       | dKV of the value channels has been read: S and dP
+//                |                                  |           | may take its place
 // named 1, 2     | 128 workers of a warpgroup       | the same  | each warp's share of the distribution is out (met
 //                |                                  |           | twice for each block)
 // cluster        | every thread of both CTAs        | all       | set up; a pass is over; nobody reaches for the

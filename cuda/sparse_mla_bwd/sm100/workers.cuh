@@ -14,7 +14,7 @@ struct Worker : PairWorker<Storage<Config>, Element> {
   using Base = PairWorker<Storage<Config>, Element>;
   using Base::kColumns, Base::storage, Base::params, Base::rank, Base::group, Base::warp, Base::lane, Base::row;
   using Base::own_column, Base::turn;
-  using Base::arrive_at_both, Base::sum_own_channels, Base::store_to_both;
+  using Base::arrive_at_both, Base::publish_to_both, Base::sum_own_channels;
 
   float lse, share, delta;  // of the head; lse in units of log2, +inf where there is no head
   bool has_head;
@@ -41,7 +41,7 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     }
     storage.heads_full.wait(parity);
     sum_own_channels(query, first_head);
-    arrive_at_both(storage.delta_full);
+    publish_to_both(storage.delta_full);
     cluster_wait_at(storage.delta_full, parity);
     delta = storage.delta[0][row] + storage.delta[1][row];
   }
@@ -54,7 +54,7 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     const uint32_t mask = has_head ? valid[own_column / 32] >> own_column % 32 : 0u;
     float probabilities[kColumns], gradients[kColumns];
     // Staging lies where P and dS of the block before are.
-    cluster_wait_at(storage.tiles_free, turn.parity() ^ 1u);
+    storage.tiles_free.wait(turn.parity() ^ 1u);
     Base::template sum_over_channels<0>(probabilities);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -70,11 +70,8 @@ struct Worker : PairWorker<Storage<Config>, Element> {
       probabilities[i] = (mask >> i & 1u) != 0 ? p : 0.f;
       gradients[i] = (mask >> i & 1u) != 0 ? ds : 0.f;
     }
-    cluster_wait_at(storage.consumed, turn.parity());
-    store_to_both(storage.p, probabilities);
-    store_to_both(storage.ds, gradients);
-    fence_async_cluster();
-    arrive_at_both(storage.tiles_full);
+    storage.consumed.wait(turn.parity());
+    Base::store_tiles(probabilities, gradients);
   }
 
   // Adds to the distribution what all heads of the pass have in this warpgroup's 16 slots. One thread of one CTA adds
