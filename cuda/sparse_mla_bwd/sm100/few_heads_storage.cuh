@@ -28,8 +28,8 @@
 //
 // What has no "free" side: `staging`, S and dP are written again for the next block, which comes after tiles_full in
 // the MMA thread; sums of the distribution likewise. Of tokens there are four sets, and the producer writes block
-// i + 3's once dQ of block i + 2 is done: by then all parts of block i + 1 have been asked for, so some of its
-// parts have been read, and reducers do read none before they are done with block i.
+// i + 4's over block i's once dQ of block i + 3 is done: by then all parts of block i + 2 are in the ring, which has
+// fewer places, or through it, so the reducers are past block i + 1.
 //
 //   time | MMA                          | workers                    | reducers           | producer
 //   -----+------------------------------+----------------------------+--------------------+-------------------------

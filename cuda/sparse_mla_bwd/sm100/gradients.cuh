@@ -1,4 +1,5 @@
-// What workers bring out of Tensor Memory where heads are many: a block's dKV, and after the last block dQ and the sink's term.
+// What workers bring out of Tensor Memory where heads are many: a block's dKV, and after the last block dQ and the
+// sink's term.
 #pragma once
 
 #include "row_targets.cuh"
@@ -25,8 +26,8 @@ __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>&
   const int32_t channel = (worker.rank * 2 + worker.group) * Config::kWarpgroup + worker.row;
   targets.write(0, tokens, channel, values);
   if (!Config::kHasRope || worker.rank != 0) return;
-  // The next block's RoPE comes after tiles_full, by which this one has been read. Its accumulator, of 64 rows, has 16 of
-  // them in each quarter of the lanes.
+  // The next block's RoPE comes after tiles_full, by which this one has been read. Its accumulator, of 64 rows, has 16
+  // of them in each quarter of the lanes.
   constexpr int kColumns = Config::kSlots / 2;
   const int first = worker.group * kColumns;
   uint32_t rope[kColumns];

@@ -19,8 +19,9 @@ template <typename Storage, typename Element>
 struct PairWorker {
   using Config = typename Storage::Config;
   static constexpr int kColumns = Config::kWorkerColumns;
-  static constexpr uint32_t kPartBytes = Config::kWorkerThreads * kColumns * 4;       // of S or dP, from one CTA to the other
-  static constexpr uint32_t kTilesBytes = 2 * Config::kWorkerThreads * kColumns * 2;  // of P and dS
+  // From one CTA to the other: of S or dP, and of P and dS together.
+  static constexpr uint32_t kPartBytes = Config::kWorkerThreads * kColumns * 4;
+  static constexpr uint32_t kTilesBytes = 2 * Config::kWorkerThreads * kColumns * 2;
 
   Storage& storage;
   const Parameters& params;
@@ -37,7 +38,7 @@ struct PairWorker {
   __device__ __forceinline__ PairWorker(Storage& storage, const Parameters& params)
       : storage(storage), params(params) {}
 
-  // One arrival for the warp at a barrier of each CTA. Says what the warp has read or waited for, and publishes nothing.
+  // One arrival for the warp at a barrier of each CTA. Says what the warp has read or waited for; publishes nothing.
   __device__ __forceinline__ void arrive_at_both(Mbarrier& barrier) const {
     __syncwarp();
     if (lane < Config::kCluster) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier), lane));
@@ -75,8 +76,8 @@ struct PairWorker {
     }
   }
 
-  // This thread's 16 columns of S (0) or dP (1): what this CTA's channels give, and the other's, handed over by its twin,
-  // into whose `staging` this thread may write.
+  // This thread's 16 columns of S (0) or dP (1): what this CTA's channels give, and the other's, handed over by its
+  // twin, into whose `staging` this thread may write.
   template <int kWhich>
   __device__ __forceinline__ void sum_over_channels(float (&sums)[kColumns]) const {
     uint32_t own[kColumns], other[kColumns];

@@ -11,8 +11,8 @@
 #endif
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
-// For the attention stage, CUPYMLA_HEADS: heads of one pass, 128, or 64 where no query has more. CUPYMLA_PARTIALS: 1 where
-// every slot's dKV row is stored on its own.
+// For the attention stage, CUPYMLA_HEADS: heads of one pass, 128, or 64 where no query has more. CUPYMLA_PARTIALS: 1
+// where every slot's dKV row is stored on its own.
 
 namespace cupymla::sparse_mla_bwd {
 

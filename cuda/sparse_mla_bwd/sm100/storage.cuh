@@ -1,5 +1,5 @@
-// Shared memory and barriers of the attention stage where heads are many; few_heads_storage.cuh has those where they are
-// few.
+// Shared memory and barriers of the attention stage where heads are many; few_heads_storage.cuh has those where they
+// are few.
 //
 // barrier        | arrivals                         | who waits | what it says
 // ---------------+----------------------------------+-----------+--------------------------------------------------
