@@ -1,6 +1,7 @@
 // The attention stage where heads are few: roles to warps, and one query.
 #pragma once
 
+#include "../../common/grid_dependency.cuh"
 #include "few_heads_gradients.cuh"
 #include "few_heads_products.cuh"
 #include "producer.cuh"
@@ -55,6 +56,7 @@ __device__ __forceinline__ void attention(FewHeadsStorage<Config>& storage, cons
   if (token >= params.query_end) return;
   set_up(storage);
   sync_cluster();
+  wait_for_grid_ahead(params.followed != 0);
   const SparseQuery<Config::kSlots> query(params, token);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == Config::kProducerWarp) {
