@@ -42,9 +42,17 @@ def _dist(heads: int, slots: int, lengths: tuple[int, ...], multiprocessors: int
     return Problem("attn_dist", case, lengths, multiprocessors)
 
 
+def _backward(heads: int, slots: int, length: int) -> Problem:
+    """One query, whose slots name different tokens: sums of dkv then have the same bits in any order."""
+    case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", dkv_dtype="float32")
+    return Problem("sparse_mla_bwd", case, (length,), 2)
+
+
 PROBLEMS = {
     "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5), 1),
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5), 2),
+    "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
+    "sparse_mla_bwd-h128": _backward(128, 200, 190),
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from emulated_kit import case_parameters, check, check_inputs, machine_code, settings
 
 from cupymla import build
+from cupymla.emulate import MODES
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing import compare
@@ -29,6 +30,33 @@ SUBJECT = Subject("sparse_mla_bwd")
 @pytest.mark.parametrize(("case", "mode"), list(case_parameters(SUBJECT)))
 def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
     check(SUBJECT, case, mode)
+
+
+# The grid's small cases have few heads; each option once more with many, in rotating modes.
+MANY_HEADS = (
+    (sized(65, 576, 65, 3, 200, "_fp16", "options", dtype="float16", selection="duplicates"), "random"),
+    (sized(96, 512, 65, 25, 200, "_causal", "options", causal=True, layout="strided"), "eager"),
+    (sized(128, 576, 130, 2, 200, "_batch", "options", batch=2, lengths="hostile"), "lazy"),
+    (sized(100, 576, 1, 3, 300, "_fp32", "options", sink="mixed", dkv_dtype="float32"), "random"),
+)
+
+
+@pytest.mark.parametrize(("case", "mode"), MANY_HEADS, ids=lambda value: getattr(value, "name", value))
+def test_kernel_for_many_heads_keeps_the_law(case: MlaCase, mode: str) -> None:
+    check(SUBJECT, case, mode)
+
+
+FEW_HEADS = (
+    sized(64, 576, 700, 3, 900, "_few", "masks", lengths="hostile", wants_dist=True),
+    sized(33, 512, 700, 3, 900, "_few", "masks", lengths="hostile", sink="finite", dkv_dtype="float32"),
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", FEW_HEADS, ids=lambda case: case.name)
+def test_few_heads_over_several_blocks(case: MlaCase, mode: str) -> None:
+    """The ring of dKV's parts and the sets of tokens are gone through again and again, in blocks of 128 slots."""
+    check(SUBJECT, case, mode, seed=2)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])
@@ -62,6 +90,7 @@ def with_distribution(inputs: dict[str, Any], mode: str, seed: int) -> list[np.n
     ("case", "mode"),
     [
         (sized(16, 576, 65, 4, 80, "_dist", "options", wants_dist=True, selection="empty"), "lazy"),
+        (sized(40, 576, 260, 2, 300, "_dist", "options", wants_dist=True, selection="full"), "random"),
         (
             sized(200, 512, 140, 3, 150, "_dist", "options", wants_dist=True, lengths="hostile", sink="infinite"),
             "random",
@@ -70,7 +99,7 @@ def with_distribution(inputs: dict[str, Any], mode: str, seed: int) -> list[np.n
     ids=lambda value: getattr(value, "name", value),
 )
 def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None:
-    """Over four warps and two passes, without the sink; 0 in slots that do not count and past topk_length."""
+    """Over two CTAs, or four warps and two passes, without the sink; 0 in slots that do not count."""
     inputs = SUBJECT.cases.inputs(case, 6)
     got = with_distribution(inputs, mode, 3)[-1]
     same, exact = ({**inputs, "attn_dist": np.full(got.shape, np.nan, dtype)} for dtype in (np.float32, np.float64))
@@ -79,9 +108,10 @@ def test_distribution_is_summed_over_all_heads(case: MlaCase, mode: str) -> None
     compare.require([compare.compare("attn_dist", got, same["attn_dist"], exact["attn_dist"])])
 
 
-def test_deterministic_results_have_the_same_bits_in_every_order() -> None:
+@pytest.mark.parametrize("heads", [50, 130])
+def test_deterministic_results_have_the_same_bits_in_every_order(heads: int) -> None:
     """Two queries that name three tokens, in two orders of threads, copies and products."""
-    case = sized(130, 512, 70, 2, 3, "_det", "options", deterministic=True, selection="duplicates", wants_dist=True)
+    case = sized(heads, 512, 140, 2, 3, "_det", "options", deterministic=True, selection="duplicates", wants_dist=True)
     inputs = SUBJECT.cases.inputs(case, 3)
     first, second = (
         [array.tobytes() for array in with_distribution(inputs, *how)] for how in (("random", 1), ("lazy", 2))
@@ -89,9 +119,10 @@ def test_deterministic_results_have_the_same_bits_in_every_order() -> None:
     assert first == second
 
 
-def test_values_of_padded_heads_and_other_slots_stay_out() -> None:
+@pytest.mark.parametrize("heads", [3, 67])
+def test_values_of_padded_heads_and_other_slots_stay_out(heads: int) -> None:
     """A NaN in a row that one query names reaches that row of dkv and that query's dq, and nothing else."""
-    case = sized(3, 512, 66, 2, 140, "_nan", "masks", selection="full")
+    case = sized(heads, 512, 66, 2, 140, "_nan", "masks", selection="full")
     inputs = SUBJECT.cases.inputs(case, 4)
     kv = np.random.default_rng(4).standard_normal((140, 512), np.float32).astype(inputs["kv"].dtype)
     inputs["kv"], inputs["indices"] = kv, np.arange(132, dtype=np.int32).reshape(2, 66)
@@ -118,12 +149,25 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     text = machine_code(made, tmp_path)
     found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
     defines: dict[str, Any] = dict(source.defines)
-    has_rope = defines["CUPYMLA_D_QK"] == 576
-    # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, dKV is a loop over two halves.
-    assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
+    has_rope, is_few = defines["CUPYMLA_D_QK"] == 576, defines["CUPYMLA_HEADS"] == 64
+    reductions = found["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU"]
     assert not [name for name in found if name.startswith("UTC") and name != "UTCHMMA"]
-    assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
-    assert found["LDTM.x16"] == 4 and found["LDTM.x32"] >= 3
-    # In partials, a first pass stores and later ones add; one more adds to the distribution.
-    assert found["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU"] == 64 + (32 if has_rope else 0) + 1
-    assert made.facts["tmem_columns"] == 512 and made.resources.registers <= 200
+    assert found["LDTM.x16"] == 4 and made.facts["tmem_columns"] == 512
+    # Fences of the GPU stand at the cluster's barriers and once behind delta, not in the loop over blocks.
+    assert text.count("MEMBAR.ALL.GPU") == (3 if is_few else 5) and text.count("STAS.128") == 12
+    if is_few:
+        # Of S and dP the tiles are a loop's, of dQ halves may be. dKV and reductions are a loop over its parts; one
+        # reduction more adds to the distribution.
+        assert found["UTCHMMA"] >= 4 + 4 + 8 + 4 + 4 + (8 if has_rope else 0)
+        assert found["UTMALDG.2D.GATHER4"] == (5 if has_rope else 4)
+        assert found["LDTM.x32"] == 2 + 2 + (2 if has_rope else 0)
+        assert reductions == (1 if defines["CUPYMLA_PARTIALS"] else 64 + 1)
+        assert made.resources.registers <= 128
+    else:
+        # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, dKV is a loop over two halves.
+        assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
+        assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
+        assert found["LDTM.x32"] >= 3
+        # In partials, a first pass stores and later ones add; one more adds to the distribution.
+        assert reductions == 64 + (32 if has_rope else 0) + 1
+        assert made.resources.registers <= 168

@@ -46,16 +46,18 @@ def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ord
     attended = [launch for launch in chosen.launches() if launch.stage == "attention"]
     assert [q for launch in attended for q in range(launch.query_begin, launch.query_end)] == list(range(tokens))
     assert all(x.ctas == (x.query_end - x.query_begin) * chosen.cluster for x in attended)
-    assert chosen.cluster * chosen.passes * plan.CTA_HEADS >= heads
+    assert chosen.passes * chosen.pass_heads >= heads and chosen.pass_heads == chosen.cluster * plan.CTA_HEADS
     assert chosen.cluster == (1 if heads <= plan.CTA_HEADS else 2)
 
 
 @pytest.mark.parametrize("name", ["sm_100a", "sm_103a"])
-@pytest.mark.parametrize(("heads", "passes"), [(1, 1), (64, 1), (128, 1), (129, 2), (300, 3)])
-def test_pairs_share_the_channels_of_128_heads_on_blackwell(name: str, heads: int, passes: int) -> None:
+@pytest.mark.parametrize(("heads", "passes"), [(1, 1), (64, 1), (65, 1), (128, 1), (129, 2), (300, 3)])
+def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(name: str, heads: int, passes: int) -> None:
     chosen = planned(target=arch.named(name), h_q=heads)
-    assert (chosen.cluster, chosen.passes) == (2, passes)
-    assert chosen.source("attention").path == "sparse_mla_bwd/sm100/sparse_mla_bwd.cu"
+    assert (chosen.cluster, chosen.passes, chosen.pass_heads) == (2, passes, 64 if heads <= 64 else 128)
+    source = chosen.source("attention")
+    assert source.path == "sparse_mla_bwd/sm100/sparse_mla_bwd.cu"
+    assert dict(source.defines)["CUPYMLA_HEADS"] == chosen.pass_heads
     assert chosen.kv_map is not None and planned(h_q=heads).kv_map is None
     attention = next(launch for launch in chosen.launches() if launch.stage == "attention")
     assert attention.ctas == 2 * chosen.tokens
@@ -145,9 +147,11 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
-    assert len(attention) == 16 + 2 * 8
+    assert len(attention) == 3 * 16
     blackwell = arch.named("sm_100a")
-    assert plan.variant(blackwell, stage="scan", cluster=2) == plan.variant(blackwell, stage="scan", dtype="float16")
+    assert plan.variant(blackwell, stage="scan", pass_heads=64) == plan.variant(
+        blackwell, stage="scan", dtype="float16"
+    )
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
@@ -167,7 +171,7 @@ def test_other_architectures_are_named(name: str) -> None:
         *[("stage", value) for value in ("forward", 0, None, 10**5000)],
         *[("d_qk", value) for value in (128, "576", 576.0, None)],
         *[("dtype", value) for value in ("float32", 16, None)],
-        *[("cluster", value) for value in (0, 3, True, "2", None)],
+        *[("pass_heads", value) for value in (0, 2, 96, True, "64", None)],
         *[("partials", value) for value in ("no", 1, None)],
     ],
     ids=shown,

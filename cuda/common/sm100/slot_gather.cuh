@@ -49,24 +49,26 @@ struct QuerySlots {
   }
 };
 
-// This lane's first slot among those of a group, for `gather_group`.
+// This lane's first slot among those of a group, for `gather_group` of as many rows: 64 or 128.
+template <int kRows = kGroupSlots>
 __device__ __forceinline__ int32_t group_slot(uint32_t lane) {
-  return static_cast<int32_t>(lane % (kGroupSlots / kGatherRows)) * kGatherRows;
+  return static_cast<int32_t>(lane % (kRows / kGatherRows)) * kGatherRows;
 }
 
-// Copies `kTiles` neighbouring column tiles, from tile `first_tile` of the rows on, of a group's 64 rows into as many
-// tiles of kTileBytes behind each other: a whole warp, whose lane l knows the rows of slots group_slot(l) and on. All
-// kTiles * kTileBytes count as copied. With kPair the bytes count at the even CTA's barrier.
-template <int kTiles, bool kPair>
+// Copies `kTiles` neighbouring column tiles, from tile `first_tile` of the rows on, of a group's 64 or 128 rows into as
+// many tiles of as many rows of 128 bytes behind each other: a whole warp, whose lane l knows the rows of slots
+// group_slot(l) and on. All of the tiles' bytes count as copied. With kPair they count at the even CTA's barrier.
+template <int kTiles, bool kPair, int kRows = kGroupSlots>
 __device__ __forceinline__ void gather_group(uint8_t* tiles, const TensorMap& map, Mbarrier& full, int32_t first_tile,
                                              int4 rows, uint32_t lane) {
-  constexpr int kLanes = kGroupSlots / kGatherRows, kAtOnce = 32 / kLanes;
+  constexpr int kLanes = kRows / kGatherRows, kAtOnce = 32 / kLanes;
+  static_assert(kLanes == 16 || kLanes == 32);
   uint8_t* own = tiles + lane % kLanes * kGatherRows * kSwizzleRowBytes;
 #pragma unroll
   for (int first = 0; first < kTiles; first += kAtOnce) {
     const int tile = first + static_cast<int>(lane / kLanes);
     if (first + kAtOnce > kTiles && tile >= kTiles) break;
-    uint8_t* destination = own + tile * kTileBytes;
+    uint8_t* destination = own + tile * (kRows * kSwizzleRowBytes);
     const int32_t column = (first_tile + tile) * kTileColumns;
     if constexpr (kPair) {
       gather_rows_of_pair(destination, map, full, column, rows);

@@ -49,11 +49,12 @@ __device__ __forceinline__ void commit(Mbarrier& barrier) {
 }
 
 // The same at the barrier that lies there in each CTA of the pair; `ctas` has their bits among the cluster's ranks.
+template <int kCtas = 2>
 __device__ __forceinline__ void commit_to_pair(Mbarrier& barrier, uint16_t ctas = 3) {
   asm volatile(
-      "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+      "tcgen05.commit.cta_group::%2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
           smem_address(&barrier.state)),
-      "h"(ctas)
+      "h"(ctas), "n"(kCtas)
       : "memory");
 }
 

@@ -1,64 +1,49 @@
-// The attention stage: roles to warps, and one query from its first pass to its last.
+// The attention stage where heads are many: roles to warps, and one query from its first pass to its last.
 #pragma once
 
 #include "../../common/grid_dependency.cuh"
 #include "gradients.cuh"
 #include "producer.cuh"
 #include "products.cuh"
+#include "set_up.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <typename Config>
-__device__ __forceinline__ void set_up(Storage<Config>& storage) {
+__device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   constexpr uint32_t kWarps = Config::kWorkerWarps;
-  if (threadIdx.x == 0) {
-    storage.heads_full.init(1);
-    storage.delta_full.init(Config::kCluster * kWarps);
-    storage.k_full.init(1);
-    storage.k_free.init(1);
-    storage.slots_full.init(1);
-    for (int i = 0; i < 2; ++i) {
-      storage.scores_full[i].init(1);
-      storage.received[i].init(kWarps);
-      storage.dkv_full[i].init(1);
-    }
-    storage.consumed.init(Config::kCluster * kWarps);
-    storage.tiles_full.init(Config::kCluster * kWarps);
-    storage.tiles_free.init(Config::kCluster);
-    storage.sums_free.init(kWarps);
-    fence_mbarrier_init();
+  storage.heads_full.init(1);
+  storage.delta_full.init(Config::kCluster * kWarps);
+  storage.k_full.init(1);
+  storage.k_free.init(1);
+  for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
+  for (int i = 0; i < 2; ++i) {
+    storage.scores_full[i].init(1);
+    storage.received[i].init(1);
+    storage.dkv_full[i].init(1);
   }
-  if (threadIdx.x / 32 == Config::kMultiplyWarp) {
-    sm100::tmem_allocate(&storage.tmem, Config::kTmemColumns);
-    sm100::tmem_relinquish();
-  }
-  sm100::fence_before_sync();
-  __syncthreads();
-}
-
-// Every thread of both CTAs has come here; what they did in Tensor Memory is through.
-__device__ __forceinline__ void sync_cluster() {
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
-  sm100::fence_after_sync();
+  storage.consumed.init(Config::kCluster * kWarps);
+  storage.tiles_full.init(Config::kCluster * kWarps);
+  storage.tiles_free.init(Config::kCluster);
+  storage.sums_free.init(kWarps);
 }
 
 template <typename Config, typename Element>
 __device__ __forceinline__ void work(Worker<Config, Element>& worker, const SparseQuery<Config::kSlots>& query,
-                                     int32_t pass, int32_t first_head) {
+                                     int32_t pass) {
+  const int32_t first_head = pass * Config::kHeads;
   const Parameters& params = worker.params;
   float* attn_dist = nullptr;
   if (params.attn_dist != nullptr) {
     attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
   }
   worker.occupied = false;
-  if (query.blocks > 0) worker.begin_pass(query, first_head);
+  if (query.blocks > 0) worker.begin_pass(query, pass);
   for (int32_t block = 0; block < query.blocks; ++block) {
     const int32_t first_slot = block * Config::kSlots;
     worker.make_tiles(attn_dist == nullptr ? nullptr : attn_dist + first_slot, query.slots - first_slot);
     send_key_gradient(worker, RowTargets<Config>(params, query, first_slot, pass));
-    worker.parity ^= 1u;
+    worker.turn.advance();
   }
   store_sink_terms(worker, query, first_head);
   store_query_gradient(worker, query, first_head, query.blocks > 0);
@@ -75,7 +60,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   const SparseQuery<Config::kSlots> query(params, token);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == Config::kProducerWarp) {
-    Producer<Config> producer{storage, params};
+    Producer<Storage<Config>> producer{storage, params};
     for (int32_t pass = 0; pass < params.passes; ++pass) {
       producer.run(query, pass * Config::kHeads, q_map, dout_map, kv_map);
       sync_cluster();
@@ -90,7 +75,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   } else {
     Worker<Config, Element> worker(storage, params);
     for (int32_t pass = 0; pass < params.passes; ++pass) {
-      work(worker, query, pass, pass * Config::kHeads);
+      work(worker, query, pass);
       sync_cluster();
     }
   }

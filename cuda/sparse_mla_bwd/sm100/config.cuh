@@ -1,4 +1,4 @@
-// Numbers of the sm_100a sparse MLA backward kernel, and the budgets they must keep.
+// Numbers of the sm_100a sparse MLA backward kernels, and the budgets they must keep.
 #pragma once
 
 #include "../../common/integers.cuh"
@@ -6,15 +6,16 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <int kDQkArg, bool kPartialsArg>
-struct Config {
+// What a pair of CTAs works on at a time.
+template <int kDQkArg, bool kPartialsArg, int kHeadsArg, int kSlotsArg>
+struct Shape {
   static constexpr bool kPartials = kPartialsArg;  // whether every slot's dKV row is stored on its own
   static constexpr int kDQk = kDQkArg;             // channels of a key
   static constexpr int kDV = 512;                  // channels of a value: the first ones of the key
   static constexpr int kCluster = 2;               // CTAs that share a query: half of the channels each
-  static constexpr int kHeads = 128;               // query heads of a pass: M of the products
-  static constexpr int kSlots = 64;                // slots of a block
-  static constexpr int kOwnSlots = kSlots / kCluster;  // whose P and dS a CTA works out
+  static constexpr int kHeads = kHeadsArg;         // query heads of a pass
+  static constexpr int kSlots = kSlotsArg;         // slots of a block
+  static constexpr int kSlotWords = kSlots / 32;   // words of one bit per slot
   static constexpr int kTileColumns = 64;          // 16-bit elements in a 128-byte swizzled row
 
   // A CTA has four of the eight tiles of value channels; the first has the RoPE tile too.
@@ -28,26 +29,69 @@ struct Config {
   static constexpr int kBoxHeads = 64;  // that one copy of Q or dO brings in
   static constexpr int kBoxBytes = kBoxHeads * static_cast<int>(kSwizzleRowBytes);
 
-  // Columns of Tensor Memory. dKV takes the place of S and dP, which have been read by then.
-  static constexpr int kQueryGradient = 0;
-  static constexpr int kQueryGradientRope = kOwnTiles * kTileColumns;
-  static constexpr int kScores = kQueryGradientRope + kTileColumns;
-  static constexpr int kValueScores = kScores + kSlots;
-  static constexpr int kKeyGradient = kScores;  // 128 channels, then 128 more
-  static constexpr int kKeyGradientRope = kKeyGradient + 2 * kSlots;
   static constexpr int kTmemColumns = 512;
-
   static constexpr int kWarpgroup = 128;
   static constexpr int kWorkerThreads = 2 * kWarpgroup;
   static constexpr int kWorkerWarps = kWorkerThreads / 32;
-  static constexpr int kThreads = kWorkerThreads + 64;
-  static constexpr int kProducerWarp = kWorkerWarps, kMultiplyWarp = kWorkerWarps + 1;
-  static constexpr int kOwnColumns = kOwnSlots / 2;  // slots that one worker thread has of its head
+  static constexpr int kWorkerColumns = 16;  // of S and dP that one worker thread finishes, in its lane
 
   static_assert(kDQk == 576 || kDQk == 512);
-  static_assert(kHeads == kWarpgroup, "a worker thread's lane of Tensor Memory is a head");
-  static_assert(kKeyGradientRope + kSlots <= kTmemColumns, "Tensor Memory");
-  static_assert(kOwnColumns == 16 && kOwnTiles == 4);
+  static_assert(kOwnTiles == 4);
+};
+
+// 128 heads are the rows of S, 64 slots its columns.
+template <int kDQkArg, bool kPartialsArg>
+struct ManyHeads : Shape<kDQkArg, kPartialsArg, 128, 64> {
+  using Base = Shape<kDQkArg, kPartialsArg, 128, 64>;
+  static constexpr int kSets = 2;                                  // of a block's tokens
+  static constexpr int kOwnColumns = Base::kSlots / Base::kCluster;  // slots whose P and dS a CTA works out
+
+  // Columns of Tensor Memory. dKV takes the place of S and dP, which have been read by then.
+  static constexpr int kQueryGradient = 0;
+  static constexpr int kQueryGradientRope = Base::kOwnTiles * Base::kTileColumns;
+  static constexpr int kScores = kQueryGradientRope + Base::kTileColumns;
+  static constexpr int kValueScores = kScores + Base::kSlots;
+  static constexpr int kKeyGradient = kScores;  // 128 channels, then 128 more
+  static constexpr int kKeyGradientRope = kKeyGradient + 2 * Base::kSlots;
+
+  static constexpr int kProducerWarp = Base::kWorkerWarps, kMultiplyWarp = kProducerWarp + 1;
+  static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
+
+  static_assert(Base::kHeads == Base::kWarpgroup, "a worker thread's lane of Tensor Memory is a head");
+  static_assert(kOwnColumns == 2 * Base::kWorkerColumns, "two warpgroups have a CTA's own columns");
+  static_assert(kKeyGradientRope + Base::kSlots <= Base::kTmemColumns, "Tensor Memory");
+};
+
+// 128 slots are the rows of S, 64 heads its columns: for queries with up to 64 heads.
+template <int kDQkArg, bool kPartialsArg>
+struct FewHeads : Shape<kDQkArg, kPartialsArg, 64, 128> {
+  using Base = Shape<kDQkArg, kPartialsArg, 64, 128>;
+  static constexpr int kSets = 4;
+  static constexpr int kOwnColumns = Base::kHeads / Base::kCluster;  // heads whose P and dS a CTA works out
+
+  // dKV leaves in parts of 128 channels (64 of the RoPE) x 64 slots, through a ring of places in Tensor Memory.
+  static constexpr int kPartSlots = 64;
+  static constexpr int kHalves = Base::kSlots / kPartSlots;
+  static constexpr int kValueParts = Base::kOwnTiles / 2 * kHalves;
+  static constexpr int kRopeParts = kHalves;
+  static constexpr int kRing = 3;
+
+  // Columns of Tensor Memory.
+  static constexpr int kQueryGradient = 0;  // 128 channels, 128 more, and the RoPE
+  static constexpr int kQueryGradientRope = kQueryGradient + 2 * Base::kHeads;
+  static constexpr int kScores = kQueryGradientRope + Base::kHeads;
+  static constexpr int kValueScores = kScores + Base::kHeads;
+  static constexpr int kKeyGradient = kValueScores + Base::kHeads;
+
+  static constexpr int kReducerWarps = 4;
+  static constexpr int kReducerWarp = Base::kWorkerWarps;  // the first of them
+  static constexpr int kProducerWarp = kReducerWarp + kReducerWarps, kMultiplyWarp = kProducerWarp + 1;
+  static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
+
+  static_assert(Base::kSlots == Base::kWarpgroup, "a worker thread's lane of Tensor Memory is a slot");
+  static_assert(kOwnColumns == 2 * Base::kWorkerColumns, "two warpgroups have a CTA's own columns");
+  static_assert(kKeyGradient + kRing * kPartSlots <= Base::kTmemColumns, "Tensor Memory");
+  static_assert(kRing < kValueParts, "the reducers are done with a block before the next one's products are");
 };
 
 }  // namespace cupymla::sparse_mla_bwd

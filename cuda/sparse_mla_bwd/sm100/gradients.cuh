@@ -1,77 +1,40 @@
-// What workers bring out of Tensor Memory: a block's dKV, and after the last block dQ and the sink's term.
+// What workers bring out of Tensor Memory where heads are many: a block's dKV, and after the last block dQ and the
+// sink's term.
 #pragma once
 
+#include "row_targets.cuh"
 #include "workers.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
-template <typename Config>
-struct RowTargets {
-  float* start;          // of the batch entry's sums, or of the block's first slot
-  const int64_t stride;  // from one token, or slot, to the next
-  const bool add;        // in partials: whether an earlier pass has written them
-
-  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
-                                        int32_t pass)
-      : stride(Config::kPartials ? Config::kDQk : params.sums_token), add(pass > 0) {
-    const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
-    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
-                              : params.sums + query.batch * params.sums_batch;
-  }
-
-  // Neighbouring lanes have neighbouring channels of one slot.
-  __device__ __forceinline__ void write(int slot, int32_t token, int32_t channel, float value) const {
-    float* address = start + (Config::kPartials ? slot : token) * stride + channel;
-    if (Config::kPartials && !add) {
-      *address = value;
-    } else {
-      // In partials the same thread has written the row before, so nothing is left to chance.
-      reduce_add_float(address, value);
-    }
-  }
-};
 
 // Takes the block's dKV out of Tensor Memory, of which a lane is a channel now, and sends it on.
 template <typename Config, typename Element>
 __device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>& worker,
                                                   const RowTargets<Config>& targets) {
-  constexpr int kRopeColumns = Config::kHasRope ? Config::kSlots / 2 : 1;
   Storage<Config>& storage = worker.storage;
-  const bool has_rope = Config::kHasRope && worker.rank == 0;
-  storage.dkv_full[worker.group].wait(worker.parity);
+  storage.dkv_full[worker.group].wait(worker.turn.parity());
   sm100::fence_after_sync();
   if (threadIdx.x / 32 == Config::kWorkerWarps - 1) worker.arrive_at_both(storage.tiles_free);
-  uint32_t values[2][32], rope[kRopeColumns];
-  const uint32_t sums = worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots;
-  sm100::tmem_load_32(values[0], sums);
-  sm100::tmem_load_32(values[1], sums + 32);
-  if constexpr (Config::kHasRope) {
-    if (has_rope) sm100::tmem_load_32(rope, worker.tmem + Config::kKeyGradientRope + worker.group * kRopeColumns);
-  }
+  uint32_t values[Config::kSlots];
+  sm100::tmem_load(values, worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots);
   sm100::wait_loads();
   sm100::fence_before_sync();
   __syncwarp();
   if (worker.lane == 0) storage.sums_free.arrive();
 
-  const int32_t* tokens = storage.tokens[worker.parity];
+  const int32_t* tokens = storage.tokens[worker.turn.set()];
   const int32_t channel = (worker.rank * 2 + worker.group) * Config::kWarpgroup + worker.row;
-#pragma unroll
-  for (int slot = 0; slot < Config::kSlots; ++slot) {
-    const int32_t token = tokens[slot];
-    if (token >= 0) targets.write(slot, token, channel, __uint_as_float(values[slot / 32][slot % 32]));
-  }
-  if constexpr (Config::kHasRope) {
-    // The RoPE tile's accumulator, of 64 rows, has 16 of them in each quarter of the lanes.
-    if (!has_rope || worker.lane >= 16) return;
-#pragma unroll
-    for (int i = 0; i < kRopeColumns; ++i) {
-      const int slot = worker.group * kRopeColumns + i;
-      const int32_t token = tokens[slot];
-      const int32_t rope_channel = Config::kDV + worker.warp * 16 + worker.lane;
-      if (token >= 0) targets.write(slot, token, rope_channel, __uint_as_float(rope[i]));
-    }
-  }
+  targets.write(0, tokens, channel, values);
+  if (!Config::kHasRope || worker.rank != 0) return;
+  // The next block's RoPE comes after tiles_full, by which this one has been read. Its accumulator, of 64 rows, has 16
+  // of them in each quarter of the lanes.
+  constexpr int kColumns = Config::kSlots / 2;
+  const int first = worker.group * kColumns;
+  uint32_t rope[kColumns];
+  sm100::tmem_load(rope, worker.tmem + Config::kKeyGradientRope + first);
+  sm100::wait_loads();
+  sm100::fence_before_sync();
+  if (worker.lane < 16) targets.write(first, tokens + first, Config::kDV + worker.warp * 16 + worker.lane, rope);
 }
 
 // What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.

@@ -4,18 +4,21 @@
 #include "../../common/cluster.cuh"
 #include "../../common/sm100/slot_gather.cuh"
 #include "../params.cuh"
-#include "storage.cuh"
+#include "config.cuh"
+#include "turn.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
-template <typename Config>
+template <typename Storage>
 struct Producer {
-  Storage<Config>& storage;
+  using Config = typename Storage::Config;
+
+  Storage& storage;
   const Parameters& params;
   const int rank = static_cast<int>(cluster_rank());
   const bool has_rope = Config::kHasRope && rank == 0;
   const uint32_t lane = threadIdx.x % 32;
-  uint32_t parity = 0;  // of the block; also which set its tokens are in
+  Turn<Config::kSets> turn;
 
   __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, int32_t first_head,
                                       const TensorMap& q_map, const TensorMap& dout_map, const TensorMap& kv_map) {
@@ -25,17 +28,22 @@ struct Producer {
     const sm100::QuerySlots slots(params, query);
     for (int32_t block = 0; block < query.blocks; ++block) {
       const int32_t slot = block * Config::kSlots;
-      const int4 rows = slots.rows(slots.four_tokens(slot + sm100::group_slot(lane)));
-      const int32_t low = slots.token(slot + lane), high = slots.token(slot + 32 + lane);
-      storage.k_free.wait(parity ^ 1u);
+      const int4 rows = slots.rows(slots.four_tokens(slot + sm100::group_slot<Config::kSlots>(lane)));
+      int32_t tokens[Config::kSlotWords];
+#pragma unroll
+      for (int word = 0; word < Config::kSlotWords; ++word) tokens[word] = slots.token(slot + word * 32 + lane);
+      storage.k_free.wait(turn.parity() ^ 1u);
       gather(kv_map, rows);
-      const uint64_t valid = sm100::valid_slots(slots, low, high);
-      storage.tokens[parity][lane] = slots.is_valid(low) ? low : -1;
-      storage.tokens[parity][lane + 32] = slots.is_valid(high) ? high : -1;
-      if (lane == 0) storage.valid[parity] = valid;
+#pragma unroll
+      for (int word = 0; word < Config::kSlotWords; ++word) {
+        const bool is_valid = slots.is_valid(tokens[word]);
+        const uint32_t valid = __ballot_sync(0xffffffffu, is_valid);
+        storage.tokens[turn.set()][word * 32 + lane] = is_valid ? tokens[word] : -1;
+        if (lane == 0) storage.valid[turn.set()][word] = valid;
+      }
       __syncwarp();
-      if (lane == 0) storage.slots_full.arrive();
-      parity ^= 1u;
+      if (lane == 0) storage.slots_full[turn.set()].arrive();
+      turn.advance();
     }
   }
 
@@ -43,12 +51,12 @@ struct Producer {
     const uint32_t bytes = (Config::kOwnTiles + (has_rope ? 1 : 0)) * Config::kSlotTileBytes;
     if (lane == 0) storage.k_full.arrive_and_expect(bytes);
     __syncwarp();
-    sm100::gather_group<Config::kOwnTiles, false>(storage.k[0], kv_map, storage.k_full, rank * Config::kOwnTiles,
-                                                  rows, lane);
+    sm100::gather_group<Config::kOwnTiles, false, Config::kSlots>(storage.k[0], kv_map, storage.k_full,
+                                                                  rank * Config::kOwnTiles, rows, lane);
     if constexpr (Config::kHasRope) {
       if (has_rope) {
-        sm100::gather_group<1, false>(storage.k[Config::kRopeTile], kv_map, storage.k_full, Config::kValueTiles, rows,
-                                      lane);
+        sm100::gather_group<1, false, Config::kSlots>(storage.k[Config::kRopeTile], kv_map, storage.k_full,
+                                                      Config::kValueTiles, rows, lane);
       }
     }
     __syncwarp();

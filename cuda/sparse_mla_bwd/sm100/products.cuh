@@ -1,7 +1,7 @@
 // The MMA thread: all five products of a block, over this CTA's channels.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sparse_query.cuh"
 #include "storage.cuh"
@@ -39,7 +39,8 @@ struct Products {
       sm100::fence_after_sync();
       multiply_scores<0>(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
       multiply_scores<1>(dout, Config::kValueScores, Config::kOwnTiles);
-      cluster_wait_at(storage.tiles_full, parity);
+      storage.tiles_full.wait(parity);
+      fence_async_shared();  // the other CTA's share of P and dS has come by ordinary stores
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);

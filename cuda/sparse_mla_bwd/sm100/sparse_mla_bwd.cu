@@ -4,21 +4,26 @@
 #include "../../common/entry.cuh"
 #include "../stages.cuh"
 #include "attention.cuh"
+#include "few_heads_attention.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
 #error "this kernel is for sm_100a and sm_103a"
 #endif
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
-// CUPYMLA_CLUSTER: CTAs that share a query, 2. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on
-// its own. The last two are for the attention stage.
+// For the attention stage, CUPYMLA_HEADS: heads of one pass, 128, or 64 where no query has more. CUPYMLA_PARTIALS: 1
+// where every slot's dKV row is stored on its own.
 
 namespace cupymla::sparse_mla_bwd {
 
-using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+#if CUPYMLA_HEADS == 64
+using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisStorage = FewHeadsStorage<ThisConfig>;
+#else
+using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 using ThisStorage = Storage<ThisConfig>;
-static_assert(CUPYMLA_STAGE != kAttention || CUPYMLA_CLUSTER == ThisConfig::kCluster);
-constexpr unsigned kCtaHeads = ThisConfig::kHeads / ThisConfig::kCluster;
+#endif
+static_assert(CUPYMLA_HEADS == ThisConfig::kHeads);
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
@@ -50,5 +55,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_bwd::kCtaHeads,
+                     pass_heads = cupymla::sparse_mla_bwd::ThisConfig::kHeads,
                      tmem_columns = cupymla::sparse_mla_bwd::kStageTmemColumns);

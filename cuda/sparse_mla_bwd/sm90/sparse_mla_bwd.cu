@@ -46,5 +46,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     heads_per_cta = cupymla::sparse_mla_bwd::ThisConfig::kHeads,
+                     pass_heads = CUPYMLA_CLUSTER * cupymla::sparse_mla_bwd::ThisConfig::kHeads,
                      warpgroup_registers = cupymla::sparse_mla_bwd::kStageRegisters);

@@ -163,8 +163,8 @@ class Binding:
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        if facts["heads_per_cta"] != plan.CTA_HEADS:
-            raise CompileError(source.path, f"{plan.CTA_HEADS} heads a CTA, the kernel has {facts['heads_per_cta']}")
+        if step.stage == "attention" and facts["pass_heads"] != self.plan.pass_heads:
+            raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
         grid, cluster = (step.ctas, 1, 1), facts["cluster"]
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
         count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3

@@ -23,8 +23,11 @@ MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and rows of kv lie (CUDA C++ Programming Guide)."""
 
 CTA_HEADS = 64
-"""Query heads for each CTA; the kernel says the same of itself, which is compared when a call is bound. On sm_90a a CTA
-has 64 heads, on sm_100a a pair of CTAs has 128, each of them half of the channels."""
+"""Query heads that one tensor copy of q or dout brings in; on sm_90a a CTA has as many."""
+
+PASS_HEADS = (64, 128)
+"""Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
+call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each half of the channels."""
 
 FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
 """Where each target's kernels lie."""
@@ -91,6 +94,7 @@ class Plan:
         kv_rows: tokens of kv of all batch entries together.
         kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
         cluster: CTAs that share a query.
+        pass_heads: query heads that they take at a time.
         passes: how many times they go through its slots.
         chunk: queries of one launch of the attention stage.
         row_ctas: CTAs of the row-wise stages.
@@ -103,6 +107,7 @@ class Plan:
     kv_rows: int
     kv_map: KvRows | None
     cluster: int
+    pass_heads: int
     passes: int
     chunk: int
     row_ctas: int
@@ -116,7 +121,7 @@ class Plan:
             stage=stage,
             d_qk=shared.d_qk,
             dtype=shared.dtype,
-            cluster=self.cluster,
+            pass_heads=self.pass_heads,
             partials=self.problem.deterministic,
         )
 
@@ -154,9 +159,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     tokens, kv_rows = shared.s_q * batch, shared.s_kv * batch
-    head_blocks = -(-shared.h_q // CTA_HEADS)
+    pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
     gathers = arch.name != "sm_90a"
-    cluster = 1 if head_blocks == 1 and not gathers else 2
+    cluster = 2 if gathers else pass_heads // CTA_HEADS
     if max(tokens * shared.h_q, kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
@@ -165,10 +170,11 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, max(1, multiprocessors // cluster))
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
-    passes = -(-head_blocks // cluster)
+    passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
-    return Plan(problem, arch, tokens, kv_rows, kv_map, cluster, passes, chunk, row_ctas, workspace(problem, chunk))
+    parts = workspace(problem, chunk)
+    return Plan(problem, arch, tokens, kv_rows, kv_map, cluster, pass_heads, passes, chunk, row_ctas, parts)
 
 
 def _chunk(tokens: int, query_bytes: int, wave: int) -> int:
@@ -214,7 +220,7 @@ def variant(
     stage: str = "attention",
     d_qk: int = 576,
     dtype: str = "bfloat16",
-    cluster: int = 2,
+    pass_heads: int = 128,
     partials: bool = False,
 ) -> KernelSource:
     """One kernel. Definitions that a stage does not depend on are the same in all of its variants.
@@ -224,7 +230,8 @@ def variant(
         stage: one of `STAGES`.
         d_qk: 576 or 512.
         dtype: "bfloat16" or "float16".
-        cluster: CTAs that share a query, 1 (up to 64 heads, on sm_90a alone) or 2; for the attention stage.
+        pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
+            attention stage.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
@@ -238,38 +245,33 @@ def variant(
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
-    clusters = _clusters(arch.name)
-    if type(cluster) is not int or cluster not in clusters:
-        raise InputError("cluster", " or ".join(map(str, clusters)), shown(cluster), OPERATOR)
+    if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
+        raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
     if type(partials) is not bool:
         raise InputError("partials", "True or False", shown(partials), OPERATOR)
     attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
+    heads = pass_heads if attends else PASS_HEADS[0]
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
         ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "round"))),
-        ("CUPYMLA_CLUSTER", cluster if attends else clusters[0]),
+        ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_PARTIALS", int(partials and attends)),
     )
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 
 
-def _clusters(arch_name: str) -> tuple[int, ...]:
-    """How many CTAs may share a query."""
-    return (1, 2) if arch_name == "sm_90a" else (2,)
-
-
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel, of one target or of all."""
     found = (
-        variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, cluster=cluster, partials=partials)
+        variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, pass_heads=pass_heads, partials=partials)
         for name in FOLDERS
         if arch_name in (None, name)
         for stage in STAGES
         for d_qk in D_QK
         for dtype in DTYPES
-        for cluster in _clusters(name)
+        for pass_heads in PASS_HEADS
         for partials in (False, True)
     )
     return tuple(dict.fromkeys(found))

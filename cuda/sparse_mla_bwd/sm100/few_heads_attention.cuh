@@ -1,0 +1,76 @@
+// The attention stage where heads are few: roles to warps, and one query.
+#pragma once
+
+#include "../../common/grid_dependency.cuh"
+#include "few_heads_gradients.cuh"
+#include "few_heads_products.cuh"
+#include "producer.cuh"
+#include "set_up.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config>
+__device__ __forceinline__ void init_barriers(FewHeadsStorage<Config>& storage) {
+  constexpr uint32_t kWarps = Config::kWorkerWarps;
+  storage.heads_full.init(1);
+  storage.delta_full.init(Config::kCluster * kWarps);
+  storage.k_full.init(1);
+  storage.k_free.init(1);
+  for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
+  for (int i = 0; i < 2; ++i) {
+    storage.scores_full[i].init(1);
+    storage.received[i].init(1);
+  }
+  storage.tiles_full.init(Config::kCluster * kWarps);
+  storage.tiles_free.init(Config::kCluster);
+  for (int i = 0; i < Config::kRing; ++i) {
+    storage.part_full[i].init(1);
+    storage.part_free[i].init(Config::kReducerWarps);
+  }
+}
+
+template <typename Config, typename Element>
+__device__ __forceinline__ void work(FewHeadsWorker<Config, Element>& worker,
+                                     const SparseQuery<Config::kSlots>& query) {
+  const Parameters& params = worker.params;
+  float* attn_dist = nullptr;
+  if (params.attn_dist != nullptr) {
+    attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  }
+  if (query.blocks > 0) worker.begin(query);
+  for (int32_t block = 0; block < query.blocks; ++block) {
+    const int32_t first_slot = block * Config::kSlots;
+    worker.make_tiles(attn_dist == nullptr ? nullptr : attn_dist + first_slot, query.slots - first_slot);
+    worker.turn.advance();
+  }
+  store_sink_terms(worker, query);
+  // After the last block's products; the other CTA must not leave before they have told it, either.
+  if (query.blocks > 0) worker.storage.tiles_free.wait(worker.turn.parity() ^ 1u);
+  store_query_gradient(worker, query, query.blocks > 0);
+}
+
+template <typename Config, typename Element, bool kFp16>
+__device__ __forceinline__ void attention(FewHeadsStorage<Config>& storage, const Parameters& params,
+                                          const TensorMap& q_map, const TensorMap& dout_map, const TensorMap& kv_map) {
+  const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
+  if (token >= params.query_end) return;
+  set_up(storage);
+  sync_cluster();
+  wait_for_grid_ahead(params.followed != 0);
+  const SparseQuery<Config::kSlots> query(params, token);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp == Config::kProducerWarp) {
+    Producer<FewHeadsStorage<Config>>{storage, params}.run(query, 0, q_map, dout_map, kv_map);
+  } else if (warp == Config::kMultiplyWarp) {
+    if (threadIdx.x % 32 == 0) FewHeadsProducts<Config, kFp16>{storage}.run(query.blocks);
+  } else if (warp >= Config::kReducerWarp) {
+    Reducer<Config>{storage, params}.run(query);
+  } else {
+    FewHeadsWorker<Config, Element> worker(storage, params);
+    work(worker, query);
+  }
+  sync_cluster();
+  if (warp == Config::kMultiplyWarp) sm100::tmem_free(storage.tmem, Config::kTmemColumns);
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,54 @@
+// Where what a block adds to dKV goes.
+#pragma once
+
+#include "../../common/reduction.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../params.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+template <typename Config>
+struct RowTargets {
+  float* start;          // of the batch entry's sums, or of the block's first slot
+  const int64_t stride;  // from one token, or slot, to the next
+  const bool add;        // in partials: whether an earlier pass has written them
+
+  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
+                                        int32_t pass)
+      : stride(Config::kPartials ? Config::kDQk : params.sums_token), add(pass > 0) {
+    const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
+    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+                              : params.sums + query.batch * params.sums_batch;
+  }
+
+  // A channel of the block's slots from `first` on, which name these tokens. Neighbouring lanes have neighbouring
+  // channels.
+  template <int kSlots>
+  __device__ __forceinline__ void write(int first, const int32_t* tokens, int32_t channel,
+                                        const uint32_t (&values)[kSlots]) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; i += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(tokens + i);
+      write(first + i, four.x, channel, values[i]);
+      write(first + i + 1, four.y, channel, values[i + 1]);
+      write(first + i + 2, four.z, channel, values[i + 2]);
+      write(first + i + 3, four.w, channel, values[i + 3]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void write(int slot, int32_t token, int32_t channel, uint32_t bits) const {
+    if (token < 0) return;
+    const float value = __uint_as_float(bits);
+    float* address = start + (Config::kPartials ? slot : token) * stride + channel;
+    if (Config::kPartials && !add) {
+      *address = value;
+    } else {
+      // In partials the same thread has written the row before, so nothing is left to chance.
+      reduce_add_float(address, value);
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd
