@@ -49,6 +49,7 @@ struct Parameters {
   float sm_scale;
   float scale_log2;   // sm_scale * log2(e)
   float lse_to_log2;  // 1 for base 2, log2(e) for base e
+  float sink_to_lse;  // log2(e) for base 2, 1 for base e
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -60,12 +60,7 @@ __device__ __forceinline__ void store_sink_terms(const FewHeadsWorker<Config, El
   const auto& storage = worker.storage;
   const int head = worker.row;
   if (params.sink_terms == nullptr || worker.rank != 0 || worker.group != 0 || head >= params.h_q) return;
-  const float sink = params.attn_sink[head * params.attn_sink_head] * kLog2e;
-  const float term = worker.occupied ? -left_share(storage.lse[head] - sink) *
-                                           (storage.delta[0][head] + storage.delta[1][head])
-                                     : 0.f;
-  const int64_t position = static_cast<int64_t>(query.batch) * params.s_q + query.query;
-  params.sink_terms[position * static_cast<uint32_t>(params.h_q) + head] = term;
+  store_sink_term(params, query, head, worker.occupied, storage.delta[0][head] + storage.delta[1][head]);
 }
 
 // A channel of dQ for all heads, rounded, from this thread's lane of Tensor Memory to a column of shared memory.

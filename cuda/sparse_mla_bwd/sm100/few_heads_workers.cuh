@@ -21,12 +21,9 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
   // Before the first block. Q and dO are in shared memory from here on.
   __device__ __forceinline__ void begin(const QueryPosition& query) {
     if (group == 0 && row < Config::kHeads && row < params.h_q) {
-      const float lse = params.lse[query.batch * params.lse_batch + query.query * params.lse_query +
-                                   row * params.lse_head] *
-                        params.lse_to_log2;
-      storage.lse[row] = lse;
-      storage.share[row] =
-          params.attn_sink == nullptr ? 1.f : left_share(params.attn_sink[row * params.attn_sink_head] * kLog2e - lse);
+      const float lse = read_lse(params, query, row);
+      storage.lse[row] = lse * params.lse_to_log2;
+      storage.share[row] = share_beside_sink(params, row, lse);
     }
     storage.heads_full.wait(0);
     sum_own_channels(query, 0);

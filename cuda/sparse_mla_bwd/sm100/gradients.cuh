@@ -44,10 +44,7 @@ __device__ __forceinline__ void store_sink_terms(const Worker<Config, Element>& 
   const Parameters& params = worker.params;
   const int32_t head = first_head + worker.row;
   if (params.sink_terms == nullptr || worker.rank != 0 || worker.group != 0 || head >= params.h_q) return;
-  const float sink = params.attn_sink[head * params.attn_sink_head] * kLog2e;
-  const float term = worker.occupied ? -left_share(worker.lse - sink) * worker.delta : 0.f;
-  const int64_t position = static_cast<int64_t>(query.batch) * params.s_q + query.query;
-  params.sink_terms[position * static_cast<uint32_t>(params.h_q) + head] = term;
+  store_sink_term(params, query, head, worker.occupied, worker.delta);
 }
 
 // 32 columns of dQ, from Tensor Memory or zeros, rounded.

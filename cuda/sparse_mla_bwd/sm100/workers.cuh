@@ -26,18 +26,15 @@ struct Worker : PairWorker<Storage<Config>, Element> {
   __device__ __forceinline__ void begin_pass(const QueryPosition& query, int32_t pass) {
     const int32_t first_head = pass * Config::kHeads;
     const uint32_t parity = pass & 1;
-    const int64_t batch = query.batch, token = query.query;
     const int32_t head = first_head + row;
     has_head = head < params.h_q;
     occupied = false;
     lse = positive_infinity();
     share = 1.f;
     if (has_head) {
-      lse = params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] *
-            params.lse_to_log2;
-      if (params.attn_sink != nullptr) {
-        share = left_share(params.attn_sink[head * params.attn_sink_head] * kLog2e - lse);
-      }
+      const float given = read_lse(params, query, head);
+      lse = given * params.lse_to_log2;
+      share = share_beside_sink(params, head, given);
     }
     storage.heads_full.wait(parity);
     sum_own_channels(query, first_head);

@@ -28,11 +28,9 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
       const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(row, chunk % 8));
       delta += dot_eight<Element>(left, right);
     }
-    lse = params.lse[batch * params.lse_batch + token * params.lse_query + head * params.lse_head] *
-          params.lse_to_log2;
-    if (params.attn_sink != nullptr) {
-      share = left_share(params.attn_sink[head * params.attn_sink_head] * kLog2e - lse);
-    }
+    const float given = read_lse(params, query, head);
+    lse = given * params.lse_to_log2;
+    share = share_beside_sink(params, head, given);
   }
   delta = quad_sum(delta);
   if (quad_lane == 0) {
@@ -51,11 +49,7 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
   const int row = threadIdx.x;
   const int32_t head = first_head + row;
   if (params.sink_terms == nullptr || row >= Config::kHeads || head >= params.h_q) return;
-  const auto& storage = consumer.storage;
-  const float sink = params.attn_sink[head * params.attn_sink_head] * kLog2e;
-  const float term = consumer.occupied ? -left_share(storage.lse[row] - sink) * storage.delta[row] : 0.f;
-  const int64_t position = static_cast<int64_t>(query.batch) * params.s_q + query.query;
-  params.sink_terms[position * static_cast<uint32_t>(params.h_q) + head] = term;
+  store_sink_term(params, query, head, consumer.occupied, consumer.storage.delta[row]);
 }
 
 // Writes 64 heads x 32 columns. Each thread has two neighbouring columns of every eight in its rows; the four lanes of

@@ -43,7 +43,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
         *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
-        *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2")),
+        *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2", "sink_to_lse")),
     )
 
 
@@ -69,6 +69,7 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         sm_scale=shared.sm_scale,
         scale_log2=shared.sm_scale * math.log2(math.e),
         lse_to_log2=1.0 if shared.lse_base == "2" else math.log2(math.e),
+        sink_to_lse=math.log2(math.e) if shared.lse_base == "2" else 1.0,
     )
     if chosen.kv_map is not None:
         record.batch_rows, record.token_rows = chosen.kv_map.batch_rows, chosen.kv_map.token_rows
