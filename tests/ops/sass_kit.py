@@ -23,7 +23,8 @@ def disassembler() -> str | None:
         files = importlib.metadata.files(WHEEL) or ()
     except importlib.metadata.PackageNotFoundError:
         return None
-    return next((str(file.locate()) for file in files if file.name == "nvdisasm"), None)
+    (program,) = (file for file in files if file.name == "nvdisasm")
+    return str(program.locate())
 
 
 def machine_code(made: Cubin, folder: Path) -> str:
