@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, overwrite, torch_with_gpu
+from threads_kit import in_threads
 
 from cupymla import InputError
 from cupymla.testing.operators import as_tuple
@@ -26,24 +25,6 @@ CASES = {
 @pytest.fixture(params=CASES)
 def on_gpu(request: pytest.FixtureRequest) -> OnGpu:
     return OnGpu(request.param, CASES[request.param])
-
-
-def in_threads(works: Sequence[Callable[[], object]]) -> None:
-    """Run each in a thread of its own; fail when one raises."""
-    failures: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 def test_prepared_call_follows_its_inputs(cp: Any, on_gpu: OnGpu) -> None:
