@@ -1,4 +1,4 @@
-"""sparse_mla_bwd on a GPU beyond its cases: the distribution, graphs, chunks, equal bits, sizes."""
+"""sparse_mla_bwd on a GPU beyond its cases: the distribution, graphs, overlap, chunks, equal bits, sizes."""
 
 from __future__ import annotations
 
