@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from build_kit import PART, SPILLING, again, plain, private, written
+from threads_kit import in_threads
 
 from cupymla import build
 from cupymla.build import KernelSource, cache, compiler
@@ -225,11 +226,7 @@ def test_processes_compile_a_kernel_once(kernel: KernelSource, folder: Path) -> 
 
 def test_threads_compile_a_kernel_once(kernel: KernelSource, compilations: list[KernelSource]) -> None:
     made: list[build.Cubin] = []
-    threads = [threading.Thread(target=lambda: made.append(build.cubin(kernel))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: made.append(build.cubin(kernel))] * 8)
     assert len(compilations) == 1
     assert len({id(cubin) for cubin in made}) == 1
     assert len(made) == 8

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from fake_driver import FakeDriver, installed, needs_gpu
+from threads_kit import in_threads
 
 from cupymla import driver, tensormap
 from cupymla.errors import DriverError, InputError
@@ -197,11 +198,7 @@ def test_cache_under_threads(encoder: FakeEncoder) -> None:
             if tensormap.encoded(request).request != request:
                 wrong.append(request)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, seed) for seed in range(4)])
     assert wrong == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -246,22 +245,16 @@ def _bench_against(terminal: Terminal, subjects: Sequence[Subject], options: arg
 
 
 def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:
-    from .. import driver
     from ..testing import bench as measure
-    from ..testing import machine
+    from ..testing import machine, report
 
     rows = [{"operator": s.name, **measure.host_overhead(s)} for s in subjects]
-    name = driver.device_name(0)
-    where = {"gpu": name, "driver": machine.driver_text(), "date": machine.today()}
-    content = {**where, "commit": options.commit or machine.commit(), "rows": rows}
+    content = {**machine.provenance(options.commit), "rows": rows}
     columns = (*measure.HOST_COLUMNS, *measure.FRAMEWORK_COLUMNS)
     cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in columns)) for row in rows]
-    terminal.table(f"Host microseconds per call on {name}", ("operator", "case", *columns), cells)
+    terminal.table(f"Host microseconds per call on {content['gpu']}", ("operator", "case", *columns), cells)
     if options.out:
-        file = options.out / machine.gpu_slug(name) / "host.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=2) + "\n")
-        terminal.line(f"wrote {file}")
+        terminal.line(f"wrote {report.write(options.out, 'host', content)}")
     terminal.json(content)
     return 0
 

@@ -85,10 +85,7 @@ def run(
         beside.extend(others)
         progress(case.name)
     return Benchmark(
-        gpu=driver.device_name(0),
-        driver=machine.driver_text(),
-        date=machine.today(),
-        commit=commit or machine.commit(),
+        **machine.provenance(commit),
         ceilings=limits.as_dict(),
         rows=rows,
         rivals=beside,

@@ -47,6 +47,21 @@ def _git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
+def provenance(known_commit: str | None = None) -> dict[str, str]:
+    """What a file of measurements begins with: gpu, driver, date and commit. Git is asked for a commit not known.
+
+    Raises DriverError when there is no GPU.
+    """
+    from .. import driver
+
+    return {
+        "gpu": driver.device_name(0),
+        "driver": driver_text(),
+        "date": today(),
+        "commit": known_commit or commit(),
+    }
+
+
 def today() -> str:
     """The date in UTC, ISO 8601."""
     return time.strftime("%Y-%m-%d", time.gmtime())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,21 @@ class Benchmark:
 
         Rows of an earlier run whose cases were not timed now are dropped: they had other ceilings.
         """
-        file = folder / gpu_slug(self.gpu) / f"{operator}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        return file
+        return write(folder, operator, asdict(self))
+
+
+def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
+    """Write measurements as `<folder>/<gpu>/<name>.json`; returns the file.
+
+    Args:
+        folder: of the benchmark files of all GPUs, `docs/benchmarks` in a checkout.
+        name: the operator's, or what was measured.
+        content: `machine.provenance()`, then the ceilings measured in the same run if rates were computed, and rows.
+    """
+    file = folder / gpu_slug(content["gpu"]) / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2) + "\n")
+    return file
 
 
 def _axes(rows: int, panels: int, width: float) -> tuple[Any, Any]:

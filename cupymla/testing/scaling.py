@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import machine
+from . import machine, report
 
 REPEATS = 10
 WARM_UP = 3
@@ -160,13 +160,9 @@ def main() -> int:
     if not there:
         print("scaling is measured on CUDA GPUs, and there is none", file=sys.stderr)
         return 2
-    name = driver.device_name(0)
-    where = {"gpu": name, "driver": machine.driver_text(), "date": machine.today(), "commit": machine.commit()}
-    content = {**where, "problem": asdict(problem), "rows": rows(problem, counts, options.frameworks)}
+    found = rows(problem, counts, options.frameworks)
     if options.out:
-        file = options.out / machine.gpu_slug(name) / "scaling.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=2) + "\n")
+        report.write(options.out, "scaling", {**machine.provenance(), "problem": asdict(problem), "rows": found})
     return 0
 
 

@@ -9,7 +9,6 @@ inputs. Not run on a GPU yet.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ops.mla_cases import MlaCase, sized
-from . import machine, timing
+from . import machine, report, timing
 from .operators import Subject
 from .timing import Ceilings, Timer
 
@@ -136,14 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in CASES:
         rows.append(measure(case, timer, limits))
         print(rows[-1], flush=True)
-    name = driver.device_name(0)
-    where = {"gpu": name, "driver": machine.driver_text(), "date": machine.today()}
-    where["commit"] = options.commit or machine.commit()
-    content = {**where, "ceilings": limits.as_dict(), "rows": [asdict(found) for found in rows]}
+    content = {"ceilings": limits.as_dict(), "rows": [asdict(found) for found in rows]}
     if options.out:
-        file = options.out / machine.gpu_slug(name) / "training_step.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=2) + "\n")
+        report.write(options.out, "training_step", {**machine.provenance(options.commit), **content})
     return 0
 
 

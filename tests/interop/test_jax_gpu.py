@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import interop_kit as kit
 import numpy as np
 import pytest
+from threads_kit import in_threads
 
 from cupymla import driver
 from cupymla.testing import compare
@@ -139,25 +140,16 @@ def test_command_buffers_replay_with_new_contents(hopper: None, mla: Any, runs: 
 
 
 def test_threads_run_programs_at_once(hopper: None, mla: Any) -> None:
-    failures: list[BaseException] = []
     program = jax.jit(mla.sparse_mla_fwd)
 
     def work(seed: int) -> None:
-        try:
-            inputs = FORWARD.cases.inputs(CASE, seed)
-            arrays, _ = arrays_of(inputs)
-            for _ in range(20):
-                results = program(**arrays)
-            require_right(FORWARD, inputs, results)
-        except BaseException as error:
-            failures.append(error)
+        inputs = FORWARD.cases.inputs(CASE, seed)
+        arrays, _ = arrays_of(inputs)
+        for _ in range(20):
+            results = program(**arrays)
+        require_right(FORWARD, inputs, results)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads([partial(work, seed) for seed in range(4)])
 
 
 def test_memory_of_inputs_is_used_again_only_behind_the_call(hopper: None, mla: Any) -> None:

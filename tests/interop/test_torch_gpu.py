@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import interop_kit as kit
 import numpy as np
 import pytest
+from threads_kit import in_threads
 
 from cupymla import driver
 from cupymla.testing import compare
@@ -167,27 +168,17 @@ def test_memory_comes_from_torch(hopper: None, mla: Any) -> None:
 
 
 def test_threads_do_not_share_a_runner(hopper: None, mla: Any) -> None:
-    failures: list[BaseException] = []
-
     def work(seed: int) -> None:
-        try:
-            inputs = FORWARD.cases.inputs(CASE, seed)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                given = on_device(inputs)
-                for _ in range(20):
-                    results = mla.sparse_mla_fwd(**given)
-                stream.synchronize()
-            require_right(FORWARD, inputs, results)
-        except BaseException as error:
-            failures.append(error)
+        inputs = FORWARD.cases.inputs(CASE, seed)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            given = on_device(inputs)
+            for _ in range(20):
+                results = mla.sparse_mla_fwd(**given)
+            stream.synchronize()
+        require_right(FORWARD, inputs, results)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads([partial(work, seed) for seed in range(4)])
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")

@@ -6,16 +6,12 @@ run always, each in one mode, so that all modes have their turn; `--interpret-al
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cupymla.build.cubin import Cubin
 from cupymla.emulate import MODES, Settings
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
@@ -67,13 +63,3 @@ def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int 
     for name, got, like, right in zip(subject.outputs, results, same, exact, strict=False):
         compare.require([compare.compare(name, got, like.astype(got.dtype), right)])
     return results
-
-
-def machine_code(made: Cubin, folder: Path) -> str:
-    """What a kernel was compiled to, as text; skips the test where there is no disassembler."""
-    disassembler = shutil.which("cuobjdump")
-    if disassembler is None:
-        pytest.skip("needs cuobjdump of the CUDA toolkit")
-    image = folder / "kernel.cubin"
-    image.write_bytes(made.data)
-    return subprocess.run([disassembler, "-sass", str(image)], check=True, capture_output=True, text=True).stdout

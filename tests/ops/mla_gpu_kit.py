@@ -16,11 +16,13 @@ class OnGpu:
 
     Attributes:
         subject: the operator.
+        call: its public function.
         case: the case.
     """
 
     def __init__(self, operator: str, case: str) -> None:
         self.subject = operators.Subject(operator)
+        self.call: Any = self.subject.call
         self.case: MlaCase = next(known for known in self.subject.cases.CASES if known.name == case)
 
     def problem(self, cp: Any, seed: int = 0, case: MlaCase | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -34,6 +36,21 @@ class OnGpu:
         references = (self.subject.reference(host, precision) for precision in ("same", "float64"))
         rows = zip(self.subject.outputs[: len(found)], found, *references, strict=True)
         compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+
+    def outputs_like(self, cp: Any, results: Any) -> dict[str, Any]:
+        """NaN of these results' shapes and dtypes, for a call to write to, by the names of its parameters."""
+        names = self.subject.outputs
+        made = {name: cp.empty_like(array) for name, array in zip(names, operators.as_tuple(results), strict=False)}
+        for array in made.values():
+            array.fill(np.nan)
+        return made
+
+
+def overwrite(arguments: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Give the arrays among the arguments the contents of those of another problem."""
+    for name, value in changed.items():
+        if hasattr(value, "shape"):
+            arguments[name][...] = value
 
 
 def torch_with_gpu() -> Any:

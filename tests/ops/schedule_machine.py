@@ -17,6 +17,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 Clock: TypeAlias = dict[str, int]
@@ -159,11 +160,20 @@ def schedule(threads: dict[str, Steps], seed: int) -> None:
             waits[name] = step
 
 
+def steps_of(file: Path) -> tuple[int, ...]:
+    """How many steps of each kind a source of a kernel has, in the order of PATTERNS.
+
+    A kernel that waits or arrives in more or fewer places wants its model looked at again.
+    """
+    text = re.sub(r"//[^\n]*", "", file.read_text())
+    return tuple(count(text) for count in PATTERNS.values())
+
+
 PATTERNS: dict[str, Callable[[str], int]] = {
     "waits": lambda text: len(re.findall(r"\.wait\(", text)),
     "arrivals": lambda text: len(re.findall(r"\.arrive\w*\(", text)),
     "fences": lambda text: len(re.findall(r"fence_async_shared\(", text)),
-    "named": lambda text: len(re.findall(r"named_barrier_sync\(", text)),
+    "named": lambda text: len(re.findall(r"named_barrier_\w+\(", text)),
     "collects": lambda text: len(re.findall(r"wgmma_wait<", text)),
     "cluster": lambda text: len(re.findall(r"cluster_(?:arrive|wait)\(", text)),
 }

@@ -1,4 +1,4 @@
-"""attn_dist on a GPU beyond its cases: against a dense softmax, prepared calls, graphs, streams, frameworks, sizes."""
+"""attn_dist on a GPU beyond its cases: against a dense softmax, hostile values, equal bits, sizes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, torch_with_gpu
+from mla_gpu_kit import OnGpu, torch_with_gpu
 
 import cupymla
-from cupymla import InputError
 from cupymla.ops.attn_dist import cases
-from cupymla.ops.attn_dist.reference import attn_dist as reference
 from cupymla.ops.mla_cases import sized
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-ON_GPU = OnGpu("attn_dist", "h64_d576_k130_q3_kv300")
-problem, require_right = ON_GPU.problem, ON_GPU.require_right
-
+problem = OnGpu("attn_dist", "h64_d576_k130_q3_kv300").problem
 
 LARGE = [sized(h, d, k, q, 8192) for h, d, k, q in ((128, 576, 2048, 5), (64, 512, 2048, 300), (200, 576, 1000, 40))]
 
@@ -52,69 +48,6 @@ def test_rows_sum_to_the_heads(cp: Any, case: Any) -> None:
         np.testing.assert_allclose(sums, wanted, rtol=2.0**-15)
 
 
-def test_prepared_call_follows_its_inputs(cp: Any) -> None:
-    host, arguments = problem(cp)
-    plan = cupymla.attn_dist.prepare(**arguments)
-    first = plan()
-    require_right(host, first)
-    other, changed = problem(cp, seed=1)
-    for name in ("q", "kv", "indices", "lse"):
-        arguments[name][...] = changed[name]
-    assert plan() is first
-    require_right(other, first)
-
-
-def test_cupy_graph_replays_prepared_and_ordinary_calls(cp: Any) -> None:
-    _, arguments = problem(cp)
-    plan = cupymla.attn_dist.prepare(**arguments)
-    dist = cp.empty_like(plan())
-    stream = cp.cuda.Stream(non_blocking=True)
-    cupymla.attn_dist(**arguments, dist=dist)
-    cp.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture()
-        captured = plan(stream=stream)
-        cupymla.attn_dist(**arguments, dist=dist, stream=stream)
-        graph = stream.end_capture()
-    other, changed = problem(cp, seed=2)
-    for name in ("q", "kv", "indices", "lse"):
-        arguments[name][...] = changed[name]
-    cp.cuda.Device().synchronize()
-    graph.launch(stream)
-    stream.synchronize()
-    require_right(other, captured)
-    require_right(other, dist)
-
-
-def test_call_runs_on_the_stream_it_is_given(cp: Any) -> None:
-    host, arguments = problem(cp)
-    stream = cp.cuda.Stream(non_blocking=True)
-    cp.cuda.Device().synchronize()
-    dist = cupymla.attn_dist(**arguments, stream=stream)
-    stream.synchronize()
-    require_right(host, dist)
-
-
-def test_torch_arrays_on_torch_s_stream(cp: Any) -> None:
-    torch = torch_with_gpu()
-    host, _ = problem(cp)
-    arguments = in_torch(torch, host)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        dist = cupymla.attn_dist(**arguments)
-        assert isinstance(dist, torch.Tensor)
-        torch.cuda.current_stream().synchronize()
-    require_right(host, cp.from_dlpack(dist))
-
-
-def test_jax_arrays_are_complete_when_jax_uses_them(cp: Any) -> None:
-    jax = jax_with_gpu()
-    host, _ = problem(cp)
-    arguments = in_jax(jax, host)
-    dist = cupymla.attn_dist(**arguments)
-    assert isinstance(dist, jax.Array)
-    np.testing.assert_allclose(np.asarray(dist), reference(**host), rtol=1e-3, atol=1e-6)
-
-
 def test_padded_heads_add_nothing_whatever_the_keys_hold(cp: Any) -> None:
     """An infinite channel makes NaN of the zeros that stand for heads that are not there."""
     dtype = problem(cp)[1]["q"].dtype
@@ -144,15 +77,6 @@ def test_same_bits_in_slices_and_in_one_piece(cp: Any) -> None:
     for s in (0, 139):
         alone = {name: value[s : s + 1] if name != "kv" else value for name, value in arguments.items()}
         assert cupymla.attn_dist(**alone).tobytes() == whole[s : s + 1].tobytes()
-
-
-def test_bad_input_launches_nothing(cp: Any) -> None:
-    _, arguments = problem(cp)
-    dist = cp.full((3, 130), 7, np.float32)
-    arguments["indices"] = arguments["indices"].astype(np.int64)
-    with pytest.raises(InputError):
-        cupymla.attn_dist(**arguments, dist=dist)
-    assert bool((dist == 7).all())
 
 
 def test_no_queries_and_no_keys(cp: Any) -> None:

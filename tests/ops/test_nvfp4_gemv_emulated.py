@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from emulated_kit import machine_code
+from sass_kit import machine_code
 
 from cupymla import arch as arches
 from cupymla import build, nvfp4_gemv

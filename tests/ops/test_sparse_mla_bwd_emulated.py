@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_kit import case_parameters, check, check_inputs, machine_code, settings
+from emulated_kit import case_parameters, check, check_inputs, settings
+from sass_kit import machine_code
 
 from cupymla import build
 from cupymla.emulate import MODES

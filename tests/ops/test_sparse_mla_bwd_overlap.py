@@ -16,7 +16,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from emulated_kit import machine_code, settings
+from emulated_kit import settings
+from sass_kit import machine_code
 
 from cupymla import build, driver
 from cupymla import device as devices

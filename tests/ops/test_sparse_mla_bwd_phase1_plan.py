@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated_kit import machine_code
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import MLA, queries_of, require_twin
+from sass_kit import machine_code
 
 from cupymla import InputError, UnsupportedError, arch, build, tensor
 from cupymla.ops.mla_cases import sized

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from schedule_machine import PATTERNS, Agent, Barrier, Item, Machine, Steps, Violation, schedule
+from schedule_machine import Agent, Barrier, Item, Machine, Steps, Violation, schedule, steps_of
 
 KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_bwd" / "sm90"
 WARPS = 2  # per warpgroup; the kernel has four
@@ -353,9 +353,7 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
     ],
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
-    """A kernel that waits or arrives in more or fewer places wants its model looked at again."""
-    text = re.sub(r"//[^\n]*", "", (KERNEL / file).read_text())
-    assert tuple(count(text) for count in PATTERNS.values()) == counts
+    assert steps_of(KERNEL / file) == counts
 
 
 def test_the_exchange_waits_where_the_model_does() -> None:

@@ -7,12 +7,11 @@ test_sparse_mla_fwd_schedule.py describes.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from schedule_machine import PATTERNS, Agent, Barrier, Item, Steps, Violation
+from schedule_machine import Agent, Barrier, Item, Steps, Violation, steps_of
 from test_sparse_mla_fwd_schedule import KERNEL, VALUE_TILES, WARPS, Cluster, Consumer, Model, queries
 
 BEGINS = (0, 2, 4, 6)  # first column tile of each part
@@ -316,6 +315,4 @@ def test_the_model_misses_what_is_taken_away_from_a_merge(drop: str) -> None:
     [("few_heads_scores.cuh", (2, 4, 2, 2, 1, 0)), ("few_heads_values.cuh", (3, 2, 0, 1, 2, 0))],
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
-    """A kernel that waits or arrives in more or fewer places wants its model looked at again."""
-    text = re.sub(r"//[^\n]*", "", (KERNEL / file).read_text())
-    assert tuple(count(text) for count in PATTERNS.values()) == counts
+    assert steps_of(KERNEL / file) == counts

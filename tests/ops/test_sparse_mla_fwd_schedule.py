@@ -8,12 +8,11 @@ schedule_machine.py for what it finds.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from schedule_machine import PATTERNS, Agent, Barrier, Item, Machine, Steps, Tag, Violation, schedule
+from schedule_machine import Agent, Barrier, Item, Machine, Steps, Tag, Violation, schedule, steps_of
 
 KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_fwd" / "sm90"
 WARPS = 2  # per warpgroup; the kernel has four
@@ -370,6 +369,4 @@ def test_without_the_rope_tile_no_named_barrier_is_needed() -> None:
     ],
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
-    """A kernel that waits or arrives in more or fewer places wants its model looked at again."""
-    text = re.sub(r"//[^\n]*", "", (KERNEL / file).read_text())
-    assert tuple(count(text) for count in PATTERNS.values()) == counts
+    assert steps_of(KERNEL / file) == counts

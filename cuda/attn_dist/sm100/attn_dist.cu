@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
   } else if (warp == ThisConfig::kPlanner) {
     Planner<ThisConfig>(storage, params).run();
   } else {
-    if (rank == 0 && elect_one()) Multiplier<ThisConfig, CUPYMLA_FP16 != 0>(storage).run();
+    // The election comes first: behind a condition on the rank, the compiler does not tell that one thread is left.
+    if (elect_one() && rank == 0) Multiplier<ThisConfig, CUPYMLA_FP16 != 0>(storage).run();
     __syncwarp();
   }
 

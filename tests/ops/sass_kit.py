@@ -1,0 +1,37 @@
+"""Machine code (SASS) of compiled kernels, for tests that look for the instructions that a design counts on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cupymla.build.cubin import Cubin
+
+WHEEL = "nvidia-cuda-nvdisasm"
+
+
+def disassembler() -> str | None:
+    """nvdisasm of a CUDA toolkit on PATH, else that of the installed wheel; None without either."""
+    found = shutil.which("nvdisasm")
+    if found:
+        return found
+    try:
+        files = importlib.metadata.files(WHEEL) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    (program,) = (file for file in files if file.name == "nvdisasm")
+    return str(program.locate())
+
+
+def machine_code(made: Cubin, folder: Path) -> str:
+    """What a kernel was compiled to, one instruction a line; skips the test where there is no disassembler."""
+    program = disassembler()
+    if program is None:
+        pytest.skip(f"needs nvdisasm of the CUDA toolkit (pip install {WHEEL})")
+    image = folder / "kernel.cubin"
+    image.write_bytes(made.data)
+    return subprocess.run([program, "--print-code", str(image)], check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,195 @@
+"""Evidence counts for the sources that ran and for nothing else; the support table says no more than it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupymla.errors import InputError
+from cupymla.ops import registry
+from cupymla.ops.registry import KernelEntry, OperatorEntry
+from cupymla.testing import evidence, gpu, operators, without_gpu
+from cupymla.testing.compare import Report, compare
+from cupymla.testing.interpreted import Interpreted
+
+
+def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
+    return next((entry, kernel) for entry in registry.OPERATORS for kernel in entry.kernels)
+
+
+def some_evidence(digest: str) -> evidence.Evidence:
+    entry, kernel = a_kernel()
+    errors = {"out": {"error": 1e-3, "limit": 2e-3}}
+    return evidence.Evidence(
+        entry.name,
+        kernel.name,
+        kernel.arch,
+        digest,
+        "NVIDIA H200",
+        "580.1",
+        "nvrtc 13.0.88 cccl 3001002 cuda 13000",
+        7,
+        errors,
+        "hardware",
+        "2026-01-02",
+    )
+
+
+def row_of(rows: list[evidence.Support]) -> evidence.Support:
+    entry, kernel = a_kernel()
+    return next(row for row in rows if (row.operator, row.kernel, row.arch) == (entry.name, kernel.name, kernel.arch))
+
+
+def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
+    """A kernel edited since its last GPU run shows as unverified."""
+    entry, kernel = a_kernel()
+    assert row_of(evidence.support_rows(tmp_path)).evidence == "none"
+    digest = evidence.current_hash(entry, kernel)
+    assert digest is not None
+    file = evidence.write(some_evidence(digest), tmp_path)
+    assert file is not None
+    assert evidence.read(file) == some_evidence(digest)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("hardware", True)
+    assert evidence.status(row) == "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    evidence.write(some_evidence("0" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("hardware", False)
+    assert evidence.status(row).startswith("unverified")
+
+
+def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path) -> None:
+    """A test run without sanitizers would otherwise erase what the full check had found of the same sources."""
+    plain = some_evidence("1" * 64)
+    full = replace(plain, repeats={"cases": 16, "runs": 20}, sanitizers={"memcheck": "ERROR SUMMARY: 0 errors"})
+    file = evidence.write(plain, tmp_path)
+    assert file is not None
+    assert evidence.write(full, tmp_path) == file
+    assert evidence.read(file) == full
+    assert evidence.write(plain, tmp_path) is None
+    assert evidence.read(file) == full
+    edited = replace(plain, content_hash="2" * 64)
+    assert evidence.write(edited, tmp_path) == file
+    assert evidence.read(file) == edited
+
+
+def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:
+    """It is told beside what GPUs have shown, and only while it is of the present sources."""
+    entry, kernel = a_kernel()
+    digest = evidence.current_hash(entry, kernel)
+    assert digest is not None
+    errors = {"out": {"error": 1e-3, "limit": 2e-3}}
+    told = evidence.WithoutGpu(
+        entry.name, kernel.name, kernel.arch, digest, "interpreted", "", "nvrtc", 5, 9, errors, "2026-01-03"
+    )
+    evidence.write_without_gpu(told, tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current, row.without_gpu) == ("none", False, told)
+    note = "without a GPU: 5 of 9 cases interpreted, 2026-01-03"
+    assert evidence.status(row) == f"unverified: not run on a GPU yet; {note}"
+    evidence.write(some_evidence("0" * 64), tmp_path)
+    assert evidence.status(row_of(evidence.support_rows(tmp_path))).endswith(f"2026-01-02; {note}")
+    evidence.write(some_evidence(digest), tmp_path)
+    assert evidence.status(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
+    evidence.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
+    assert row_of(evidence.support_rows(tmp_path)).without_gpu is None
+
+
+@pytest.mark.compile
+def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs what is small enough and leaves evidence; nothing where a case fails."""
+    kept: list[evidence.WithoutGpu] = []
+    monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
+    assert [(found.operator, found.ran, found.cases) for found in kept] == [("attn_dist", "interpreted", 3)]
+    assert 0 < kept[0].cases < kept[0].of
+    fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
+    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
+    assert len(kept) == 1
+
+
+def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    cases = operators.Subject("attn_dist").cases
+    case = min((case for case in cases.CASES if cases.flops(case) > 0), key=cases.flops)
+    assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
+    assert f"attn_dist sm_90a {case.name}: ok" in capsys.readouterr().out
+    with pytest.raises(InputError, match="--case"):
+        without_gpu.main(["attn_dist", "--case", "no such case"])
+
+
+def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:
+    file = evidence.write(some_evidence("1" * 64), tmp_path)
+    assert file is not None
+    told = json.loads(file.read_text())
+    del told["repeats"], told["sanitizers"]
+    file.write_text(json.dumps(told))
+    assert evidence.read(file) == some_evidence("1" * 64)
+
+
+def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was checked is in the evidence as numbers and as the tools' own words."""
+    kept: dict[str, Any] = {}
+
+    def write(self: evidence.Recorder, **told: Any) -> list[Path]:
+        kept.update(told)
+        return []
+
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu, "run_cases", lambda *_: "fine")
+    monkeypatch.setattr(gpu, "check_same_bits", lambda *_: None)
+    monkeypatch.setattr(evidence.Recorder, "write", write)
+    subject = operators.Subject(a_kernel()[0].name)
+    steps = gpu.check(subject, tmp_path, ["memcheck"], 60)
+    assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
+    assert kept == {
+        "repeats": {"cases": len(gpu.repeatable(subject)), "runs": gpu.REPEATS},
+        "sanitizers": {"memcheck": "ERROR SUMMARY: 0 errors"},
+    }
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"operator": "x"}'])
+def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
+    entry, kernel = a_kernel()
+    evidence.path(entry.name, kernel, tmp_path).write_text(content)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert (row.evidence, row.current) == ("none", False)
+
+
+def test_support_rows_name_every_operator_and_kernel_once() -> None:
+    rows = [(row.operator, row.kernel, row.arch) for row in evidence.support_rows()]
+    assert len(set(rows)) == len(rows)
+    wanted = {(e.name, k.name, k.arch) for e in registry.OPERATORS for k in e.kernels}
+    assert wanted <= set(rows)
+    assert {operator for operator, _, _ in rows} == {entry.name for entry in registry.OPERATORS}
+
+
+def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
+    """Evidence speaks for all of an operator's cases or is not written."""
+    entry, _ = a_kernel()
+    cases = operators.Subject(entry.name).cases.CASES
+    recorder = evidence.Recorder(tmp_path)
+    good = compare("out", np.ones(2), np.ones(2), np.ones(2))
+    for case in cases[1:]:
+        recorder.record(entry.name, case, [good])
+    recorder.record(entry.name, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+    assert recorder.write() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worst_error_is_the_one_nearest_its_limit() -> None:
+    far = compare("out", np.array([100.5], np.float32), np.array([101], np.float32), np.array([100.0]))
+    near = compare("out", np.array([1.9], np.float32), np.array([1.5], np.float32), np.array([1.0]))
+    assert evidence.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}

@@ -1,0 +1,153 @@
+"""Rates follow from times as documented; files of measurements hold the agreed keys; plots are drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupymla import cli, driver
+from cupymla.errors import InputError
+from cupymla.ops import registry
+from cupymla.ops.mla_cases import sized
+from cupymla.testing import bench, machine, operators, report, scaling, timing, training_step
+from cupymla.testing.timing import Ceilings
+
+LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
+
+
+class FakeCases:
+    """100 MFLOP and 45 MB a call."""
+
+    BENCH: tuple[Any, ...] = ()
+
+    @staticmethod
+    def flops(case: object) -> int:
+        return 100_000_000
+
+    @staticmethod
+    def bytes_moved(case: object) -> int:
+        return 45_000_000
+
+
+class FakeSubject:
+    cases = FakeCases
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(("operator", "share"), [("attn_dist", 0.0125), ("nvfp4_gemv", 1.0)])
+def test_rates_are_taken_without_the_empty_kernel(operator: str, share: float) -> None:
+    """13.5 us as read are 10 us of work: 10 TFLOPS of 800, or 4.5 TB/s of 4.5, by the ceiling that binds."""
+    entry = registry.OPERATORS[0]
+    case = operators.Subject(entry.name).cases.BENCH[0]
+    row = bench.row(FakeSubject(operator), case, 13.5, LIMITS)  # type: ignore[arg-type]
+    assert (row.us, row.tflops, row.tbps, row.of_ceiling) == (13.5, 10.0, 4.5, share)
+
+
+def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> None:
+    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
+    beside = [report.RivalRow("m7168_k16384_l1_n1", "another library", 34.5)]
+    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows, beside)
+    file = made.write(tmp_path, "nvfp4_gemv")
+    assert file == tmp_path / "h200" / "nvfp4_gemv.json"
+    assert report.Benchmark.read(file) == made
+    content = json.loads(file.read_text())
+    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows", "rivals"]
+    assert list(content["ceilings"]) == ["cublas_bf16_tflops", "copy_tbps", "read_tbps", "empty_us"]
+    assert list(content["rows"][0]) == ["case", "us", "tflops", "tbps", "of_ceiling"]
+    del content["rivals"]
+    file.write_text(json.dumps(content))
+    assert report.Benchmark.read(file).rows == rows, "files from before there were rivals"
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has a name and a driver, and runs nothing."""
+    for name, told in (
+        ("available", True),
+        ("device_count", 2),
+        ("device_name", "NVIDIA H200"),
+        ("compute_capability", (9, 0)),
+    ):
+        monkeypatch.setattr(driver, name, lambda *_, told=told: told)
+    monkeypatch.setattr(machine, "driver_text", lambda: "580.1")
+    monkeypatch.setattr(machine, "commit", lambda: "abc")
+
+
+@pytest.mark.usefixtures("h200")
+def test_measurements_begin_with_where_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of scaling, of a training step and of host times, as their commands write them."""
+    measured = training_step.StepRow("case", 1.0, 2.0, 3.0, 4.0, 0.5, 6, 7)
+    monkeypatch.setattr(training_step, "Timer", lambda: None)
+    monkeypatch.setattr(timing, "ceilings", lambda timer: LIMITS)
+    monkeypatch.setattr(training_step, "measure", lambda *_: measured)
+    monkeypatch.setattr(scaling, "measure_jax", lambda problem, devices: 8.0 / devices)
+    monkeypatch.setattr(bench, "host_overhead", lambda subject: {"case": "case", "bare": 1.0})
+    monkeypatch.setattr("sys.argv", ["scaling", "--out", str(tmp_path), "--frameworks", "jax"])
+    assert training_step.main(["--out", str(tmp_path), "--commit", "def"]) == 0
+    assert scaling.main() == 0
+    assert cli.main(["bench", "attn_dist", "--host", "--out", str(tmp_path)]) == 0
+    found = {file.name: json.loads(file.read_text()) for file in (tmp_path / "h200").iterdir()}
+    rest = {"training_step.json": ["ceilings", "rows"], "scaling.json": ["problem", "rows"], "host.json": ["rows"]}
+    assert {name: list(content) for name, content in found.items()} == {
+        name: ["gpu", "driver", "date", "commit", *keys] for name, keys in rest.items()
+    }
+    assert {name: content["commit"] for name, content in found.items()} == {
+        "training_step.json": "def", "scaling.json": "abc", "host.json": "abc",
+    }  # fmt: skip
+    assert [row["speedup"] for row in found["scaling.json"]["rows"]] == [1, 2]
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
+    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    report.draw_benchmark(made, "nvfp4_gemv", tmp_path / "bench.png")
+    report.draw_demo("demo", ["a", "b"], [0.1, 20.0], [0.3, 0.9], tmp_path / "demo.png")
+    for name in ("bench.png", "demo.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+    ],
+)
+def test_gpu_folders(name: str, slug: str) -> None:
+    assert machine.gpu_slug(name) == slug
+
+
+def test_unknown_benchmark_case_is_an_input_error() -> None:
+    subject = operators.Subject(registry.OPERATORS[0].name)
+    with pytest.raises(InputError, match="no_such_case"):
+        bench.chosen(subject, ["no_such_case"])
+
+
+def test_a_training_step_counts_both_ways() -> None:
+    """Rates follow from the time of both passes, the empty kernel's taken off where operations are counted."""
+    case = training_step.CASES[0]
+    assert (case.h_q, case.s_q, case.s_kv, case.topk, case.wants_dist) == (128, 8192, 8192, 2048, True)
+    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
+    found = training_step.row(case, (1000.0, 3000.0, 4004.0), limits, 7, 9)
+    forward = 2 * 8192 * 2048 * 128 * (576 + 512)
+    backward = 2 * 8192 * 2048 * 128 * (3 * 576 + 2 * 512)
+    assert found.of_ceiling == pytest.approx((forward + backward) / 4e-3 / 800e12, rel=1e-3)
+    assert found.tokens_per_second == pytest.approx(8192 / 4004e-6, rel=1e-3)
+    assert (found.forward_us, found.backward_us, found.peak_bytes, found.input_bytes) == (1000.0, 3000.0, 7, 9)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_training_step_is_measured() -> None:
+    limits = Ceilings(800.0, 4.0, 4.4, 4.0)
+    found = training_step.measure(sized(64, 576, 128, 256, 512, wants_dist=True), timing.Timer(), limits)
+    assert 0 < found.forward_us < found.step_us
+    # The forward's results, the distribution and the gradients at least.
+    assert found.peak_bytes >= 256 * 64 * (512 * 2 + 4 + 576 * 2) + 256 * 128 * 4 + 512 * 576 * 2
