@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_kit import case_parameters, check, check_inputs, settings
-from sass_kit import machine_code
+from sass_kit import machine_code, require_single_issuers
 
 from cupymla import build
 from cupymla.emulate import MODES
@@ -148,6 +148,7 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     """Products, gathers, loads from Tensor Memory, and one reduction or store for each slot and channel of a thread."""
     made = build.cubin(source, fail_on_spill=True)
     text = machine_code(made, tmp_path)
+    require_single_issuers(text)
     found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
     defines: dict[str, Any] = dict(source.defines)
     has_rope, is_few = defines["CUPYMLA_D_QK"] == 576, defines["CUPYMLA_HEADS"] == 64

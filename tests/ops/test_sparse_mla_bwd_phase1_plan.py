@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import MLA, queries_of, require_twin
-from sass_kit import machine_code
+from sass_kit import machine_code, require_single_issuers
 
 from cupymla import InputError, UnsupportedError, arch, build, tensor
 from cupymla.ops.mla_cases import sized
@@ -93,6 +93,7 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     made = build.cubin(source, fail_on_spill=True)
     text = machine_code(made, tmp_path)
+    require_single_issuers(text)
     found = Counter(re.findall(r"\b(UTCHMMA\S*|UTMALDG\S*|LDTM\S*|UTCBAR\S*)", text))
     tiles = dict(source.defines)["CUPYMLA_D_QK"]
     assert isinstance(tiles, int)

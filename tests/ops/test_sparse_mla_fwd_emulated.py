@@ -14,7 +14,7 @@ from typing import Any
 import emulated_kit as kit
 import numpy as np
 import pytest
-from sass_kit import machine_code
+from sass_kit import machine_code, require_single_issuers
 
 from cupymla import arch, build
 from cupymla.ops.mla_cases import MlaCase, sized
@@ -83,6 +83,7 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     assert made.facts["tmem_columns"] == 512
     assert made.facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
     text = machine_code(made, tmp_path)
+    require_single_issuers(text)
     found = Counter(re.findall(r"\b(UTCHMMA\S*|UTMALDG\S*|LDTM|STTM)", text))
     channels = dict(source.defines)["CUPYMLA_D_QK"]
     assert isinstance(channels, int)

@@ -94,7 +94,7 @@ class Checker {
   __device__ __forceinline__ bool check_b(uint32_t stage, uint32_t chunk) {
     const uint32_t block = thread_ / C::kColumns, row = thread_ % C::kColumns;
     if (block >= C::kScaleBlocks) return false;
-    auto& place = *reinterpret_cast<uint32_t*>(&storage_.b_scales[stage][block][row * 16]);
+    auto& place = *reinterpret_cast<uint32_t*>(&storage_.b_scales[stage].blocks[block][row * 16]);
     const uint32_t scales = place, kept = mask(chunk, block);
     if (kept == 0xffffffffu && !needs_work(scales)) return false;
     place = cleaned<C>(scales, kept, storage_.b[stage], row, block * 4);

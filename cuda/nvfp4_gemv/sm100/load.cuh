@@ -29,7 +29,7 @@ __device__ __forceinline__ void load(Storage<C>& storage, const Maps& maps, cons
     tma_load_4d(storage.a[stage], maps.a, full, byte, tile * static_cast<int32_t>(C::kTileRows), batch, 0, once);
     tma_load_4d(storage.a_scales[stage], maps.a_scales, full, 0, block, tile, batch, once);
     tma_load_4d(storage.b[stage], maps.b, full, byte, 0, batch, 0);
-    tma_load_4d(storage.b_scales[stage], maps.b_scales, full, 0, block, batch, 0);
+    tma_load_4d(storage.b_scales[stage].blocks, maps.b_scales, full, 0, block, batch, 0);
     ring.advance();
   }
 }

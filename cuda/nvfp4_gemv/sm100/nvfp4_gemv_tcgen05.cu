@@ -1,5 +1,6 @@
 // Block-scaled 4-bit matrix times 1 to 16 block-scaled 4-bit vectors on the Tensor Core of sm_100a, scales in the 128x4
 // layout. The pipeline and the barriers are in ../README.md, the mathematics in cupymla/ops/nvfp4_gemv/README.md.
+#include "../../common/elect.cuh"
 #include "../../common/entry.cuh"
 #include "check.cuh"
 #include "load.cuh"
@@ -58,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   const uint32_t warp = threadIdx.x / 32, tmem = storage.tmem;
   const Slice<C> slice(params);
   if (warp == C::kLoadWarp) {
-    if (threadIdx.x % 32 == 0) load(storage, maps, slice);
+    if (elect_one()) load(storage, maps, slice);
   } else if (warp == C::kMultiplyWarp) {
-    if (threadIdx.x % 32 == 0) multiply(storage, tmem, slice);
+    if (elect_one()) multiply(storage, tmem, slice);
   } else {
     Checker<C>(storage, params, threadIdx.x).run(slice);
     keep_sums(storage, tmem, slice);

@@ -1,6 +1,7 @@
 // The attention stage where heads are many: roles to warps, and one query from its first pass to its last.
 #pragma once
 
+#include "../../common/elect.cuh"
 #include "../../common/grid_dependency.cuh"
 #include "gradients.cuh"
 #include "producer.cuh"
@@ -68,7 +69,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   } else if (warp == Config::kMultiplyWarp) {
     Products<Config, kFp16> products{storage};
     for (int32_t pass = 0; pass < params.passes; ++pass) {
-      if (threadIdx.x % 32 == 0) products.run(query);
+      if (elect_one()) products.run(query);
       sync_cluster();
     }
     sm100::tmem_free(storage.tmem, Config::kTmemColumns);

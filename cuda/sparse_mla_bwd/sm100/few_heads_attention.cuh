@@ -1,6 +1,7 @@
 // The attention stage where heads are few: roles to warps, and one query.
 #pragma once
 
+#include "../../common/elect.cuh"
 #include "../../common/grid_dependency.cuh"
 #include "few_heads_gradients.cuh"
 #include "few_heads_products.cuh"
@@ -62,7 +63,7 @@ __device__ __forceinline__ void attention(FewHeadsStorage<Config>& storage, cons
   if (warp == Config::kProducerWarp) {
     Producer<FewHeadsStorage<Config>>{storage, params}.run(query, 0, q_map, dout_map, kv_map);
   } else if (warp == Config::kMultiplyWarp) {
-    if (threadIdx.x % 32 == 0) FewHeadsProducts<Config, kFp16>{storage}.run(query.blocks);
+    if (elect_one()) FewHeadsProducts<Config, kFp16>{storage}.run(query.blocks);
   } else if (warp >= Config::kReducerWarp) {
     Reducer<Config>{storage, params}.run(query);
   } else {

@@ -1,6 +1,7 @@
 // The first warpgroup: brings in Q, gathers the rows of the slots, and multiplies.
 #pragma once
 
+#include "../../common/elect.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/pair_copy.cuh"
 #include "../../common/sm100/slot_gather.cuh"
@@ -59,7 +60,8 @@ __device__ __forceinline__ void gather_keys(Storage<Config>& storage, const Work
 // Warp 2 of the even CTA: the products of both.
 template <typename Config, bool kFp16>
 __device__ __forceinline__ void multiply(Storage<Config>& storage, const Work<Config>& work, const Parameters& params) {
-  if (work.rank != 0 || threadIdx.x % 32 != 0) return;
+  // The election comes first: behind a condition on the rank, the compiler does not tell that one thread is left.
+  if (!elect_one() || work.rank != 0) return;
   constexpr uint32_t kInstruction = sm100::instruction_f16(Config::kPairHeads, Config::kBlockSlots, kFp16);
   constexpr int kSteps = Config::kTileColumns / 16;
   const uint64_t q = sm100::descriptor_128b(smem_address(storage.q[0]));
