@@ -40,8 +40,8 @@ def machine_code(made: Cubin, folder: Path) -> str:
 def require_single_issuers(text: str) -> None:
     """Products and commits are issued by a thread of which the compiler knows that it is alone.
 
-    Where it does not, it puts each into a loop over the lanes of the warp, which ends in `BRA.U.ANY`. What remains are the
-    copies by tensor map whose coordinates differ from lane to lane.
+    Where it does not, it puts each into a loop over the lanes of the warp, which ends in `BRA.U.ANY`. What remains are
+    the copies by tensor map whose coordinates differ from lane to lane.
     """
     loops, copies = text.count("BRA.U.ANY"), text.count("UTMALDG")
     assert loops <= copies, f"{loops} loops over lanes for {copies} copies"
