@@ -8,18 +8,8 @@
 namespace cupymla {
 
 // `address` as `cluster_address` gives it.
-__device__ __forceinline__ void cluster_store_float4(uint32_t address, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
-}
-
 __device__ __forceinline__ void cluster_store_float(uint32_t address, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-
-// Orders this thread's generic-proxy accesses to shared memory of the cluster with asynchronous-proxy ones, either way.
-__device__ __forceinline__ void fence_async_cluster() {
-  asm volatile("fence.proxy.async.shared::cluster;" ::: "memory");
 }
 
 // Stores in the background. Both addresses as `cluster_address` gives them, in the same CTA; the mbarrier there gets 16
