@@ -33,16 +33,21 @@ class Doubling:
     """A subject whose call gives the constant of a module, as often as it is called."""
 
     name = "doubling"
+    written = ("beside",)
 
     def __init__(self) -> None:
         self.runs = 0
         self.call = self
 
-    def prepare(self, value: int) -> Any:
-        made = np.full(3, value * plan._PREFETCH_BLOCKS)
+    def prepare(self, value: int, beside: np.ndarray | None = None) -> Any:
+        """With an array to write `beside`, that gets the constant in the place of what is returned."""
+        made = np.full(3, value * (plan._PREFETCH_BLOCKS if beside is None else 1))
+        constant = plan._PREFETCH_BLOCKS
 
         def run() -> Any:
             self.runs += 1
+            if beside is not None:
+                beside.fill(constant)
             return made
 
         return run
@@ -62,9 +67,24 @@ def test_variants_take_turns_and_are_compared_with_the_first() -> None:
     assert (subject.runs, plan._PREFETCH_BLOCKS) == (8, kept)
 
 
+@pytest.mark.parametrize(("step", "same"), [(0, True), (1, False)])
+def test_what_is_written_beside_the_results_is_compared_too(step: int, same: bool) -> None:
+    """All variants write into the same array."""
+    subject = Doubling()
+    setting = f"plan._PREFETCH_BLOCKS={plan._PREFETCH_BLOCKS + step}"
+    variants = [against.here(), against.constant(Subject("sparse_mla_fwd"), setting)]
+    inputs = {"value": 1, "beside": np.zeros(2)}
+    case = Subject("sparse_mla_fwd").cases.BENCH[0]
+    _, second = against.take_turns(subject, case, inputs, variants, Clock(1.0, 1.0), rounds=1)  # type: ignore[arg-type]
+    assert second.same_bits == same
+
+
 @pytest.mark.parametrize(
     "setting",
-    ["", "plan", "LIMIT=3", "plan._PREFETCH_BLOCKS", "plan.missing=3", "nowhere.LIMIT=3", "plan._PREFETCH_BLOCKS=x y"],
+    [
+        *("", "plan", "LIMIT=3", "plan._PREFETCH_BLOCKS", "plan.missing=3", "nowhere.LIMIT=3"),
+        *("plan._PREFETCH_BLOCKS=x y", "plan._PREFETCH_BLOCKS='8'", "plan._PREFETCH_BLOCKS=None", "plan.__name__='x'"),
+    ],
 )
 def test_what_is_no_setting_is_refused(setting: str) -> None:
     with pytest.raises(InputError, match="--set"):

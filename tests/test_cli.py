@@ -194,6 +194,15 @@ def test_bench_refuses_a_variant_that_is_none_before_it_measures(
     assert option[0] in json_of(capsys, "bench", "sparse_mla_fwd", *option, status=2)["error"]
 
 
+@pytest.mark.parametrize("option", [("--against", "cuda"), ("--set", "plan._PREFETCH_BLOCKS=8")])
+def test_the_hosts_part_of_a_call_has_no_variants(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(commands, "with_kernels", lambda names: pytest.fail("measured"))
+    error = json_of(capsys, "bench", "sparse_mla_fwd", "--host", *option, status=2)["error"]
+    assert "--host" in error and option[0] in error
+
+
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_demo_refuses_an_unusable_folder_before_it_works(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

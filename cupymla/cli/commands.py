@@ -182,6 +182,8 @@ def bench(options: argparse.Namespace) -> int:
     from ..testing import timing
 
     terminal = Terminal(options.json)
+    if options.host and (options.against or options.set):
+        raise InputError("--host", "nothing that takes turns beside it", "--against" if options.against else "--set")
     subjects = with_kernels(options.operators)
     if options.out:
         folder_for("--out", options.out)

@@ -51,7 +51,7 @@ class Turns:
         us: median over the rounds of the median times of each, in microseconds.
         spread: largest less smallest of these, over their median.
         ratio: `us` over that of the first variant.
-        same_bits: whether the outputs are those of the first variant, bit by bit.
+        same_bits: whether the outputs, and what is written beside them, are those of the first variant, bit by bit.
     """
 
     case: str
@@ -106,8 +106,11 @@ def constant(subject: Subject, setting: str) -> Variant:
         value = ast.literal_eval(text)
     except (ImportError, ValueError, SyntaxError) as error:
         raise InputError("--set", wanted, f"{setting!r} ({error})", subject.name) from error
-    if not isinstance(getattr(module, name, None), bool | int | float | str | tuple):
+    known = getattr(module, name, None)
+    if name.startswith("__") or not isinstance(known, bool | int | float | str | tuple):
         raise InputError("--set", wanted, f"{setting!r}: {module.__name__} has no constant {name}", subject.name)
+    if type(value) is not type(known) and not (type(known) is float and type(value) is int):
+        raise InputError("--set", f"a value like {name}, which is {known!r}", repr(setting), subject.name)
 
     @contextlib.contextmanager
     def applied() -> Iterator[None]:
@@ -139,7 +142,12 @@ def take_turns(
 ) -> list[Turns]:
     """Time a case's inputs with each variant, in turn, `rounds` times."""
     calls = [prepared(subject, inputs, variant) for variant in variants]
-    outputs = [as_tuple(call()) for call in calls]
+    outputs = []
+    for call in calls:
+        beside = [inputs[name] for name in subject.written if inputs.get(name) is not None]
+        for array in beside:
+            array.fill(0)
+        outputs.append((*as_tuple(call()), *(array.copy() for array in beside)))
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, taken in zip(calls, times, strict=True):

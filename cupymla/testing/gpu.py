@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ..ops import registry
 from ..ops.case import Case
 from . import compare, operators
@@ -47,31 +49,42 @@ class Run:
 
         host = subject.cases.inputs(case, seed)
         self._subject = subject
-        self.exact = subject.reference(host, "float64")
-        self.same = subject.reference(host, "same")
-        names = subject.outputs[: len(self.same)]
+        self.exact = subject.expected(host, "float64")
+        self.same = subject.expected(host, "same")
+        beside = subject.written_in(host)
         self.outputs = {
-            name: Guarded(cupy, like.shape, like.dtype) for name, like in zip(names, self.same, strict=True)
+            name: Guarded(cupy, like.shape, like.dtype) for name, like in self.same.items() if name not in beside
         }
         self.arguments = operators.arguments_on(cupy, host)
+        self._beside = {name: self.arguments[name] for name in beside}
 
     def launch(self) -> dict[str, operators.Array]:
         """Poison the outputs, call, and read them back. Raises Mismatch when a guard zone was written to."""
         for output in self.outputs.values():
             output.poison()
+        self._poison_beside()
         self._subject.call(**self.arguments, **{name: output.array for name, output in self.outputs.items()})
         for name, output in self.outputs.items():
             output.check(name)
-        return {name: output.to_numpy() for name, output in self.outputs.items()}
+        return {**{name: output.to_numpy() for name, output in self.outputs.items()}, **self._read_beside()}
+
+    def _poison_beside(self) -> None:
+        for array in self._beside.values():
+            array.fill(np.nan)
+
+    def _read_beside(self) -> dict[str, operators.Array]:
+        return {name: array.get() for name, array in self._beside.items()}
 
     def allocated(self) -> dict[str, operators.Array]:
         """The same call with outputs that the operator allocates."""
+        self._poison_beside()
         results = operators.as_tuple(self._subject.call(**self.arguments))
-        return {name: result.get() for name, result in zip(self.outputs, results, strict=True)}
+        made = {name: result.get() for name, result in zip(self.outputs, results, strict=True)}
+        return {**made, **self._read_beside()}
 
     def reports(self, got: dict[str, operators.Array]) -> list[Report]:
         """How outputs compare with the references."""
-        rows = zip(got.items(), self.same, self.exact, strict=True)
+        rows = zip(got.items(), self.same.values(), self.exact.values(), strict=True)
         return [compare.compare(name, value, same, exact) for (name, value), same, exact in rows]
 
 

@@ -172,18 +172,27 @@ class Interpreted:
 
     def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
         """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
+        return tuple(array for name, array in self._run(subject, inputs).items() if name not in subject.written)
+
+    def _run(self, subject: Subject, inputs: dict[str, Any]) -> dict[str, Array]:
+        """What an operator returns, then what it writes beside it, by name."""
         given = self.arguments(inputs, subject.written)
-        return tuple(result.get() for result in operators.as_tuple(self.call(subject.call, **given)))
+        returned = operators.as_tuple(self.call(subject.call, **given))
+        made = {
+            **dict(zip(subject.outputs, returned, strict=False)),
+            **{n: given[n] for n in subject.written_in(inputs)},
+        }
+        return {name: array.get() for name, array in made.items()}
 
     def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:
         """Run an operator's case and compare each output with the references. Raises Trap."""
         subject = Subject(operator)
         inputs = subject.cases.inputs(case, seed)
-        results = self.run(subject, inputs)
+        results = self._run(subject, inputs)
         with np.errstate(all="ignore"):
-            exact, same = subject.reference(inputs, "float64"), subject.reference(inputs, "same")
-            rows = zip(subject.outputs, results, same, exact, strict=False)
-            return [compare.compare(name, _as(got, like), like, right) for name, got, like, right in rows]
+            exact, same = subject.expected(inputs, "float64"), subject.expected(inputs, "same")
+            rows = zip(results.items(), same.values(), exact.values(), strict=True)
+            return [compare.compare(name, _as(got, like), like, right) for (name, got), like, right in rows]
 
     # What the driver does --------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """An operator's parts as the test kit uses them: the call, its cases, its reference, its kernels on a GPU.
 
 Beside what `cupymla.ops.case` asks of every `cases` module, the kit reads `OUTPUTS`: the names of the call's output
-parameters, in the order in which it returns them.
+parameters, in the order in which it returns them; and, where there are any, `WRITTEN`: what it writes beside them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,24 @@ class Subject:
         """Names of arrays among the inputs of cases that a call writes to."""
         return getattr(self.cases, "WRITTEN", ())
 
+    def written_in(self, inputs: dict[str, Any]) -> tuple[str, ...]:
+        """Those of `written` that these inputs hold."""
+        return tuple(name for name in self.written if inputs.get(name) is not None)
+
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
         return as_tuple(self._reference(**inputs, precision=precision))
+
+    def expected(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> dict[str, Array]:
+        """What the reference makes of NumPy inputs, by name: what the call returns, then what it writes beside it.
+
+        The inputs stay as they are: what is written beside is written into arrays of its own.
+        """
+        own = {
+            name: np.full(inputs[name].shape, np.nan, np.float64 if precision == "float64" else inputs[name].dtype)
+            for name in self.written_in(inputs)
+        }
+        return {**dict(zip(self.outputs, self.reference(inputs | own, precision), strict=False)), **own}
 
     def small_grid(self, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:
         """The cheapest cases of each intent that do anything, for tools that slow a kernel down a thousandfold.

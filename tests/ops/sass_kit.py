@@ -15,7 +15,7 @@ WHEEL = "nvidia-cuda-nvdisasm"
 
 
 def disassembler() -> str | None:
-    """nvdisasm of a CUDA toolkit on PATH, else that of the installed wheel; None without either."""
+    """nvdisasm of a CUDA toolkit on PATH, else of the installed wheel; None where neither has it."""
     found = shutil.which("nvdisasm")
     if found:
         return found
@@ -23,8 +23,8 @@ def disassembler() -> str | None:
         files = importlib.metadata.files(WHEEL) or ()
     except importlib.metadata.PackageNotFoundError:
         return None
-    (program,) = (file for file in files if file.name == "nvdisasm")
-    return str(program.locate())
+    programs = (file.locate() for file in files if file.name in ("nvdisasm", "nvdisasm.exe"))
+    return next(map(str, programs), None)
 
 
 def machine_code(made: Cubin, folder: Path) -> str:

@@ -19,7 +19,6 @@ from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 
 Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16
-FORWARD_OPTIONS = ("sm_scale", "topk_length", "attn_sink", "causal", "q_start", "k_stride", "lse_base")
 
 
 def exact_problem(case: MlaCase, seed: int) -> tuple[dict[str, Any], Oracle]:

@@ -1,14 +1,19 @@
-"""The distribution that the backward adds up, from two CTAs, pass after pass: the same bits whatever the schedule."""
+"""The distribution that the backward adds up, from two CTAs, pass after pass: the same bits whatever the schedule, and
+an output like the others to whoever runs cases."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
+from cupymla.testing import compare
 from cupymla.testing.interpreted import interpreted
+from cupymla.testing.operators import Subject
 
 CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
 
@@ -28,3 +33,25 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     # 192 exponentials of fp32 scores, rounded once each and in their sum.
     np.testing.assert_allclose(results[0], expected["attn_dist"], rtol=2e-5, atol=1e-6)
     assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.compile
+def test_a_case_whose_distribution_is_not_written_fails() -> None:
+    point = cuda.point
+    with interpreted(multiprocessors=3) as machine:
+        elsewhere = machine.empty((2, 65), np.dtype(np.float32), "elsewhere")
+
+        def astray(record: cuda.Parameters, *facts: Any) -> None:
+            point(record, *facts)
+            record.attn_dist = elsewhere.data.ptr
+
+        with mock.patch.object(cuda, "point", astray):
+            reports: Sequence[compare.Report] = machine.check("sparse_mla_bwd", CASE)
+    assert [report.output for report in reports if report.failure] == ["attn_dist"]
+
+
+def test_the_reference_leaves_the_inputs_of_a_case_alone() -> None:
+    inputs = cases.inputs(CASE, 0)
+    expected = Subject("sparse_mla_bwd").expected(inputs, "float64")
+    assert list(expected) == ["dq", "dkv", "d_sink", "attn_dist"]
+    assert np.isnan(inputs["attn_dist"]).all() and np.isfinite(expected["attn_dist"]).all()

@@ -157,6 +157,10 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
         planned(batch=2**10, s_q=2**20)
+    blackwell = arch.named("sm_100a")
+    planned(target=blackwell, s_q=2**30 - 1, h_q=1)
+    with pytest.raises(UnsupportedError, match="heads"):
+        planned(target=blackwell, s_q=2**30, h_q=1)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])

@@ -162,7 +162,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
     gathers = arch.name != "sm_90a"
     cluster = 2 if gathers else pass_heads // CTA_HEADS
-    if max(tokens * shared.h_q, kv_rows) > MAX_CTAS:
+    if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
     chunk = max(tokens, 1)
