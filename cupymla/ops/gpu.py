@@ -149,7 +149,7 @@ class Captured:
             self._kept.append(memory)
 
 
-_captured = Captured()
+captured = Captured()
 
 
 class ReadyKernel:
@@ -288,7 +288,7 @@ class KernelCall(Generic[R]):
             binding, keep = self._bind(arrays, pointer)
             binding.launch(pointer)
             if keep is not None and driver.capturing(pointer):
-                _captured.keep(keep)
+                captured.keep(keep)
         tensor.hold(self._given, pointer)
         return self._result(arrays)
 

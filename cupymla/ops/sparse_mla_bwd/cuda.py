@@ -14,7 +14,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import encoded
-from ..gpu import Captured, OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record, tiles
 from ..head_tiles import head_tiles
 from ..mla import MlaProblem, lead_strides
 from . import plan
@@ -203,7 +203,6 @@ class Binding:
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()
-_captured = Captured()
 
 
 def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:
@@ -259,7 +258,7 @@ def _launch_workspace(binding: Binding, views: Views, own: int | None, stream: i
     """The workspace of one launch on `stream`, kept for good where that is being captured."""
     workspace = _workspace(binding, views, own)
     if isinstance(workspace, Allocation) and driver.capturing(stream):
-        _captured.keep(workspace)
+        captured.keep(workspace)
     return workspace
 
 
@@ -306,10 +305,10 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
     """A prepared call on a GPU, which keeps its workspace. Raises UnsupportedError, DriverError."""
 
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, View | Allocation | None]:
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
         binding = Binding(problem, views.q.device, views, arrays.views)
         workspace = _workspace(binding, views, None if stream is None else pointer)
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
-        return binding, workspace
+        return binding, workspace if isinstance(workspace, Allocation) else None
 
     return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)
