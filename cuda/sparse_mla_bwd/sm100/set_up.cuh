@@ -46,7 +46,9 @@ __device__ __forceinline__ SparseQuery<Storage::Config::kSlots> begin_query(Stor
     storage.slots = Query::read_slots(params, QueryPosition(params, token));
   }
   sync_cluster();
-  return Query(params, token, cluster_load_int32(cluster_address(smem_address(&storage.slots), 0)));
+  const int32_t slots = cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
+  // From one lane, so that the compiler knows warps to stay together.
+  return Query(params, token, __shfl_sync(0xffffffffu, slots, 0));
 }
 
 }  // namespace cupymla::sparse_mla_bwd
