@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/elect.cuh"
-#include "../../common/grid_dependency.cuh"
 #include "gradients.cuh"
 #include "producer.cuh"
 #include "products.cuh"
@@ -55,10 +54,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
                                           const TensorMap& dout_map, const TensorMap& kv_map) {
   const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
   if (token >= params.query_end) return;
-  set_up(storage);
-  sync_cluster();
-  wait_for_grid_ahead(params.followed != 0);
-  const SparseQuery<Config::kSlots> query(params, token);
+  const SparseQuery<Config::kSlots> query = begin_query(storage, params, token);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == Config::kProducerWarp) {
     Producer<Storage<Config>> producer{storage, params};

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/elect.cuh"
-#include "../../common/grid_dependency.cuh"
 #include "few_heads_gradients.cuh"
 #include "few_heads_products.cuh"
 #include "producer.cuh"
@@ -55,10 +54,7 @@ __device__ __forceinline__ void attention(FewHeadsStorage<Config>& storage, cons
                                           const TensorMap& q_map, const TensorMap& dout_map, const TensorMap& kv_map) {
   const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
   if (token >= params.query_end) return;
-  set_up(storage);
-  sync_cluster();
-  wait_for_grid_ahead(params.followed != 0);
-  const SparseQuery<Config::kSlots> query(params, token);
+  const SparseQuery<Config::kSlots> query = begin_query(storage, params, token);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == Config::kProducerWarp) {
     Producer<FewHeadsStorage<Config>>{storage, params}.run(query, 0, q_map, dout_map, kv_map);

@@ -38,7 +38,7 @@ struct FewHeadsProducts {
     multiply_scores(0);
     for (int32_t block = 0; block < blocks; ++block) {
       storage.tiles_full.wait(parity);
-      fence_async_shared();  // the other CTA's share of P and dS has come by ordinary stores
+      fence_async_shared();  // the other CTA's share of P and dS has come by st.async
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);

@@ -71,6 +71,7 @@ struct alignas(1024) FewHeadsStorage {
   Mbarrier tiles_full, tiles_free;
   Mbarrier part_full[Config::kRing], part_free[Config::kRing];
   uint32_t tmem;
+  int32_t slots;  // of the query, in the first CTA
 
   static constexpr int kQueryGradientRow = Config::kTiles * static_cast<int>(kSwizzleRowBytes);
   static_assert(Config::kHeads * kQueryGradientRow <= static_cast<int>(sizeof(k)));

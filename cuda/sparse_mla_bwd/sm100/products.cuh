@@ -40,7 +40,7 @@ struct Products {
       multiply_scores<0>(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
       multiply_scores<1>(dout, Config::kValueScores, Config::kOwnTiles);
       storage.tiles_full.wait(parity);
-      fence_async_shared();  // the other CTA's share of P and dS has come by ordinary stores
+      fence_async_shared();  // the other CTA's share of P and dS has come by st.async
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);

@@ -3,7 +3,10 @@
 
 #include "../../common/barrier.cuh"
 #include "../../common/cluster.cuh"
+#include "../../common/grid_dependency.cuh"
 #include "../../common/sm100/tcgen05.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -29,6 +32,23 @@ __device__ __forceinline__ void sync_cluster() {
   cluster_arrive();
   cluster_wait();
   sm100::fence_after_sync();
+}
+
+// Sets up, waits for the grid ahead, and gives the query, with the slots that one thread of the pair has read: if
+// topk_length changed under way and each read it for itself, they would wait for blocks that never come.
+template <typename Storage>
+__device__ __forceinline__ SparseQuery<Storage::Config::kSlots> begin_query(Storage& storage, const Parameters& params,
+                                                                            uint32_t token) {
+  using Query = SparseQuery<Storage::Config::kSlots>;
+  set_up(storage);
+  wait_for_grid_ahead(params.followed != 0);
+  if (threadIdx.x == 0 && cluster_rank() == 0) {
+    storage.slots = Query::read_slots(params, QueryPosition(params, token));
+  }
+  sync_cluster();
+  const int32_t slots = cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
+  // From one lane, so that the compiler knows warps to stay together.
+  return Query(params, token, __shfl_sync(0xffffffffu, slots, 0));
 }
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -73,6 +73,7 @@ struct alignas(1024) Storage {
   Mbarrier tiles_full, tiles_free;
   Mbarrier dkv_full[2], sums_free;
   uint32_t tmem;
+  int32_t slots;  // of the query, in the first CTA
 };
 
 constexpr uint32_t kDistribution = 1;  // the first of two named barriers
