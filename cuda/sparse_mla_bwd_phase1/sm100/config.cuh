@@ -31,6 +31,7 @@ struct Config {
   static constexpr int kLeftGatherWarp = 0, kRightGatherWarp = 1, kMultiplyWarp = 2, kQueryWarp = 3;
   static constexpr int kLeftTiles = (kTiles + 1) / 2;  // that the left gather warp brings in
   static constexpr int kScoreWarps = 4;
+  static constexpr int kMostQueries = 4;  // of a pair
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kHeads == 64 && kCtaSlots == 64, "query and key tiles share one size");

@@ -14,7 +14,13 @@ using ThisConfig = Config<CUPYMLA_D_QK>;
 using ThisStorage = Storage<ThisConfig>;
 
 template <typename Config>
-__device__ __forceinline__ void set_up(Storage<Config>& storage, const TensorMap& q_map, const TensorMap& kv_map) {
+__device__ __forceinline__ void set_up(Storage<Config>& storage, const Work<Config>& work, const Parameters& params,
+                                       const TensorMap& q_map, const TensorMap& kv_map) {
+  // If topk_length changed under way and each role read it for itself, they would wait for blocks that never come.
+  int32_t& slots = storage.slots[threadIdx.x % Config::kMostQueries];
+  const uint32_t token = work.range.token + threadIdx.x;
+  const bool reads = threadIdx.x < Config::kMostQueries && token < work.range.end;
+  if (reads && work.rank == 0) slots = Query<Config>::read_slots(params, QueryPosition(params, token));
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
@@ -30,6 +36,7 @@ __device__ __forceinline__ void set_up(Storage<Config>& storage, const TensorMap
   __syncthreads();
   cluster_arrive();
   cluster_wait();
+  if (reads && work.rank != 0) slots = cluster_load_int32(cluster_address(smem_address(&slots), 0));
   // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
   if (threadIdx.x / 32 == Config::kQueryWarp) {
     sm100::tmem_allocate<2>(&storage.tmem, Config::kTmemColumns);
@@ -50,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd_phase1::Thi
   using namespace cupymla::sparse_mla_bwd_phase1;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
-  set_up(storage, q_map, kv_map);
+  const Work<ThisConfig> work(params, storage.slots);
+  set_up(storage, work, params, q_map, kv_map);
 
-  const Work<ThisConfig> work(params);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   constexpr int kTiles = ThisConfig::kTiles, kLeftTiles = ThisConfig::kLeftTiles;
   if (warp == ThisConfig::kLeftGatherWarp) {
@@ -82,4 +89,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd_phase1::ThisConfig::kThre
                      smem_bytes = sizeof(cupymla::sparse_mla_bwd_phase1::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd_phase1::Parameters),
                      cta_heads = cupymla::sparse_mla_bwd_phase1::ThisConfig::kHeads,
+                     pair_queries = cupymla::sparse_mla_bwd_phase1::ThisConfig::kMostQueries,
                      tmem_columns = cupymla::sparse_mla_bwd_phase1::ThisConfig::kTmemColumns);

@@ -14,18 +14,22 @@ using Query = SparseQuery<Config::kBlockSlots>;
 template <typename Config>
 struct Work {
   const uint32_t rank = cluster_rank();
-  const int32_t first_head;  // of this CTA
+  const int32_t* const slots;  // `Storage::slots`
+  const int32_t first_head;    // of this CTA
   const QueryRange range;
 
-  __device__ __forceinline__ explicit Work(const Parameters& params)
-      : first_head(static_cast<int32_t>(pair() / params.shares * Config::kPairHeads + rank * Config::kHeads)),
+  __device__ __forceinline__ Work(const Parameters& params, const int32_t* slots)
+      : slots(slots),
+        first_head(static_cast<int32_t>(pair() / params.shares * Config::kPairHeads + rank * Config::kHeads)),
         range(pair() % params.shares, params.groups, params.group_tokens) {}
 
   static __device__ __forceinline__ uint32_t pair() { return blockIdx.x / Config::kCluster; }
 
   template <typename Take>
   __device__ __forceinline__ void for_each_query(const Parameters& params, Take take) const {
-    for (uint32_t token = range.token; token < range.end; ++token) take(Query<Config>(params, token));
+    for (uint32_t token = range.token; token < range.end; ++token) {
+      take(Query<Config>(params, token, slots[token - range.token]));
+    }
   }
 };
 

@@ -96,6 +96,8 @@ class Binding:
             check_record(source, facts, Parameters)
             if (facts["cta_heads"], facts["cluster"]) != (plan.CTA_HEADS, plan.PAIR_CTAS):
                 raise CompileError(source.path, f"{plan.PAIR_CTAS} CTAs of {plan.CTA_HEADS} heads for a query")
+            if self.plan.shares.group_tokens > facts["pair_queries"]:
+                raise CompileError(source.path, f"pairs that take {self.plan.shares.group_tokens} queries")
             geometry = Geometry((self.plan.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
             self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._parameters))
 
