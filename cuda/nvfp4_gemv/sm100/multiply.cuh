@@ -22,7 +22,8 @@ __device__ __forceinline__ void multiply(Storage<C>& storage, uint32_t tmem, con
 #pragma unroll
     for (uint32_t block = 0; block < C::kScaleBlocks; ++block) {
       sm100::copy_scales(a_scales + 4 * block, sm100::descriptor_16b(smem_address(storage.a_scales[stage][block])));
-      sm100::copy_scales(b_scales + 4 * block, sm100::descriptor_16b(smem_address(storage.b_scales[stage].blocks[block])));
+      sm100::copy_scales(b_scales + 4 * block,
+                         sm100::descriptor_16b(smem_address(storage.b_scales[stage].blocks[block])));
     }
     const uint64_t a = sm100::descriptor_128b(smem_address(storage.a[stage]));
     const uint64_t b = sm100::descriptor_128b(smem_address(storage.b[stage]));

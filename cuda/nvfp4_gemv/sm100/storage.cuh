@@ -6,8 +6,8 @@
 
 namespace cupymla::nvfp4_gemv {
 
-// Scales of b of one stage. A copy of a block to Tensor Memory takes 512 bytes, of which only the rows of columns count.
-// The others lie in the same stage or behind it, where nobody writes meanwhile.
+// Scales of b of one stage. A copy of a block to Tensor Memory takes 512 bytes, of which only the rows of columns
+// count. The others lie in the same stage or behind it, where nobody writes meanwhile.
 template <class C>
 struct VectorScales {
   uint8_t blocks[C::kScaleBlocks][C::kVectorBlockBytes];
