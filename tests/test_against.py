@@ -34,6 +34,7 @@ class Doubling:
 
     name = "doubling"
     written = ("beside",)
+    written_in = Subject.written_in
 
     def __init__(self) -> None:
         self.runs = 0

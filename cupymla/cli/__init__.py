@@ -50,13 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
     bench.add_argument(
-        "--against",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="CUDA",
+        "--against", action="append", default=[], type=Path, metavar="CUDA",
         help="take turns with the kernels of another cuda/ folder; repeatable; nothing is written",
-    )
+    )  # fmt: skip
     bench.add_argument(
         "--set", action="append", default=[], metavar="MODULE.NAME=VALUE",
         help="take turns with another value of a constant of the operator's package, such as plan.LIMIT=8; the same",

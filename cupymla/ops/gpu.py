@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from .. import driver, tensor
@@ -255,42 +256,35 @@ class PreparedKernel(Generic[R]):
         return self._result
 
 
+@dataclass(frozen=True, slots=True)
 class KernelCall(Generic[R]):
-    """A checked call on a GPU, of an operator that remembers no bindings: to be run once, or to be prepared."""
+    """A checked call on a GPU, of an operator that remembers no bindings: to be run once, or to be prepared.
 
-    __slots__ = ("_bind", "_given", "_outputs", "_result", "_stream")
+    Attributes are the arguments of `PreparedKernel`.
+    """
 
-    def __init__(
-        self,
-        given: Sequence[View],
-        stream: object,
-        outputs: Callable[[int | None], OutputArrays],
-        bind: Callable[[OutputArrays, int], tuple[Bound, object]],
-        result: Callable[[OutputArrays], R] = OutputArrays.finish,
-    ) -> None:
-        """Do nothing yet. Arguments as `PreparedKernel` takes them."""
-        self._given = given
-        self._stream = stream
-        self._outputs = outputs
-        self._bind = bind
-        self._result = result
+    given: Sequence[View]
+    stream: object
+    outputs: Callable[[int | None], OutputArrays]
+    bind: Callable[[OutputArrays, int], tuple[Bound, object]]
+    result: Callable[[OutputArrays], R] = OutputArrays.finish
 
     def prepared(self) -> PreparedKernel[R]:
         """The prepared call. Raises what `PreparedKernel` raises."""
-        return PreparedKernel(self._given, self._stream, self._outputs, self._bind, self._result)
+        return PreparedKernel(self.given, self.stream, self.outputs, self.bind, self.result)
 
     def __call__(self, *, stream: object = None) -> R:
         """Bind and launch, without waiting for the result. Raises DriverError."""
-        chosen = self._stream if stream is None else stream
-        pointer = tensor.launch_stream(self._given, chosen)
-        arrays = self._outputs(None if chosen is None else pointer)
-        with driver.on_device(self._given[0].device.index):
-            binding, keep = self._bind(arrays, pointer)
+        chosen = self.stream if stream is None else stream
+        pointer = tensor.launch_stream(self.given, chosen)
+        arrays = self.outputs(None if chosen is None else pointer)
+        with driver.on_device(self.given[0].device.index):
+            binding, keep = self.bind(arrays, pointer)
             binding.launch(pointer)
             if keep is not None and driver.capturing(pointer):
                 captured.keep(keep)
-        tensor.hold(self._given, pointer)
-        return self._result(arrays)
+        tensor.hold(self.given, pointer)
+        return self.result(arrays)
 
 
 def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ctypes.Structure]) -> None:

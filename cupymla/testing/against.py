@@ -144,7 +144,7 @@ def take_turns(
     calls = [prepared(subject, inputs, variant) for variant in variants]
     outputs = []
     for call in calls:
-        beside = [inputs[name] for name in subject.written if inputs.get(name) is not None]
+        beside = [inputs[name] for name in subject.written_in(inputs)]
         for array in beside:
             array.fill(0)
         outputs.append((*as_tuple(call()), *(array.copy() for array in beside)))
