@@ -10,22 +10,10 @@
 namespace cupymla::sparse_mla_bwd {
 
 template <typename Config>
-__device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
-  constexpr uint32_t kWarps = Config::kWorkerWarps;
-  storage.heads_full.init(1);
-  storage.delta_full.init(Config::kCluster * kWarps);
-  storage.k_full.init(1);
-  storage.k_free.init(1);
-  for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
-  for (int i = 0; i < 2; ++i) {
-    storage.scores_full[i].init(1);
-    storage.received[i].init(1);
-    storage.dkv_full[i].init(1);
-  }
-  storage.consumed.init(Config::kCluster * kWarps);
-  storage.tiles_full.init(Config::kCluster * kWarps);
-  storage.tiles_free.init(Config::kCluster);
-  storage.sums_free.init(kWarps);
+__device__ __forceinline__ void init_own_barriers(Storage<Config>& storage) {
+  storage.consumed.init(Config::kCluster * Config::kWorkerWarps);
+  for (Mbarrier& full : storage.dkv_full) full.init(1);
+  storage.sums_free.init(Config::kWorkerWarps);
 }
 
 template <typename Config, typename Element>
@@ -33,10 +21,7 @@ __device__ __forceinline__ void work(Worker<Config, Element>& worker, const Spar
                                      int32_t pass) {
   const int32_t first_head = pass * Config::kHeads;
   const Parameters& params = worker.params;
-  float* attn_dist = nullptr;
-  if (params.attn_dist != nullptr) {
-    attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
-  }
+  float* const attn_dist = worker.distribution_row(query);
   worker.occupied = false;
   if (query.blocks > 0) worker.begin_pass(query, pass);
   for (int32_t block = 0; block < query.blocks; ++block) {

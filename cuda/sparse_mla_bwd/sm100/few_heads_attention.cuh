@@ -10,19 +10,7 @@
 namespace cupymla::sparse_mla_bwd {
 
 template <typename Config>
-__device__ __forceinline__ void init_barriers(FewHeadsStorage<Config>& storage) {
-  constexpr uint32_t kWarps = Config::kWorkerWarps;
-  storage.heads_full.init(1);
-  storage.delta_full.init(Config::kCluster * kWarps);
-  storage.k_full.init(1);
-  storage.k_free.init(1);
-  for (int i = 0; i < Config::kSets; ++i) storage.slots_full[i].init(1);
-  for (int i = 0; i < 2; ++i) {
-    storage.scores_full[i].init(1);
-    storage.received[i].init(1);
-  }
-  storage.tiles_full.init(Config::kCluster * kWarps);
-  storage.tiles_free.init(Config::kCluster);
+__device__ __forceinline__ void init_own_barriers(FewHeadsStorage<Config>& storage) {
   for (int i = 0; i < Config::kRing; ++i) {
     storage.part_full[i].init(1);
     storage.part_free[i].init(Config::kReducerWarps);
@@ -32,11 +20,7 @@ __device__ __forceinline__ void init_barriers(FewHeadsStorage<Config>& storage) 
 template <typename Config, typename Element>
 __device__ __forceinline__ void work(FewHeadsWorker<Config, Element>& worker,
                                      const SparseQuery<Config::kSlots>& query) {
-  const Parameters& params = worker.params;
-  float* attn_dist = nullptr;
-  if (params.attn_dist != nullptr) {
-    attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
-  }
+  float* const attn_dist = worker.distribution_row(query);
   if (query.blocks > 0) worker.begin(query);
   for (int32_t block = 0; block < query.blocks; ++block) {
     const int32_t first_slot = block * Config::kSlots;

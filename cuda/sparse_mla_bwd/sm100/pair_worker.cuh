@@ -50,6 +50,12 @@ struct PairWorker {
     if (lane < Config::kCluster) cluster_arrive_at(cluster_address(smem_address(&barrier), lane));
   }
 
+  // The query's row of the distribution; null where nobody wants it.
+  __device__ __forceinline__ float* distribution_row(const QueryPosition& query) const {
+    if (params.attn_dist == nullptr) return nullptr;
+    return params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  }
+
   // out * dO over this CTA's value channels, to both CTAs. Eight lanes to a head, each with every eighth 16 bytes.
   __device__ __forceinline__ void sum_own_channels(const QueryPosition& query, int32_t first_head) const {
     constexpr int kWarpHeads = Config::kHeads / Config::kWorkerWarps;

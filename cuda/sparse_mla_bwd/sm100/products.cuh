@@ -1,32 +1,20 @@
 // The MMA thread: all five products of a block, over this CTA's channels.
 #pragma once
 
-#include "../../common/cluster.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sparse_query.cuh"
+#include "pair_operands.cuh"
 #include "storage.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <typename Config, bool kFp16>
-struct Products {
-  // Steps of 16 along K: 32 bytes on in a row, or 16 rows on.
-  static constexpr uint32_t kStep = 32 / 16, kStepRows = 16 * kSwizzleRowBytes / 16;
-  static constexpr uint32_t kHeadTile = Config::kHeadTileBytes / 16, kSlotTile = Config::kSlotTileBytes / 16;
+struct Products : PairOperands<Storage<Config>> {
+  using Base = PairOperands<Storage<Config>>;
+  using Base::kStep, Base::kStepRows, Base::kHeadTile, Base::kSlotTile;
+  using Base::storage, Base::has_rope, Base::tmem, Base::q, Base::dout, Base::k, Base::p_across, Base::ds;
+  using Base::q_across, Base::dout_across, Base::k_across, Base::ds_across;
 
-  Storage<Config>& storage;
-  const bool has_rope = Config::kHasRope && cluster_rank() == 0;
-  const uint32_t tmem = storage.tmem;
-  // Operands whose rows are read along, and the same memory read across its rows.
-  const uint64_t q = sm100::descriptor_128b(smem_address(storage.q));
-  const uint64_t dout = sm100::descriptor_128b(smem_address(storage.dout));
-  const uint64_t k = sm100::descriptor_128b(smem_address(storage.k));
-  const uint64_t ds = sm100::descriptor_128b(smem_address(storage.ds));
-  const uint64_t q_across = sm100::descriptor_128b_transposed(smem_address(storage.q), Config::kHeadTileBytes);
-  const uint64_t dout_across = sm100::descriptor_128b_transposed(smem_address(storage.dout), Config::kHeadTileBytes);
-  const uint64_t k_across = sm100::descriptor_128b_transposed(smem_address(storage.k), Config::kSlotTileBytes);
-  const uint64_t p_across = sm100::descriptor_128b_transposed(smem_address(storage.p), Config::kHeadTileBytes);
-  const uint64_t ds_across = sm100::descriptor_128b_transposed(smem_address(storage.ds), Config::kHeadTileBytes);
   uint32_t parity = 0, pass_parity = 0;
 
   __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {

@@ -10,12 +10,30 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Barriers and Tensor Memory of this CTA; `init_barriers` is the storage's own.
+// The barriers that both storages have.
+template <typename Storage>
+__device__ __forceinline__ void init_barriers(Storage& storage) {
+  using Config = typename Storage::Config;
+  storage.heads_full.init(1);
+  storage.delta_full.init(Config::kCluster * Config::kWorkerWarps);
+  storage.k_full.init(1);
+  storage.k_free.init(1);
+  for (Mbarrier& full : storage.slots_full) full.init(1);
+  for (int i = 0; i < 2; ++i) {
+    storage.scores_full[i].init(1);
+    storage.received[i].init(1);
+  }
+  storage.tiles_full.init(Config::kCluster * Config::kWorkerWarps);
+  storage.tiles_free.init(Config::kCluster);
+}
+
+// Barriers and Tensor Memory of this CTA; `init_own_barriers` knows those that only the one storage has.
 template <typename Storage>
 __device__ __forceinline__ void set_up(Storage& storage) {
   using Config = typename Storage::Config;
   if (threadIdx.x == 0) {
     init_barriers(storage);
+    init_own_barriers(storage);
     fence_mbarrier_init();
   }
   if (threadIdx.x / 32 == Config::kMultiplyWarp) {

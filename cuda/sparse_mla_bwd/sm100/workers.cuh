@@ -28,7 +28,6 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     const uint32_t parity = pass & 1;
     const int32_t head = first_head + row;
     has_head = head < params.h_q;
-    occupied = false;
     lse = positive_infinity();
     share = 1.f;
     if (has_head) {
@@ -91,7 +90,6 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     }
     named_barrier_sync(kDistribution + group, Config::kWarpgroup);
   }
-
 };
 
 }  // namespace cupymla::sparse_mla_bwd
