@@ -14,4 +14,16 @@ __device__ __forceinline__ uint32_t arrive_at(uint32_t* counter) {
   return before;
 }
 
+// What is there now; orders nothing (PTX ISA, "ld.relaxed").
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// Adds without waiting for what was there (PTX ISA, "red").
+__device__ __forceinline__ void add_relaxed(uint32_t* counter, uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
 }  // namespace cupymla

@@ -7,8 +7,8 @@
 // CTA come before its thread 0's arrival, by the barrier between them, and the last arrival before the reads.
 #pragma once
 
-#include "../../common/counter.cuh"
 #include "../../common/math.cuh"
+#include "arrivals.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"
 
@@ -140,8 +140,8 @@ struct Merge {
   __device__ __forceinline__ void merge(uint32_t first_cta, int parts, float scale) {
     Parts left{slot(first_cta, line.part(first_cta) == segment.start), slot(first_cta + 1, true), 0, 1};
     // A CTA is the first of one unit at most, and a later one of one unit at most.
-    uint32_t* const unit_counter = params.arrivals + 3 * static_cast<int64_t>(first_cta);
-    int group = kGroup;  // at most 64 for 4096 CTAs
+    uint32_t* const unit_counter = counter_set(params.arrivals, storage.turn) + 3 * static_cast<int64_t>(first_cta);
+    int group = kGroup;  // at most 27 for kMaxCtas
     while (group * group < parts) ++group;
     const bool at_once = parts <= (rows * kHeadSize / 4 <= kThreads ? kMostAtOnce : kGroup);
     const int first = at_once ? 0 : static_cast<int>(blockIdx.x - first_cta) / group * group;
@@ -160,13 +160,10 @@ struct Merge {
     }
   }
 
-  // Whether this CTA is the last of `parts` to leave its part. The counter is then zero again for the next launch.
+  // Whether this CTA is the last of `parts` to leave its part.
   __device__ __forceinline__ bool arrive(uint32_t* counter, int parts) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-      storage.last = arrive_at(counter) == static_cast<uint32_t>(parts - 1);
-      if (storage.last) *counter = 0;
-    }
+    if (threadIdx.x == 0) storage.last = arrive_at(counter) == static_cast<uint32_t>(parts - 1);
     __syncthreads();
     return storage.last;
   }

@@ -25,7 +25,7 @@ struct Parameters {
   uint8_t* out;                 // [num_seqs, num_heads, head_size]
   float* lse;                   // [num_seqs, num_heads] or null
   float* partials;              // two slots for each CTA: see merge.cuh
-  uint32_t* arrivals;           // three for each CTA, zero before and after every launch
+  uint32_t* arrivals;           // counters: see arrivals.cuh
 
   // Strides: in bytes where the name says so, in elements elsewhere.
   int64_t query_seq_bytes, query_head_bytes;

@@ -1,8 +1,9 @@
 // Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
 // query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
 // line, so that ragged batches are balanced to one tile; a part holds the end of a unit that an earlier CTA began,
-// whole units, and the beginning of one that a later CTA will end. Lengths are on the device, so each warp works this
-// out for itself.
+// whole units, and the beginning of one that a later CTA will end. Lengths are on the device, so each CTA works this
+// out for itself: one of its warps, so that all meet at the same barriers even if lengths change while the kernel runs.
+// Then the numbers are anything, but nothing waits for ever and no address leaves its array.
 #pragma once
 
 #include "../../common/prefetch.cuh"
@@ -31,23 +32,25 @@ template <int kTile>
 struct Line {
   const Parameters& params;
   const int32_t units;
-  int64_t total = 0;  // tiles of all
-  uint32_t ctas;      // that have a part: with fewer tiles than CTAs the last ones have none
+  const int64_t total;  // tiles of all
+  const uint32_t ctas;  // that have a part: with fewer tiles than CTAs the last ones have none
 
-  __device__ __forceinline__ explicit Line(const Parameters& params)
-      : params(params), units(params.num_kv_heads * params.row_blocks) {
-    const int lane = threadIdx.x % 32;
-    for (int32_t seq = lane; seq < params.num_seqs; seq += 32) total += seq_tiles(seq);
+  __device__ __forceinline__ Line(const Parameters& params, int64_t total)
+      : params(params),
+        units(params.num_kv_heads * params.row_blocks),
+        total(total),
+        ctas(static_cast<uint32_t>(min(static_cast<int64_t>(gridDim.x), total))) {}
+
+  // Tiles of all sequences, counted by a warp.
+  static __device__ __forceinline__ int64_t count(const Parameters& params) {
+    int64_t tiles = 0;
+    for (int32_t seq = threadIdx.x % 32; seq < params.num_seqs; seq += 32) tiles += tiles_of(key_count(params, seq));
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kFullWarp, total, step);
-    ctas = static_cast<uint32_t>(min(static_cast<int64_t>(gridDim.x), total));
+    for (int step = 16; step > 0; step /= 2) tiles += __shfl_xor_sync(kFullWarp, tiles, step);
+    return tiles * (params.num_kv_heads * params.row_blocks);
   }
 
-  __device__ __forceinline__ int32_t tiles_of(int32_t count) const { return (count + kTile - 1) / kTile; }
-
-  __device__ __forceinline__ int64_t seq_tiles(int32_t seq) const {
-    return static_cast<int64_t>(tiles_of(key_count(params, seq))) * units;
-  }
+  static __device__ __forceinline__ int32_t tiles_of(int32_t count) { return (count + kTile - 1) / kTile; }
 
   // Where the part of a CTA begins; that of the next one begins where it ends.
   __device__ __forceinline__ int64_t part(uint32_t cta) const {
@@ -63,7 +66,7 @@ struct Line {
     const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(ctas);
     uint32_t cta = min(static_cast<uint32_t>(guess), ctas - 1);
     while (part(cta) > place) --cta;
-    while (part(cta + 1) <= place) ++cta;
+    while (cta + 1 < ctas && part(cta + 1) <= place) ++cta;
     return cta;
   }
 };
@@ -76,6 +79,7 @@ struct Walk {
 
   __device__ __forceinline__ bool any() const { return left > 0; }
 
+  // A whole warp.
   __device__ __forceinline__ void begin(const Line<kTile>& line) {
     const int64_t place = line.part(blockIdx.x);
     left = line.part(blockIdx.x + 1) - place;
@@ -83,6 +87,7 @@ struct Walk {
     if (left > 0) locate(line, place);
   }
 
+  // A whole warp, so that all of its lanes go by the length that one has read.
   __device__ __forceinline__ void next(const Line<kTile>& line) {
     left -= segment.end - segment.first;
     if (left <= 0) return;
@@ -90,7 +95,11 @@ struct Walk {
     if (++segment.unit == line.units) {
       segment.unit = 0;
       do {
-        segment.count = key_count(line.params, ++segment.seq);
+        if (++segment.seq >= line.params.num_seqs) {
+          left = 0;  // sequences became shorter after the line was measured
+          return;
+        }
+        segment.count = __shfl_sync(kFullWarp, key_count(line.params, segment.seq), 0);
         segment.tiles = line.tiles_of(segment.count);
       } while (segment.tiles == 0);
     }
@@ -103,9 +112,11 @@ struct Walk {
   __device__ __forceinline__ void locate(const Line<kTile>& line, int64_t place) {
     const int lane = threadIdx.x % 32;
     int64_t before = 0;
-    for (int32_t base = 0;; base += 32) {
+    bool found = false;
+    for (int32_t base = 0; base < line.params.num_seqs && !found; base += 32) {
       const int32_t seq = base + lane;
-      const int64_t own = seq < line.params.num_seqs ? line.seq_tiles(seq) : 0;
+      const int32_t keys = seq < line.params.num_seqs ? key_count(line.params, seq) : 0;
+      const int64_t own = static_cast<int64_t>(line.tiles_of(keys)) * line.units;
       int64_t up_to = own;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -113,15 +124,16 @@ struct Walk {
         if (lane >= step) up_to += lower;
       }
       const uint32_t past = __ballot_sync(kFullWarp, before + up_to > place);
-      if (past != 0) {
-        const int found = __ffs(static_cast<int>(past)) - 1;
-        segment.seq = base + found;
-        before += __shfl_sync(kFullWarp, up_to - own, found);
-        break;
-      }
-      before += __shfl_sync(kFullWarp, up_to, 31);
+      found = past != 0;
+      const int first = found ? __ffs(static_cast<int>(past)) - 1 : 31;
+      before += __shfl_sync(kFullWarp, found ? up_to - own : up_to, first);
+      segment.seq = base + first;
+      segment.count = __shfl_sync(kFullWarp, keys, first);
     }
-    segment.count = key_count(line.params, segment.seq);
+    if (!found) {
+      left = 0;  // as in `next`
+      return;
+    }
     segment.tiles = line.tiles_of(segment.count);
     const int64_t inside = place - before;
     segment.unit = static_cast<int32_t>(inside <= 0xffffffffll ? static_cast<uint32_t>(inside) / segment.tiles

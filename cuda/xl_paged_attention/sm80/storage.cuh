@@ -12,7 +12,8 @@
 // statistics   | each warp its own           | all warps           | __syncthreads in `finish`
 // exchange     | each warp its own, in       | all threads         | __syncthreads before and after each round
 //              | rounds of columns           |                     |
-// walk         | lane 0 of each warp its own | that warp           | __syncwarp
+// walk, tiles, | one warp at the start; then | all threads         | __syncthreads at the start; then the last one in
+// turn         | one, the walk not in use    |                     | `finish`, after which the two walks change places
 // last         | thread 0                    | all threads         | __syncthreads in `arrive`
 //
 // Every warp runs its own ring: the warps of a CTA take every fourth tile of a segment and meet only where a segment
@@ -40,7 +41,9 @@ struct alignas(128) Storage {
   float row_sum[kWarps][Config::kRows];
   float merged_max[Config::kRows];
   float merged_sum[Config::kRows];
-  Walk<Config::kTile> walk[kWarps];  // the segment that is worked on: here, because registers are short
+  int64_t tiles;                // of the line
+  uint32_t turn;                // of this launch (arrivals.cuh)
+  Walk<Config::kTile> walk[2];  // the segment that is worked on, and the next one
   bool last;
 };
 

@@ -49,23 +49,38 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   extern __shared__ __align__(128) uint8_t shared_memory[];
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
 
+  using ThisLine = Line<ThisConfig::kTile>;
+  using ThisWalk = Walk<ThisConfig::kTile>;
   prefetch_tables(params);
-  const Line<ThisConfig::kTile> line(params);
-  Walk<ThisConfig::kTile> start;
-  start.begin(line);
-  ThisEngine engine(params, storage, line, start);
-  Walk<ThisConfig::kTile>& walk = storage.walk[threadIdx.x / 32];
-  if (threadIdx.x % 32 == 0) walk = start;
-  __syncwarp();
+  if (threadIdx.x < 32) {
+    const uint32_t turn = threadIdx.x == 0 ? take_turn(params.arrivals) : 0;
+    const ThisLine line(params, ThisLine::count(params));
+    ThisWalk start;
+    start.begin(line);
+    if (threadIdx.x == 0) {
+      storage.turn = turn;
+      storage.tiles = line.total;
+      storage.walk[0] = start;
+    }
+  }
+  __syncthreads();
+  const ThisLine line(params, storage.tiles);
+  ThisEngine engine(params, storage, line, storage.walk[0]);
+  clear_next_set(params.arrivals, storage.turn);
   clear_empty<ThisConfig>(params);
-  while (walk.any()) {
-    const int32_t first_row = walk.segment.unit % params.row_blocks * ThisConfig::kRows;
-    const int32_t first_head = walk.segment.unit / params.row_blocks * params.group + first_row;
+  for (int turn = 0; storage.walk[turn].any(); turn ^= 1) {
+    const Segment& segment = storage.walk[turn].segment;
+    const int32_t first_row = segment.unit % params.row_blocks * ThisConfig::kRows;
+    const int32_t first_head = segment.unit / params.row_blocks * params.group + first_row;
     const int32_t rows = min(ThisConfig::kRows, params.group - first_row);
-    engine.attend(walk.segment, first_head, rows);
-    Merge<ThisConfig>{params, storage, line, walk.segment, first_head, rows}.finish(engine);
-    if (threadIdx.x % 32 == 0) walk.next(line);
-    __syncwarp();
+    engine.attend(segment, first_head, rows);
+    // By the last warp, which has the fewest tiles.
+    if (threadIdx.x / 32 == kWarps - 1) {
+      ThisWalk next = storage.walk[turn];
+      next.next(line);
+      if (threadIdx.x % 32 == 0) storage.walk[turn ^ 1] = next;
+    }
+    Merge<ThisConfig>{params, storage, line, segment, first_head, rows}.finish(engine);
   }
 }
 
@@ -76,5 +91,7 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 
                      tile = cupymla::xl_paged_attention::ThisConfig::kTile,
                      merge_batch = cupymla::xl_paged_attention::ThisConfig::kMergeBatch,
                      ctas_per_sm = cupymla::xl_paged_attention::ThisConfig::kCtasPerSm,
+                     max_ctas = cupymla::xl_paged_attention::kMaxCtas,
+                     arrivals_bytes = cupymla::xl_paged_attention::kArrivalsBytes,
                      slot_bytes = 4 * cupymla::xl_paged_attention::Merge<
                          cupymla::xl_paged_attention::ThisConfig>::kSlotFloats);

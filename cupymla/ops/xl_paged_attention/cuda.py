@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
+from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
@@ -20,9 +21,9 @@ from .spec import Outline, Problem, Views
 # The kernel counts keys in 32 bits and rounds them up to whole tiles of at most 32.
 _MAX_CONTEXT = 2**31 - 64
 
-# Counters of arrived CTAs lie in front of what CTAs leave behind, so that calls of any size can share one workspace:
-# room for as many CTAs as any GPU holds at once.
-_ARRIVALS_BYTES = 16384
+# Counters of arrived CTAs (cuda/xl_paged_attention/sm80/arrivals.cuh) lie in front of what CTAs leave behind, so that
+# calls of any size can share one workspace. A kernel says how many bytes of them it uses.
+_ARRIVALS_BYTES = 16640
 
 # A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
 _RINGS_BYTES = 48 * 1024
@@ -53,7 +54,7 @@ class Parameters(ctypes.Structure):
 
 
 class Workspace:
-    """Memory in which the CTAs of a launch leave their parts. Its counters are zero between launches.
+    """Memory in which the CTAs of a launch leave their parts, and count them.
 
     Launches that share one must be ordered behind each other, and the first behind the stream that it is made on.
 
@@ -86,8 +87,13 @@ class Binding:
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
+        if facts["arrivals_bytes"] > _ARRIVALS_BYTES:
+            raise CompileError(
+                chosen.source.path, f"counters of {facts['arrivals_bytes']} bytes, not {_ARRIVALS_BYTES}"
+            )
         work = plan.units(problem, facts)
         number = plan.ctas(work, driver.multiprocessor_count(device.index), facts["ctas_per_sm"])
+        number = min(number, facts["max_ctas"])
         self._parameters = _parameters(views, problem, outputs, work.row_blocks)
         self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
