@@ -22,19 +22,6 @@ __device__ __forceinline__ void cluster_store_async_float4(uint32_t address, flo
                : "memory");
 }
 
-// The same of one number of 4 bytes.
-__device__ __forceinline__ void cluster_store_async_int32(uint32_t address, int32_t x, uint32_t mbarrier_address) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(address), "r"(x),
-               "r"(mbarrier_address)
-               : "memory");
-}
-
-// Arrives at a CTA's mbarrier, which is to expect as many bytes.
-__device__ __forceinline__ void cluster_arrive_and_expect_at(uint32_t mbarrier_address, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(mbarrier_address), "r"(bytes)
-               : "memory");
-}
-
 // Arrives at another CTA's mbarrier. Says that this thread has read something, or has written what the asynchronous
 // proxy reads, behind that proxy's fence: CUTLASS's PipelineUmmaConsumerAsync arrives like this for products of a pair.
 // To publish writes to ordinary reads would cost a fence of the whole GPU.

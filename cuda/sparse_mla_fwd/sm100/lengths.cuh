@@ -3,7 +3,7 @@
 // never come if it changed under way.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster_delivery.cuh"
 #include "../../common/ring.cuh"
 #include "storage.cuh"
 #include "work.cuh"
