@@ -18,7 +18,7 @@
 //
 // A pass is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use pass barriers only.
 //
-//   time | planner(leader) | producer                 | multiplier (leader)        | epilogue
+//   time | planner, leader | producer                 | multiplier (leader)        | epilogue
 //   -----+-----------------+--------------------------+----------------------------+----------------------------
 //    |   | pass 0          |                          |                            |
 //    |   | pass 1          | Q tile 0, keys tile 0    |                            | lse of pass 0
