@@ -42,6 +42,11 @@ def _dist(heads: int, slots: int, lengths: tuple[int, ...], multiprocessors: int
     return Problem("attn_dist", case, lengths, multiprocessors)
 
 
+def _forward(lengths: tuple[int, ...]) -> Problem:
+    case = sized(5, 512, max(lengths), len(lengths), 400, "", "masks", selection="full")
+    return Problem("sparse_mla_fwd", case, lengths, 2)
+
+
 def _backward(heads: int, slots: int, length: int) -> Problem:
     """One query, whose slots name different tokens: sums of dkv then have the same bits in any order."""
     case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", dkv_dtype="float32")
@@ -49,8 +54,11 @@ def _backward(heads: int, slots: int, length: int) -> Problem:
 
 
 PROBLEMS = {
-    "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5), 1),
-    "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5), 2),
+    # Behind the last four, the producers wait for the end of the passes, for which the planner waits for the epilogue.
+    "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5, 0, 0, 0, 3), 1),
+    "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5, 0, 0, 0, 3), 2),
+    # Lengths are handed on in four batches.
+    "sparse_mla_fwd": _forward((150, *[0] * 14, 1, 130, *[0] * 14, 2, *[0] * 9, 3, *[0] * 9)),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
     "sparse_mla_bwd-h128": _backward(128, 200, 190),
 }

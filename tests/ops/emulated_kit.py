@@ -6,16 +6,19 @@ run always, each in one mode, so that all modes have their turn; `--interpret-al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupymla.emulate import MODES, Settings
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.testing import compare
+from cupymla.testing import compare, operators
 from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
 from cupymla.testing.without_gpu import MOST_FLOPS
@@ -63,3 +66,40 @@ def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int 
     for name, got, like, right in zip(subject.outputs, results, same, exact, strict=False):
         compare.require([compare.compare(name, got, like.astype(got.dtype), right)])
     return results
+
+
+@contextlib.contextmanager
+def changing(arrays: Mapping[str, tuple[Array, Sequence[Any]]]) -> Iterator[None]:
+    """A block in which each of the arrays goes round and round between its values: a thread of its own writes them."""
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            for memory, values in arrays.values():
+                for value in values:
+                    np.copyto(memory, value)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def results_while_changing(
+    subject: Subject,
+    inputs: dict[str, Any],
+    values: Mapping[str, Sequence[Any]],
+    mode: Any = "random",
+    seed: int = 1,
+    multiprocessors: int = 2,
+) -> tuple[Array, ...]:
+    """What the kernel gives while those inputs go round and round between those values."""
+    first = {name: np.broadcast_to(each[0], inputs[name].shape).astype(np.int32) for name, each in values.items()}
+    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+        given = machine.arguments(inputs | first, subject.written)
+        with changing({name: (given[name].host, each) for name, each in values.items()}):
+            results = machine.call(subject.call, **given)
+        return tuple(result.get() for result in operators.as_tuple(results))

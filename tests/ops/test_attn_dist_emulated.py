@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_kit import case_parameters, check, check_inputs, settings
+from emulated_kit import case_parameters, check, check_inputs, results_while_changing, settings
 from sass_kit import machine_code
 
 from cupymla import arch, build
@@ -88,6 +88,40 @@ def test_infinities_of_a_selected_key_stay_in_its_slot(sign: float) -> None:
         (wanted,) = SUBJECT.reference(inputs, "same")
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(wanted))
     np.testing.assert_allclose(got[np.isfinite(got)], wanted[np.isfinite(wanted)], rtol=1e-4)
+
+
+CHANGING = [
+    pytest.param(sized(33, 512, 530, 7, 600, "_changing", "masks", selection="full", normalize="l1"), id="one CTA"),
+    pytest.param(sized(65, 512, 530, 7, 600, "_changing", "masks", selection="full", normalize="l1"), id="pair"),
+    pytest.param(sized(140, 512, 530, 8, 600, "_changing", "masks", selection="full"), id="pair, two passes"),
+]
+
+
+@pytest.mark.parametrize("case", CHANGING)
+def test_lengths_that_change_under_way_leave_the_roles_in_agreement(case: MlaCase) -> None:
+    """Planners of a pair that read topk_length for themselves wait for each other for ever; one CTA has one planner."""
+    inputs = SUBJECT.cases.inputs(case, 1)
+    inputs["topk_length"] = np.empty(case.s_q, np.int32)
+    inputs["indices"] = np.full_like(inputs["indices"], -1)
+    inputs["indices"][:, [0, 300]] = 7, 8
+
+    def rows(*lengths: int) -> Array:
+        return results_while_changing(SUBJECT, inputs, {"topk_length": lengths})[0]
+
+    short, long, got = rows(3), rows(530), rows(3, 530)
+    for query in range(case.s_q):
+        assert got[query].tobytes() in (short[query].tobytes(), long[query].tobytes())
+
+
+@pytest.mark.parametrize("case", CHANGING)
+def test_indices_that_change_under_way_leave_the_roles_in_agreement(case: MlaCase) -> None:
+    """They say how many blocks at the end of a row are dropped: here none, or all but one."""
+    inputs = SUBJECT.cases.inputs(case, 1)
+    inputs["lse"] = np.full_like(inputs["lse"], 30.0)
+    first_alone, last_too = np.full_like(inputs["indices"], -1), np.full_like(inputs["indices"], -1)
+    first_alone[:, 0] = last_too[:, 0] = last_too[:, -1] = 7
+    (got,) = results_while_changing(SUBJECT, inputs, {"indices": (first_alone, last_too)})
+    assert np.isfinite(got).all() and (got[:, 0] > 0).all() and not got[:, 1:-1].any()
 
 
 SOURCES = [source for target in ("sm_100a", "sm_103a") for source in plan.sources(target)]

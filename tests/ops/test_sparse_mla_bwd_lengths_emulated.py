@@ -3,14 +3,10 @@ sparse_mla_bwd for sm_90a: roles that read it for themselves could disagree, and
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
 import pytest
-from emulated_kit import settings
+from emulated_kit import results_while_changing
 
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
 
 QUERIES, SHORT, LONG = 6, 1, 260
@@ -21,25 +17,7 @@ def first_result(operator: str, heads: int, lengths: tuple[int, ...]) -> Array:
     subject = Subject(operator)
     case = sized(heads, 512, LONG, QUERIES, 300, "_changing", "masks", lengths="hostile", selection="full")
     inputs = subject.cases.inputs(case, 1)
-    inputs["topk_length"] = np.full(QUERIES, lengths[0], np.int32)
-    done = threading.Event()
-    with emulated("sm_100a", 2, settings("random")) as machine:
-        given = machine.arguments(inputs, subject.written)
-        memory = given["topk_length"].host
-
-        def change() -> None:
-            while not done.is_set():
-                for length in lengths:
-                    memory.fill(length)
-
-        thread = threading.Thread(target=change)
-        thread.start()
-        try:
-            found: Array = machine.call(subject.call, **given)[0].get()
-        finally:
-            done.set()
-            thread.join()
-    return found
+    return results_while_changing(subject, inputs, {"topk_length": lengths})[0]
 
 
 @pytest.mark.compile

@@ -72,6 +72,55 @@ def test_output_is_rescaled_where_the_maximum_grows(mode: str) -> None:
     kit.check_inputs(SUBJECT, inputs, mode, seed=5)
 
 
+def require_either(got: tuple[Any, ...], short: tuple[Any, ...], long: tuple[Any, ...]) -> None:
+    """Every query has all results of one of its two lengths."""
+    for query, found in enumerate(zip(*got, strict=True)):
+        either = [[part[query].tobytes() for part in results] for results in (short, long)]
+        assert [part.tobytes() for part in found] in either, query
+
+
+# Sizes, multiprocessors and lengths: one pair takes 36 queries, so that what is handed on comes round; two share one.
+CHANGING = [
+    pytest.param(sized(70, 512, 65, 36, 300, "_changing", "masks", selection="full"), 2, (0, 65), id="a pair"),
+    pytest.param(sized(70, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing"),
+]
+
+
+@pytest.mark.parametrize(("case", "multiprocessors", "lengths"), CHANGING)
+def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
+    monkeypatch: pytest.MonkeyPatch, case: MlaCase, multiprocessors: int, lengths: tuple[int, int]
+) -> None:
+    """Roles that read topk_length for themselves wait for each other for ever. Pairs that share a query agree too."""
+    monkeypatch.setattr(pair_plan, "_MERGE_BLOCKS", 0)
+    inputs = SUBJECT.cases.inputs(case, 1)
+    inputs["topk_length"] = np.empty(case.s_q, np.int32)
+
+    def results(*values: int) -> tuple[Any, ...]:
+        return kit.results_while_changing(SUBJECT, inputs, {"topk_length": values}, multiprocessors=multiprocessors)
+
+    require_either(results(*lengths), results(lengths[0]), results(lengths[1]))
+
+
+def test_indices_that_change_under_way_leave_every_head_a_result() -> None:
+    """Whether a head has a valid slot is said by the warps that masked its scores: of others it may not be true."""
+    inputs = SUBJECT.cases.inputs(sized(128, 512, 2, 20, 100, "_changing", "masks", selection="full"), 1)
+    values = (inputs["indices"].copy(), np.full_like(inputs["indices"], -1))
+    out, max_logits, lse = kit.results_while_changing(SUBJECT, inputs, {"indices": values})
+    assert not any(np.isnan(part.astype(np.float32)).any() for part in (out, max_logits, lse))
+    empty = np.isposinf(lse)
+    assert empty.any() and not empty.all()
+    assert not out[empty].any() and np.isfinite(max_logits[~empty]).all()
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random"])
+def test_lengths_of_many_queries_come_round(mode: str) -> None:
+    """Three batches of lengths and a part of a fourth, most of them 0: nothing else holds roles back."""
+    inputs = SUBJECT.cases.inputs(sized(5, 512, 40, 50, 100, "_batches", "masks", selection="full"), 3)
+    inputs["topk_length"] = np.zeros(50, np.int32)
+    inputs["topk_length"][[0, 15, 16, 31, 40, 49]] = [40, 1, 33, 2, 40, 7]
+    kit.check_inputs(SUBJECT, inputs, mode, seed=6)
+
+
 SOURCES = [source for target in plan.PAIRED for source in plan.sources(target)]
 
 

@@ -15,11 +15,11 @@ namespace cupymla::attn_dist {
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_HEADS>;
 using ThisStorage = Storage<ThisConfig>;
 
-__device__ __forceinline__ void init_barriers(ThisStorage& storage, bool leader) {
+__device__ __forceinline__ void init_barriers(ThisStorage& storage) {
   constexpr uint32_t kEpilogueWarps = ThisConfig::kEpilogueWarps;
   for (int i = 0; i < ThisConfig::kPasses; ++i) {
     storage.pass_full[i].init(1);
-    storage.pass_free[i].init(kEpilogueWarps + ThisConfig::kProducerWarps + (leader ? 1 : 0));
+    storage.pass_free[i].init(ThisConfig::kCtas * (kEpilogueWarps + ThisConfig::kProducerWarps) + 1);
   }
   for (int i = 0; i < ThisConfig::kTiles; ++i) storage.q_full[i].init(1), storage.q_free[i].init(1);
   for (int i = 0; i < ThisConfig::kStages; ++i) storage.k_full[i].init(1), storage.k_free[i].init(1);
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
-    init_barriers(storage, rank == 0);
+    init_barriers(storage);
   }
   // Columns are allocated in both CTAs of a pair at once, so both have to be there (PTX ISA, "tcgen05.alloc").
   if constexpr (ThisConfig::kCtas == 2) sync_all();
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
     if (elect_one()) Producer<ThisConfig>(storage, q_map, kv_map, rank).run();
     __syncwarp();
   } else if (warp == ThisConfig::kPlanner) {
-    Planner<ThisConfig>(storage, params).run();
+    if (rank == 0) Planner<ThisConfig>(storage, params).run();
   } else {
     // The election comes first: behind a condition on the rank, the compiler does not tell that one thread is left.
     if (elect_one() && rank == 0) Multiplier<ThisConfig, CUPYMLA_FP16 != 0>(storage).run();

@@ -1,7 +1,9 @@
-// The planner warp: walks through the queries of its CTAs and describes each pass, a few passes ahead of the others.
-// Both CTAs of a pair do the same.
+// The planner: one warp of the leader, which walks through the queries of its CTAs and describes each pass to all of
+// them, a few passes ahead of the others. It alone reads how many slots a query has: if topk_length or indices changed
+// under way and each CTA planned for itself, they would wait for blocks that never come.
 #pragma once
 
+#include "../../common/cluster_delivery.cuh"
 #include "params.cuh"
 #include "storage.cuh"
 
@@ -24,28 +26,26 @@ struct Planner {
     for (uint32_t item = blockIdx.x / Config::kCtas; item < items; item += clusters) {
       describe_query(item / slices, static_cast<int32_t>(item % slices));
     }
-    storage.pass_free[ring.stage].wait(ring.free());
-    if (lane == 0) {
-      storage.pass[ring.stage].first_head = -1;
-      storage.pass_full[ring.stage].arrive();
-    }
-    __syncwarp();
+    publish(make_int4(-1, 0, 0, 0));
   }
 
   __device__ __forceinline__ void describe_query(uint32_t index, int32_t slice) {
-    const SparseQuery<Config::kSlots> query(params, index);
+    using Query = SparseQuery<Config::kSlots>;
+    // From one lane: nothing promises that all lanes read the same.
+    const int32_t slots = __shfl_sync(0xffffffffu, Query::read_slots(params, QueryPosition(params, index)), 0);
+    const Query query(params, index, slots);
     const int32_t row_blocks = (params.topk + Config::kSlots - 1) / Config::kSlots;
     const int32_t begin = slice * params.slice_blocks, row_end = min(begin + params.slice_blocks, row_blocks);
-    Pass pass{sm100::QuerySlots(params, query),
-              params.lse + query.batch * params.lse_batch + query.query * params.lse_query,
-              params.dist + query.batch * params.dist_batch + query.query * params.dist_query,
-              query.batch,
-              query.query,
-              0,
+    Pass pass{0,
               0,
               begin,
               max(begin, min(query.blocks, row_end)),
-              row_end};
+              row_end,
+              query.batch,
+              query.query,
+              params.lse + query.batch * params.lse_batch + query.query * params.lse_query,
+              params.dist + query.batch * params.dist_batch + query.query * params.dist_query,
+              sm100::QuerySlots(params, query)};
     drop_invalid_end(pass);
     for (; pass.first_head < params.h_q; pass.first_head += Config::kHeads) {
       pass.heads = min(params.h_q - pass.first_head, Config::kHeads);
@@ -67,11 +67,23 @@ struct Planner {
     }
   }
 
-  __device__ __forceinline__ void publish(const Pass& pass) {
+  // A pass, or as much of its beginning as it takes to say that there are no more. A lane for each CTA.
+  template <typename Description>
+  __device__ __forceinline__ void publish(const Description& description) {
     storage.pass_free[ring.stage].wait(ring.free());
-    if (lane == 0) {
-      storage.pass[ring.stage] = pass;
-      storage.pass_full[ring.stage].arrive();
+    if (lane < Config::kCtas) {
+      constexpr uint32_t kPieces = sizeof(Description) / sizeof(uint4);
+      uint4 pieces[kPieces];
+      memcpy(pieces, &description, sizeof(Description));
+      const uint32_t place = cluster_address(smem_address(&storage.pass[ring.stage]), lane);
+      const uint32_t full = cluster_address(smem_address(&storage.pass_full[ring.stage].state), lane);
+      cluster_arrive_and_expect_at(full, sizeof(Description));
+#pragma unroll
+      for (uint32_t i = 0; i < kPieces; ++i) {
+        cluster_store_async_float4(place + i * static_cast<uint32_t>(sizeof(uint4)), __uint_as_float(pieces[i].x),
+                                   __uint_as_float(pieces[i].y), __uint_as_float(pieces[i].z),
+                                   __uint_as_float(pieces[i].w), full);
+      }
     }
     __syncwarp();
     ring.advance();

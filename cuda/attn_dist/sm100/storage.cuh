@@ -4,9 +4,10 @@
 //
 // barrier       | in     | arrivals                         | who waits     | what it says
 // --------------+--------+----------------------------------+---------------+---------------------------------------
-// pass_full[p]  | each   | 1 planner                        | all roles     | pass p is described
-// pass_free[p]  | each   | 4 producers, 4 epilogue warps,   | planner       | everybody has read the description
-//               |        | the leader's multiplier          |               |
+// pass_full[p]  | each   | 1 and the description's bytes    | all roles     | pass p is described
+//               |        | (st.async by the planner)        |               |
+// pass_free[p]  | leader | 4 producers, 4 epilogue warps of | planner       | everybody has read the description
+//               |        | every CTA, the multiplier        |               |
 // q_full[t]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of the pass's Q are in
 // q_free[t]     | each   | 1 (commit)                       | producer      | the last products with them are done
 // k_full[s]     | leader | 1 and the bytes of all its CTAs  | multiplier    | 64 columns of a block of keys are in
@@ -17,7 +18,7 @@
 //
 // A pass is one walk over a query's blocks with up to kHeads of its heads. Those without blocks use pass barriers only.
 //
-//   time | planner         | producer                 | multiplier (leader)        | epilogue
+//   time | planner, leader | producer                 | multiplier (leader)        | epilogue
 //   -----+-----------------+--------------------------+----------------------------+----------------------------
 //    |   | pass 0          |                          |                            |
 //    |   | pass 1          | Q tile 0, keys tile 0    |                            | lse of pass 0
@@ -36,16 +37,16 @@
 
 namespace cupymla::attn_dist {
 
-// What the planner tells the other roles of a pass.
-struct Pass {
-  sm100::QuerySlots slots;
-  const float* lse;    // of head 0 of the query
-  float* dist;         // of the query
-  int32_t batch, query;
-  int32_t first_head;  // negative: there are no more passes
+// What the planner tells the other roles of a pass; it goes to other CTAs 16 bytes at a time.
+struct alignas(16) Pass {
+  int32_t first_head;  // negative: there are no more passes, and no more of this description
   int32_t heads;       // of this pass, up to kHeads
   int32_t begin_block, end_block;  // that hold the slots that can be valid
   int32_t row_end_block;           // blocks from end_block to this one get zeros
+  int32_t batch, query;
+  const float* lse;  // of head 0 of the query
+  float* dist;       // of the query
+  sm100::QuerySlots slots;
 
   __device__ __forceinline__ bool last() const { return first_head < 0; }
   __device__ __forceinline__ bool empty() const { return begin_block == end_block; }
@@ -91,7 +92,9 @@ struct PassRing {
     storage.pass_full[ring.stage].wait(ring.full);
     return storage.pass[ring.stage];
   }
-  __device__ __forceinline__ void release() { storage.pass_free[ring.stage].arrive(); }
+  __device__ __forceinline__ void release() {
+    cluster_arrive_after_reads_at(cluster_address(smem_address(&storage.pass_free[ring.stage].state), 0));
+  }
   __device__ __forceinline__ void advance() { ring.advance(); }
 };
 

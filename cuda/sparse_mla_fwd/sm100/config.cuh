@@ -54,6 +54,11 @@ struct Config {
   static constexpr int kKeyWarp = kMmaWarp + 1, kValueWarp = kKeyWarp + kKeyWarps;
   static constexpr int kThreads = 32 * (kValueWarp + 1);
 
+  // topk_length is read for so many queries at once (lengths.cuh), by the warp of a CTA whose products another issues.
+  static constexpr uint32_t kLengths = 16, kLengthBatches = 2;
+  static constexpr uint32_t kReaderRank = 1;  // that CTA, in the cluster
+  static constexpr uint32_t kRoleWarps = kMmaWarp + kKeyWarps + 1;  // of each CTA, without that of the products
+
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kQueryColumn + kTmemTiles * kQueryTileColumns <= kTmemColumns && kTmemColumns <= sm100::kTmemColumns);
   static_assert(kSlots == kCtas * sm100::kGroupSlots && kBlockStages == kCtas * kChunks);

@@ -6,6 +6,7 @@
 #include "../../common/math.cuh"
 #include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
+#include "lengths.cuh"
 #include "merge.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -28,27 +29,31 @@ struct Epilogue {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t side = warp / 2;             // which half of the channels
+  Lengths<Config> lengths;
   uint32_t o_parity = 0, stats_parity = 0;
   uint32_t q_parity = 0;  // of q_staged; of q_free the other
   uint32_t stage = 0;     // of the ring, where the next Q comes
 
   __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params)
-      : storage(storage), params(params) {}
+      : storage(storage), params(params), lengths{storage, params} {}
 
   // Q of a query goes ahead of O of the query before it, which is done later than that query's scores.
   __device__ __forceinline__ void run() {
     uint32_t before = params.items;
+    int32_t slots_before = 0;
     for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place);
+      const int32_t slots = lengths.next();
+      const Work<Config> work(params, item, place, slots);
       if (work.blocks != 0) keep_query(work);
-      if (before != params.items) finish(before);
+      if (before != params.items) finish(before, slots_before);
       before = item;
+      slots_before = slots;
     });
-    if (before != params.items) finish(before);
+    if (before != params.items) finish(before, slots_before);
   }
 
-  __device__ __forceinline__ void finish(uint32_t item) {
-    const Work<Config> work(params, item, place);
+  __device__ __forceinline__ void finish(uint32_t item, int32_t slots) {
+    const Work<Config> work(params, item, place, slots);
     float factor = 1.f;
     if constexpr (!Config::kSplit) {
       storage.stats_ready.wait(stats_parity);
@@ -126,10 +131,10 @@ struct Epilogue {
     }
   }
 
-  // After everything is left: what the cluster makes of it.
+  // After everything is left: what the cluster makes of it, in which slots play no part.
   __device__ __forceinline__ void merge() {
     for_each_item(params, place, [&](uint32_t item) {
-      merge_parts<Element>(storage, params, Work<Config>(params, item, place), place);
+      merge_parts<Element>(storage, params, Work<Config>(params, item, place, 0), place);
     });
   }
 

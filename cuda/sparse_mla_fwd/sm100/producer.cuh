@@ -6,8 +6,7 @@
 #include "../../common/cluster_exchange.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/pair_copy.cuh"
-#include "storage.cuh"
-#include "work.cuh"
+#include "lengths.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
@@ -26,6 +25,7 @@ struct KeyWarp {
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
+  Lengths<Config> lengths;
   const uint32_t own = threadIdx.x / 32 - Config::kKeyWarp;  // which tile of a stage
   Ring<Config::kStages> ring;
   Ring<2> ropes;
@@ -33,11 +33,11 @@ struct KeyWarp {
 
   __device__ __forceinline__ KeyWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
                                      const TensorMap& kv_map)
-      : storage(storage), params(params), q_map(q_map), kv_map(kv_map) {}
+      : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
     for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place);
+      const Work<Config> work(params, item, place, lengths.next());
       if (work.blocks == 0) return;
       stage_query(work);
       const sm100::QuerySlots slots(params, work);
@@ -119,17 +119,18 @@ struct ValueWarp {
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
+  Lengths<Config> lengths;
   Ring<Config::kStages> ring;
   Phases read;
   uint32_t q_parity = 1;  // of q_free's awaited phase
 
   __device__ __forceinline__ ValueWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
                                        const TensorMap& kv_map)
-      : storage(storage), params(params), q_map(q_map), kv_map(kv_map) {}
+      : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
     for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place);
+      const Work<Config> work(params, item, place, lengths.next());
       if (work.blocks == 0) return;
       load_query(work);
       for (int part = 0; part < Config::kQueryStages; ++part) ring.advance();

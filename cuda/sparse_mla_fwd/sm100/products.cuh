@@ -3,8 +3,7 @@
 
 #include "../../common/ring.cuh"
 #include "../../common/sm100/tcgen05.cuh"
-#include "storage.cuh"
-#include "work.cuh"
+#include "lengths.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
@@ -22,6 +21,7 @@ struct Products {
   const Parameters& params;
   const Place<Config> place;
   const uint32_t tmem;
+  Lengths<Config, true> lengths;
   const uint16_t pair = static_cast<uint16_t>(3u << place.leader);  // both CTAs, for commits
   uint32_t keys_stage = 0, values_stage = 0;  // of the ring, that come next
   Phases keys_phases, values_phases;          // stages of Q have none
@@ -30,11 +30,11 @@ struct Products {
   uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
 
   __device__ __forceinline__ Products(Storage<Config>& storage, const Parameters& params)
-      : storage(storage), params(params), tmem(storage.tmem) {}
+      : storage(storage), params(params), tmem(storage.tmem), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
     for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place);
+      const Work<Config> work(params, item, place, lengths.next());
       if (work.blocks == 0) return;
       keys_stage = (keys_stage + Config::kQueryStages) % Config::kStages;
       values_stage = keys_stage;

@@ -20,6 +20,7 @@ struct Softmax {
   const uint32_t side = warp / 2;             // which half of a block's slots: those of which CTA's keys
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t tmem;                        // first lane of this warp
+  Lengths<Config> lengths;
 
   // Exponentials are taken relative to `base` (../softmax.cuh), which is the same for all slots of a head.
   // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
@@ -29,11 +30,11 @@ struct Softmax {
   uint32_t turn = 0;  // which set of the exchange
 
   __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params)
-      : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)) {}
+      : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
     for_each_item(params, place, [&](uint32_t item) {
-      const Work<Config> work(params, item, place);
+      const Work<Config> work(params, item, place, lengths.next());
       const sm100::QuerySlots slots(params, work);
       base = row_max = negative_infinity();
       row_sum = 0.f;
@@ -186,10 +187,11 @@ struct Softmax {
 
   // Of this thread's head, after the last block.
   __device__ __forceinline__ RowStatistics statistics() {
-    auto& occupied_sides = storage.occupied[turn];
-    if (lane == 0 && warp % 2 == 0) occupied_sides[side] = occupied;
+    // Of the two warps that masked the head's scores: if indices change under way, other warps may have seen others.
+    auto& occupied_warps = storage.occupied[turn];
+    if (lane == 0) occupied_warps[warp] = occupied;
     const float sum = combine(row_sum, [](float a, float b) { return a + b; });
-    const bool any = occupied_sides[0] || occupied_sides[1];
+    const bool any = occupied_warps[warp % 2] || occupied_warps[warp % 2 + 2];
     return {base, row_max, sum, any};
   }
 

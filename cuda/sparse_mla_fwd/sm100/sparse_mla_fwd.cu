@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(kv_map);
-    storage.init_barriers();
+    storage.init_barriers(Place<ThisConfig>().parts);
   }
   cluster_arrive();
   cluster_wait();
@@ -55,6 +55,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     ValueWarp<ThisConfig>(storage, params, q_map, kv_map).run();
   } else if (warp >= ThisConfig::kKeyWarp) {
     KeyWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+  } else if (cluster_rank() == ThisConfig::kReaderRank) {
+    LengthReader<ThisConfig>(storage, params).run();
   } else if (cluster_rank() % kCtas == 0 && elect_one()) {
     Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
   }

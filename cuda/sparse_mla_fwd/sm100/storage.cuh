@@ -38,6 +38,10 @@
 // o_free        | even | 4 epilogue warps of each CTA | MMA        | O has been read
 // stats_ready   | each | 64 softmax threads           | epilogue   | what makes O a result is out
 // stats_free    | each | 128 epilogue threads         | 64 softmax | that has been read
+// lengths_full  | each | 1 + bytes (st.async)         | all roles  | the lengths of 16 queries are there
+//   [b]         |      |                              |            |
+// lengths_free  | rank | 11 warps of each CTA, the    | the warp   | all roles have taken them
+//   [b]         | 1    | products of each pair        | that reads |
 // named 1       | each | 128 softmax threads          | softmax    | maxima of a block, or sums, are out
 // named 2       | each | 128 epilogue threads         | epilogue   | the stages of Q have been read
 // cluster       | all  | all threads                  | all        | barriers are ready; (split) what the CTAs leave
@@ -79,7 +83,7 @@ struct alignas(1024) Storage {
   // Of each head, what the two threads that share it have; two sets in turn, so that one barrier is enough.
   float exchange[2][Config::kCtas][Config::kHeads];
   float output_factor[Config::kHeads];  // negative for a query without a valid slot
-  bool occupied[2][Config::kCtas];
+  bool occupied[2][Config::kSoftmaxWarps];
 
   Mbarrier q_full, q_staged, q_kept, q_ready, q_free;
   Mbarrier keys[Config::kStages], keys_read[Config::kStages], values[Config::kStages], free[Config::kStages];
@@ -87,14 +91,20 @@ struct alignas(1024) Storage {
   Mbarrier s_ready, s_free, p_ready, pv_done;
   Mbarrier o_full, o_free;
   Mbarrier stats_ready, stats_free;
+  Mbarrier lengths_full[Config::kLengthBatches], lengths_free[Config::kLengthBatches];
+  int32_t lengths[Config::kLengthBatches][Config::kLengths];  // slots that can be valid
   uint32_t tmem;
 
-  __device__ __forceinline__ void init_barriers() {
+  __device__ __forceinline__ void init_barriers(uint32_t pairs) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       keys[stage].init(1), keys_read[stage].init(1), free[stage].init(1);
       values[stage].init(Config::kCtas);
     }
     for (int stage = 0; stage < 2; ++stage) rope_full[stage].init(1), rope_free[stage].init(1);
+    for (uint32_t batch = 0; batch < Config::kLengthBatches; ++batch) {
+      lengths_full[batch].init(1);
+      lengths_free[batch].init(pairs * (Config::kCtas * Config::kRoleWarps + 1));
+    }
     q_full.init(1);
     q_staged.init(1);
     q_kept.init(Config::kEpilogueWarps);

@@ -30,8 +30,9 @@ struct Work : SparseQuery<Config::kSlots> {
   int32_t first_block;  // of the pair's `blocks`
 
   // Head blocks of a query are neighbours, so that the second finds the gathered rows in L2.
-  __device__ __forceinline__ Work(const Parameters& params, uint32_t item, const Place<Config>& place)
-      : SparseQuery<Config::kSlots>(params, item / params.head_blocks),
+  // `slots` as all roles that wait for each other are told it (lengths.cuh).
+  __device__ __forceinline__ Work(const Parameters& params, uint32_t item, const Place<Config>& place, int32_t slots)
+      : SparseQuery<Config::kSlots>(params, item / params.head_blocks, slots),
         first_head(static_cast<int32_t>(item % params.head_blocks * Config::kPairHeads + place.rank * Config::kHeads)),
         first_block(0) {
     if constexpr (Config::kSplit) {
@@ -45,11 +46,20 @@ struct Work : SparseQuery<Config::kSlots> {
   __device__ __forceinline__ int32_t first_slot(int32_t block) const { return (first_block + block) * Config::kSlots; }
 };
 
+// Which items a cluster takes.
+struct Items {
+  uint32_t first, step;
+
+  template <typename Config>
+  __device__ __forceinline__ explicit Items(const Place<Config>& place)
+      : first(blockIdx.x / (Config::kCtas * place.parts)), step(gridDim.x / (Config::kCtas * place.parts)) {}
+};
+
 // Calls `body` with each item of this cluster; all warps of its CTAs go through the same ones.
 template <typename Config, typename Body>
 __device__ __forceinline__ void for_each_item(const Parameters& params, const Place<Config>& place, Body body) {
-  const uint32_t ctas = Config::kCtas * place.parts, clusters = gridDim.x / ctas;
-  for (uint32_t item = blockIdx.x / ctas; item < params.items; item += clusters) body(item);
+  const Items items(place);
+  for (uint32_t item = items.first; item < params.items; item += items.step) body(item);
 }
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -1,0 +1,84 @@
+// How many slots of each query can be valid: one warp of a cluster reads topk_length, for all roles of all its CTAs, a
+// batch of queries at a time and up to two batches ahead. Roles that read it for themselves would wait for blocks that
+// never come if it changed under way.
+#pragma once
+
+#include "../../common/cluster_delivery.cuh"
+#include "../../common/ring.cuh"
+#include "storage.cuh"
+#include "work.cuh"
+
+namespace cupymla::sparse_mla_fwd {
+
+// The warp that reads. It has no other work, and may wait for the slowest role without holding up another.
+template <typename Config>
+struct LengthReader {
+  static constexpr uint32_t kLengths = Config::kLengths;
+  static_assert(32 % kLengths == 0);
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  const Place<Config> place;
+  const uint32_t lane = threadIdx.x % 32;
+  Ring<Config::kLengthBatches> ring;
+
+  __device__ __forceinline__ LengthReader(Storage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params) {}
+
+  __device__ __forceinline__ void run() {
+    if (params.topk_length == nullptr) return;
+    const Items items(place);
+    for (uint32_t first = items.first; first < params.items; first += kLengths * items.step) {
+      const uint32_t item = first + lane * items.step;
+      const int32_t slots = lane < kLengths && item < params.items ? read_slots(item) : 0;
+      storage.lengths_free[ring.stage].wait(ring.free());
+      hand_on(slots);
+      ring.advance();
+    }
+  }
+
+  __device__ __forceinline__ int32_t read_slots(uint32_t item) const {
+    return Work<Config>::read_slots(params, QueryPosition(params, item / params.head_blocks));
+  }
+
+  // To all CTAs what the first lanes have read.
+  __device__ __forceinline__ void hand_on(int32_t slots) const {
+    const uint32_t own = lane % kLengths;
+    slots = __shfl_sync(0xffffffffu, slots, static_cast<int>(own));
+    for (uint32_t rank = lane / kLengths; rank < Config::kCtas * place.parts; rank += 32 / kLengths) {
+      const uint32_t full = cluster_address(smem_address(&storage.lengths_full[ring.stage].state), rank);
+      if (own == 0) cluster_arrive_and_expect_at(full, sizeof(storage.lengths[0]));
+      cluster_store_async_int32(cluster_address(smem_address(&storage.lengths[ring.stage][own]), rank), slots, full);
+    }
+  }
+};
+
+// A role's place among them. `kAlone`: the role is one thread, not all lanes of a warp.
+template <typename Config, bool kAlone = false>
+struct Lengths {
+  static constexpr uint32_t kLengths = Config::kLengths;
+
+  Storage<Config>& storage;
+  const Parameters& params;
+  uint32_t taken = 0;
+
+  // Of the next item.
+  __device__ __forceinline__ int32_t next() {
+    if (params.topk_length == nullptr) return params.topk;
+    const uint32_t batch = taken / kLengths % Config::kLengthBatches, own = taken % kLengths;
+    if (own == 0) storage.lengths_full[batch].wait(taken / (kLengths * Config::kLengthBatches) % 2);
+    const int32_t slots = storage.lengths[batch][own];
+    if (own + 1 == kLengths) release(storage.lengths_free[batch]);
+    ++taken;
+    return slots;
+  }
+
+  __device__ __forceinline__ void release(const Mbarrier& free) const {
+    if constexpr (!kAlone) __syncwarp();
+    if (kAlone || threadIdx.x % 32 == 0) {
+      cluster_arrive_after_reads_at(cluster_address(smem_address(&free.state), Config::kReaderRank));
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_fwd
