@@ -8,11 +8,17 @@ what it finds. Registers that wgmma reads or writes while it runs are modelled a
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sass_kit import machine_code
 from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Violation, schedule, steps_of
+
+from cupymla import arch, build
+from cupymla.ops.attn_dist import plan
+from cupymla.ops.mla import D_QK
 
 KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "attn_dist" / "sm90"
 WARPS = 2  # per warpgroup; the kernel has four
@@ -262,13 +268,11 @@ class Consumer:
             for item in model.tile_items(b, first, end):
                 model.read(self.mma, item, ("kv", index, self.block), "async")
             model.write(self.mma, ("scores", self.warp, self.scores), (index, self.block), generic=False)
-            if part == LEFT_PARTS - 1:
-                self.commit()
-        self.commit()
+            self.commit()
         self.advance_place()
 
     def advance(self, more: list[bool]) -> Steps:
-        self.collect(1, "wgmma wait of the left half")
+        self.collect(len(PARTS) - LEFT_PARTS, "wgmma wait of the left half")
         self.free_half(self.before(1), 0)
         yield None
         present, block, scores = self.passes, self.block, self.scores
@@ -285,7 +289,7 @@ class Consumer:
         else:
             self.block += 1
         yield from self.issue()
-        self.collect(2, "wgmma wait of the right half")
+        self.collect(len(PARTS), "wgmma wait of the right half")
         if not last:
             self.free_half(self.before(2), 1)
         yield None
@@ -388,3 +392,20 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
     assert steps_of(KERNEL / file) == counts
+
+
+@pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
+@pytest.mark.parametrize("d_qk", D_QK)
+def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
+    """A wait for all but N groups becomes one for all but N products marked gsb0 (WARPGROUP.DEPBAR.LE gsb0, N).
+
+    ptxas marks the last product before every wgmma.fence, also where no group ends there. So groups must end where
+    products are marked, or the wait for one block's scores is for half of the next block's as well.
+    """
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
+    code = machine_code(build.cubin(source), tmp_path)
+    marked = len(re.findall(r"\bHGMMA\b[^;]*\bgsb0\b", code))
+    assert marked == build.ptx(source).count("wgmma.commit_group.sync.aligned") > 0
+    waits = {int(pending, 0) for pending in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", code)}
+    assert waits == {0, len(PARTS) - LEFT_PARTS, len(PARTS)}

@@ -3,16 +3,21 @@ an output like the others to whoever runs cases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from cupymla.interpret.instructions import bind
+from cupymla.interpret.threads import Lanes
+from cupymla.launch import Geometry
 from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
+from cupymla.tensormap import TileMap
 from cupymla.testing import compare
-from cupymla.testing.interpreted import interpreted
+from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
 from cupymla.testing.operators import Subject
 
 CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
@@ -33,6 +38,36 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     # 192 exponentials of fp32 scores, rounded once each and in their sum.
     np.testing.assert_allclose(results[0], expected["attn_dist"], rtol=2e-5, atol=1e-6)
     assert results[0].tobytes() == results[1].tobytes()
+
+
+def fences_of_the_gpu(machine: Interpreted, name: str) -> int:
+    """How often threads fence all over the GPU in a case, the fences of barriers aside."""
+    execute, met = machine.execute, 0
+
+    def counted(kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]) -> None:
+        def count(lanes: Lanes) -> None:
+            nonlocal met
+            met += lanes.count
+
+        bind(kernel.program)
+        with contextlib.ExitStack() as patches:
+            for step in kernel.program.steps:
+                if step.parts == ("fence", "acq_rel", "gpu"):
+                    patches.enter_context(mock.patch.object(step, "run", count))
+            execute(kernel, geometry, parameters, maps)
+
+    with mock.patch.object(machine, "execute", counted):
+        compare.require(machine.check("sparse_mla_bwd", next(case for case in cases.CASES if case.name == name)))
+    return met
+
+
+@pytest.mark.compile
+def test_additions_are_fenced_only_where_their_order_matters() -> None:
+    """Two CTAs that add to zero may do so in either order; a fence would wait for all that was added to dKV before."""
+    with interpreted(multiprocessors=3) as machine:
+        assert fences_of_the_gpu(machine, "h128_d512_k130_q4_kv200_dist_sink") == 0
+        # Of each query and pass one thread for every slot.
+        assert fences_of_the_gpu(machine, CASE.name) == 2 * 2 * 65
 
 
 @pytest.mark.compile

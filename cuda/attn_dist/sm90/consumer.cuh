@@ -106,8 +106,9 @@ struct Consumer {
 
   __device__ __forceinline__ void free_half(int which, int half) { storage.free[which][half].arrive(); }
 
-  // Issues scores = Q K^T of the block in the next buffer, part by part as its columns arrive. Leaves two groups in
-  // flight, one for each half of the buffer.
+  // Issues scores = Q K^T of the block in the next buffer, part by part as its columns arrive. Leaves a group in flight
+  // for each part. ptxas counts products from fence to fence, committed or not, when it makes a wait of `wgmma_wait`:
+  // with fewer groups than fences a wait would be for more than it says.
   __device__ __forceinline__ void issue(float (&scores)[kScores]) {
     auto& full = storage.full[place.buffer];
     full[0].wait(place.parity);
@@ -125,9 +126,8 @@ struct Consumer {
       fence_async_shared();
       sm90::wgmma_fence();
       multiply(scores, keys, part);
-      if (part == Config::kLeftParts - 1) sm90::wgmma_commit();
+      sm90::wgmma_commit();
     }
-    sm90::wgmma_commit();
     place.advance();
   }
 
@@ -145,7 +145,7 @@ struct Consumer {
   // Scores of the present block are in flight. Issues those of the next block, which after the last one is that of the
   // next pass, and finishes this one; false when there is no next.
   __device__ __forceinline__ bool advance(float (&scores)[kScores], float (&upcoming)[kScores]) {
-    sm90::wgmma_wait<1>();
+    sm90::wgmma_wait<Config::kParts - Config::kLeftParts>();
     free_half(place.before(1), 0);
     const Block done = present;
     const bool last = done.index + 1 == pass(done.pass).end_block;
@@ -162,7 +162,7 @@ struct Consumer {
       ++present.index;
     }
     issue(upcoming);
-    sm90::wgmma_wait<2>();
+    sm90::wgmma_wait<Config::kParts>();
     if (!last) free_half(place.before(2), 1);
     sm90::pin_registers(scores);
     finish(scores, done, last);

@@ -170,7 +170,8 @@ struct Consumer {
   }
 
   // Adds them to the query's distribution, whose element for the block's first slot is `start`. Of two CTAs the first
-  // to add fences, since the barrier that the second waits for publishes nothing.
+  // to add fences, since the barrier that the second waits for publishes nothing; a fence waits for all that the thread
+  // has sent to global memory. In a single pass there is nothing to put in order: two numbers are added to zero.
   template <bool kFences>
   __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left) {
     named_barrier_sync(kDistribution, Config::kWarpgroup);
@@ -178,7 +179,7 @@ struct Consumer {
     if (slot < Config::kSlots && slot < slots_left) {
       const auto& sums = storage.distribution;
       reduce_add_float(start + slot, (sums[0][slot] + sums[1][slot]) + (sums[2][slot] + sums[3][slot]));
-      if constexpr (kFences) fence_gpu();
+      if (kFences && params.passes > 1) fence_gpu();
     }
     named_barrier_sync(kDistribution, Config::kWarpgroup);
   }
