@@ -60,17 +60,15 @@ def subject(problem: Problem) -> tuple[Callable[[Settings], float], tuple[Site, 
     """What runs a kernel, and its sites. The first run has to keep the comparison law, others to repeat its bits."""
     operator, inputs = Subject(problem.operator), problem.inputs()
 
-    def results(settings: Settings) -> tuple[tuple[Array, ...], Emulated]:
+    def results(settings: Settings) -> tuple[dict[str, Array], Emulated]:
         with emulated("sm_100a", problem.multiprocessors, settings) as machine:
-            return machine.run(operator, inputs), machine
+            return machine.results(operator, inputs), machine
 
     first, machine = results(Settings(patience_seconds=20.0))
-    exact, same = operator.reference(inputs, "float64"), operator.reference(inputs, "same")
-    for name, got, like, right in zip(operator.outputs, first, same, exact, strict=False):
-        compare.require([compare.compare(name, got, like.astype(got.dtype), right)])
+    compare.require(operator.reports(inputs, first))
 
     def run(settings: Settings) -> float:
         found, _ = results(settings)
-        return float(not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(found, first, strict=True)))
+        return float(not all(np.array_equal(found[name], first[name], equal_nan=True) for name in first))
 
     return run, machine.sites
