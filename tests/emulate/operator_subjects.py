@@ -48,11 +48,19 @@ def _backward(heads: int, slots: int, length: int) -> Problem:
     return Problem("sparse_mla_bwd", case, (length,), 2)
 
 
+def _phase1(heads: int) -> Problem:
+    """Eight queries, of which the one pair of CTAs takes the first four together: three of four blocks, one of none."""
+    lengths = (500, 390, 0, 500, 3, 130, 1, 500)
+    case = sized(heads, 512, 500, len(lengths), 600, "", "masks", selection="full")
+    return Problem("sparse_mla_bwd_phase1", case, lengths, 2)
+
+
 PROBLEMS = {
     "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5), 1),
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5), 2),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
     "sparse_mla_bwd-h128": _backward(128, 200, 190),
+    "sparse_mla_bwd_phase1-h128": _phase1(128),
 }
 
 
