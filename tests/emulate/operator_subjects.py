@@ -42,9 +42,10 @@ def _dist(heads: int, slots: int, lengths: tuple[int, ...], multiprocessors: int
     return Problem("attn_dist", case, lengths, multiprocessors)
 
 
-def _backward(heads: int, slots: int, length: int) -> Problem:
+def _backward(heads: int, slots: int, length: int, wants_dist: bool = False) -> Problem:
     """One query, whose slots name different tokens: sums of dkv then have the same bits in any order."""
-    case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", dkv_dtype="float32")
+    options: dict[str, Any] = {"dkv_dtype": "float32", "wants_dist": wants_dist}
+    case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", **options)
     return Problem("sparse_mla_bwd", case, (length,), 2)
 
 
@@ -60,6 +61,9 @@ PROBLEMS = {
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5), 2),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
     "sparse_mla_bwd-h128": _backward(128, 200, 190),
+    # The same with the distribution, for which one barrier of the first kernel and two of the second are there.
+    "sparse_mla_bwd-h64-dist": _backward(64, 650, 641, wants_dist=True),
+    "sparse_mla_bwd-h128-dist": _backward(128, 200, 190, wants_dist=True),
     "sparse_mla_bwd_phase1-h128": _phase1(128),
 }
 
