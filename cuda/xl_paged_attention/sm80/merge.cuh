@@ -47,8 +47,8 @@ struct Merge {
     reinterpret_cast<Query*>(to)[channel] = static_cast<Query>(value);
   }
 
-  // The maximum and the logarithm of the sum, in units of lse, rounded once. In fp32 the logarithm, its product with the
-  // unit and the result would each be rounded at the size of the result: one unit in the last place in all, where a
+  // The maximum and the logarithm of the sum, in units of lse, rounded once. In fp32 the logarithm, its product with
+  // the unit and the result would each be rounded at the size of the result: a unit in the last place in all, where a
   // reference may be off by half of one. `total` is 1 at least, but for rounding, or NaN; what becomes of its exponent
   // then does not matter.
   __device__ __forceinline__ float log_sum(float top, float total) const {
