@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupymla.emulate import MODES
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
@@ -113,6 +115,41 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == 1
+
+
+def tensor_kernel() -> tuple[operators.Subject, KernelEntry]:
+    subject = operators.Subject("nvfp4_gemv")
+    return subject, next(kernel for kernel in subject.entry.kernels if kernel.name == "nvfp4_gemv_tcgen05")
+
+
+@pytest.mark.compile
+def test_what_is_said_of_a_kernel_has_come_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a target has two kernels, the one asked for runs, though the plan would take the other one."""
+    subject, kernel = tensor_kernel()
+    cases = without_gpu.small_cases(subject, kernel=kernel)
+    assert 0 < len(cases) < len(subject.cases.CASES) and {case.intent for case in cases} == {"tensor"}
+    case = min(cases, key=subject.cases.flops)
+    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is not None
+    choices = subject.cases.CHOICES
+    monkeypatch.setitem(choices, kernel.name, choices["nvfp4_gemv"])
+    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is None
+    assert "launched nvfp4_gemv in the place of nvfp4_gemv_tcgen05" in capsys.readouterr().out
+
+
+def test_every_kernel_that_has_another_beside_it_can_be_chosen() -> None:
+    for entry in registry.OPERATORS:
+        subject = operators.Subject(entry.name)
+        for kernel in entry.kernels:
+            assert subject.cases_of(kernel), kernel
+
+
+def test_numbers_of_multiprocessors_go_through_all_operands_and_modes() -> None:
+    """nvfp4_gemv's cases come in sixes, one for each pair of operands, and emulated ones in each of three modes."""
+    numbers = without_gpu.multiprocessors("nvfp4_gemv")
+    assert set(without_gpu.MULTIPROCESSORS) < set(numbers)
+    assert math.gcd(len(numbers), 6 * len(MODES)) == 1
 
 
 def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(

@@ -83,14 +83,16 @@ def _store_local(lanes: Lanes, address: Array, data: Array) -> None:
 def _load_parameter(lanes: Lanes, address: Array, dtype: DType, count: int) -> Array:
     out = np.empty((len(address), count), dtype)
     bytes_ = dtype.itemsize * count
-    for one in np.unique(address):
+    # Nearly always all threads read the same.
+    alike = (address == address[0]).all()
+    for one in address[:1] if alike else np.unique(address):
         offset = (int(one) - PARAMETER_WINDOW) % PARAMETER_STRIDE
         content = lanes.group.machine.parameters.get(int(one) - offset)
         if content is None or offset + bytes_ > len(content.content):
             raise Trap(f"read of parameters out of bounds: {bytes_} bytes at {int(one):#x}")
         if offset % bytes_:
             raise Trap(f"misaligned access to a parameter: {bytes_} bytes at offset {offset}")
-        out[address == one] = content.content[offset : offset + bytes_].view(dtype)
+        out[... if alike else address == one] = content.content[offset : offset + bytes_].view(dtype)
     return out
 
 

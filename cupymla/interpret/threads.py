@@ -121,6 +121,7 @@ class Group:
         self.fronts = [Front(self, 0, self.index)]
         self.live_warps = np.bincount(self.index >> 5, minlength=self.warps)
         self.ports: list[Array | None] = [None] * len(program.ports)
+        self._places = program.ports
         # Zeroed pages cost nothing until they are written.
         self._files = {dtype: np.zeros((rows, size), dtype) for dtype, rows in program.rows.items()}
         self._locked: set[tuple[DType, int]] = set()
@@ -150,10 +151,13 @@ class Group:
 
     def open(self, number: int) -> Array:
         """Make a port: a register of all threads, seen as a type. Raises Trap for one that a wgmma still uses."""
-        kind, row, dtype = self.machine.program.ports[number]
-        if (kind, row) in self._locked:
+        kind, row, dtype = self._places[number]
+        if self._locked and (kind, row) in self._locked:
             raise Trap("a register of an unfinished wgmma is used before wgmma.wait_group")
-        port: Array = self._files[kind][row].view(dtype)
+        port: Array = self._files[kind][row]
+        # Code without loops opens a port for nearly every instruction, so that an empty view would count.
+        if dtype is not kind:
+            port = port.view(dtype)
         self.ports[number] = port
         return port
 

@@ -6,7 +6,8 @@ An operator's `cases` module offers
 - `BENCH`: timing cases, named as the benchmark files name them;
 - `inputs(case, seed, xp=numpy)`: fresh arguments for the public function, as a dict of its parameter names; `xp` is
   numpy or cupy, whose `random.default_rng` makes the arrays;
-- `flops(case)` and `bytes_moved(case)`: the least arithmetic and the least memory traffic of one call.
+- `flops(case)` and `bytes_moved(case)`: the least arithmetic and the least memory traffic of one call;
+- `CHOICES`, where a target has several kernels: for each of them what makes it run (`Choice`).
 """
 
 from __future__ import annotations
@@ -25,3 +26,20 @@ class Case:
 
     name: str
     intent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What makes one of a target's kernels run wherever it can, whatever the plan would choose.
+
+    Attributes:
+        setting: a constant of the operator's package with its value, as `bench --set` takes it.
+        intents: of the cases that the kernel can run; empty for all.
+    """
+
+    setting: str
+    intents: tuple[str, ...] = ()
+
+    def serves(self, case: Case) -> bool:
+        """Whether the kernel can run a case."""
+        return not self.intents or case.intent in self.intents

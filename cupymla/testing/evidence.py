@@ -72,7 +72,7 @@ class WithoutGpu:
         how: what was varied, such as the emulator's modes.
         toolkit: compiler and headers.
         cases: how many cases passed, all that were small enough.
-        of: how many cases the operator has.
+        of: how many cases the operator has for the kernel.
         worst_errors: as of `Evidence`.
         date: ISO 8601, UTC.
     """

@@ -29,7 +29,7 @@ from ..interpret import GlobalMemory, Program, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..tensormap import TileMap
-from . import compare, operators
+from . import operators
 from .compare import Report
 from .operators import Array, Subject
 from .poison import strided_like
@@ -110,6 +110,7 @@ class Interpreted:
 
     Attributes:
         launches: the geometry of every launch so far.
+        launched: the kernel of each, by its entry's name.
         steps: instructions that the launches executed.
         seed: of the next launch's schedule; each launch takes one more.
         max_steps: after so many executed instructions a launch is taken to be endless.
@@ -129,6 +130,7 @@ class Interpreted:
         self._real_cupy = sys.modules.get("cupy")
         self.seed = seed
         self.launches: list[Geometry] = []
+        self.launched: list[str] = []
         self.steps = 0
         self.max_steps = 50_000_000
         self.strict = True
@@ -172,9 +174,9 @@ class Interpreted:
 
     def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
         """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
-        return tuple(array for name, array in self._run(subject, inputs).items() if name not in subject.written)
+        return tuple(array for name, array in self.results(subject, inputs).items() if name not in subject.written)
 
-    def _run(self, subject: Subject, inputs: dict[str, Any]) -> dict[str, Array]:
+    def results(self, subject: Subject, inputs: dict[str, Any]) -> dict[str, Array]:
         """What an operator returns, then what it writes beside it, by name."""
         given = self.arguments(inputs, subject.written)
         returned = operators.as_tuple(self.call(subject.call, **given))
@@ -188,11 +190,7 @@ class Interpreted:
         """Run an operator's case and compare each output with the references. Raises Trap."""
         subject = Subject(operator)
         inputs = subject.cases.inputs(case, seed)
-        results = self._run(subject, inputs)
-        with np.errstate(all="ignore"):
-            exact, same = subject.expected(inputs, "float64"), subject.expected(inputs, "same")
-            rows = zip(results.items(), same.values(), exact.values(), strict=True)
-            return [compare.compare(name, _as(got, like), like, right) for (name, got), like, right in rows]
+        return subject.reports(inputs, self.results(subject, inputs))
 
     # What the driver does --------------------------------------------------------------------------------------
 
@@ -231,6 +229,7 @@ class Interpreted:
         self.execute(kernel, geometry, parameters, maps)
         self.seed += 1
         self.launches.append(geometry)
+        self.launched.append(kernel.program.name)
         return 0
 
     def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
@@ -355,11 +354,6 @@ def _install_cupy(module: ModuleType | None) -> None:
 def _value(pointer: Any) -> int:
     """The address or number in a ctypes pointer."""
     return int(getattr(pointer, "value", pointer) or 0)
-
-
-def _as(got: Array, like: Array) -> Array:
-    """Bytes of narrow floats as such."""
-    return got.view(like.dtype) if got.dtype == np.uint8 and like.dtype.itemsize == 1 else got
 
 
 def _geometry(config: LaunchConfig) -> Geometry:

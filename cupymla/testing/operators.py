@@ -6,7 +6,7 @@ parameters, in the order in which it returns them; and, where there are any, `WR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from .. import arch as arches
 from ..build import KernelSource
 from ..ops import registry
-from ..ops.case import Case
+from ..ops.case import Case, Choice
 from ..ops.registry import KernelEntry, OperatorEntry
+from . import compare
+from .compare import Report
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +59,18 @@ class Subject:
         """Those of `written` that these inputs hold."""
         return tuple(name for name in self.written if inputs.get(name) is not None)
 
+    def choice(self, kernel: KernelEntry) -> Choice | None:
+        """What makes a kernel run where its target has another one as well; None where it has not."""
+        if sum(other.arch == kernel.arch for other in self.entry.kernels) == 1:
+            return None
+        choices: dict[str, Choice] = self.cases.CHOICES
+        return choices[kernel.name]
+
+    def cases_of(self, kernel: KernelEntry) -> list[Case]:
+        """The cases that a kernel can run."""
+        choice = self.choice(kernel)
+        return [case for case in self.cases.CASES if choice is None or choice.serves(case)]
+
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
         return as_tuple(self._reference(**inputs, precision=precision))
@@ -72,6 +86,17 @@ class Subject:
         }
         return {**dict(zip(self.outputs, self.reference(inputs | own, precision), strict=False)), **own}
 
+    def reports(self, inputs: dict[str, Any], results: Mapping[str, Array]) -> list[Report]:
+        """How results of NumPy inputs, by name, compare with the references: what a call returned and what it wrote
+        beside it, all that the references make and nothing else."""
+        with np.errstate(all="ignore"):
+            exact, same = self.expected(inputs, "float64"), self.expected(inputs, "same")
+            if results.keys() != same.keys():
+                raise ValueError(f"{self.name}: results {', '.join(results)} where {', '.join(same)} are expected")
+            return [
+                compare.compare(name, _as(got, same[name]), same[name], exact[name]) for name, got in results.items()
+            ]
+
     def small_grid(self, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:
         """The cheapest cases of each intent that do anything, for tools that slow a kernel down a thousandfold.
 
@@ -85,6 +110,11 @@ class Subject:
             if len(group) < per_intent and self.cases.flops(case) > 0:
                 group.append(case)
         return [case for group in cheap.values() for case in group]
+
+
+def _as(got: Array, like: Array) -> Array:
+    """Bytes of narrow floats as such."""
+    return got.view(like.dtype) if got.dtype == np.uint8 and like.dtype.itemsize == 1 else got
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:

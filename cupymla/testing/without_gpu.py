@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from .. import arch as arches
 from ..build import compiler
@@ -21,7 +21,7 @@ from ..emulate import MODES, Settings
 from ..errors import InputError
 from ..ops.case import Case
 from ..ops.registry import KernelEntry
-from . import compare, evidence, machine
+from . import against, compare, evidence, machine
 from .compare import Report
 from .emulated import emulated
 from .evidence import WithoutGpu
@@ -29,6 +29,9 @@ from .interpreted import Interpreted, interpreted
 from .operators import Subject
 
 MULTIPROCESSORS = (1, 132, 3)
+# nvfp4_gemv puts a CTA of up to 512 threads on every SM, however little there is to do, and a CPU's time goes by CTAs:
+# few cases get many of them. The numbers are 13, so that each meets all six pairs of operands that cases go through.
+MANY_MULTIPROCESSORS = {"nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11)}
 NEWEST_INTERPRETED = (9, 0)
 MOST_FLOPS = 4e8
 # These kernels read shared memory past what they filled and drop what they read: it is NaN here, so it would show.
@@ -40,6 +43,11 @@ def is_interpreted(arch: str) -> bool:
     return arches.named(arch).capability <= NEWEST_INTERPRETED
 
 
+def multiprocessors(operator: str) -> tuple[int, ...]:
+    """How many SMs machines for an operator have, in turn."""
+    return MANY_MULTIPROCESSORS.get(operator, MULTIPROCESSORS)
+
+
 @contextmanager
 def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
     """A block in which operators run on a CPU as on a GPU of that target.
@@ -49,7 +57,8 @@ def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
         arch: the target.
         turn: chooses the number of multiprocessors, the order of threads and, in the emulator, the mode.
     """
-    count = MULTIPROCESSORS[turn % len(MULTIPROCESSORS)]
+    counts = multiprocessors(operator)
+    count = counts[turn % len(counts)]
     if is_interpreted(arch):
         with interpreted(arch, count, seed=count) as made:
             made.strict = operator not in READS_UNWRITTEN
@@ -61,13 +70,28 @@ def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
         yield made
 
 
-def small_cases(subject: Subject, most_flops: float = MOST_FLOPS) -> list[Case]:
-    """The cases that a CPU can run."""
-    return [case for case in subject.cases.CASES if subject.cases.flops(case) <= most_flops]
+def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: KernelEntry | None = None) -> list[Case]:
+    """The cases that a CPU can run, of all or of those that a kernel can run."""
+    every = subject.cases.CASES if kernel is None else subject.cases_of(kernel)
+    return [case for case in every if subject.cases.flops(case) <= most_flops]
 
 
-def run_cases(subject: Subject, arch: str, cases: Sequence[Case]) -> list[Sequence[Report]] | None:
-    """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode."""
+def require_launched(subject: Subject, kernel: KernelEntry, launched: Sequence[str]) -> None:
+    """Raise AssertionError where another kernel of the target did a kernel's work."""
+    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
+    if not others.isdisjoint(launched):
+        raise AssertionError(f"launched {', '.join(launched)} in the place of {kernel.name}")
+
+
+def run_cases(
+    subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None
+) -> list[Sequence[Report]] | None:
+    """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
+
+    With a kernel, that one is chosen wherever the target has another one as well, and no other may run.
+    """
+    choice = subject.choice(kernel) if kernel else None
+    chosen = against.constant(subject, choice.setting).applied if choice else nullcontext
     turns = 1 if is_interpreted(arch) else len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
@@ -76,8 +100,10 @@ def run_cases(subject: Subject, arch: str, cases: Sequence[Case]) -> list[Sequen
             start = time.monotonic()
             what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
             try:
-                with machine_for(subject.name, arch, number + turn if turns == 1 else turn) as made:
+                with chosen(), machine_for(subject.name, arch, turns * number + turn) as made:
                     found = made.check(subject.name, case)
+                    if kernel:
+                        require_launched(subject, kernel, made.launched)
                 compare.require(found)
                 reports.append(found)
             except Exception as error:
@@ -90,13 +116,13 @@ def run_cases(subject: Subject, arch: str, cases: Sequence[Case]) -> list[Sequen
 
 def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
     """Run a kernel's small cases; None when one failed."""
-    chosen = small_cases(subject, most_flops)
-    reports = run_cases(subject, kernel.arch, chosen)
+    chosen = small_cases(subject, most_flops, kernel)
+    reports = run_cases(subject, kernel.arch, chosen, kernel)
     digest = evidence.current_hash(subject.entry, kernel)
     if reports is None or digest is None:
         return None
     is_ptx = is_interpreted(kernel.arch)
-    counts = ", ".join(map(str, MULTIPROCESSORS))
+    counts = ", ".join(map(str, multiprocessors(subject.name)))
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,
@@ -106,7 +132,7 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
         how=f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES),
         toolkit=str(compiler.toolchain()),
         cases=len(chosen),
-        of=len(subject.cases.CASES),
+        of=len(subject.cases_of(kernel)),
         worst_errors=evidence.worst(reports),
         date=machine.today(),
     )

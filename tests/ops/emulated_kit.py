@@ -58,13 +58,11 @@ def check(subject: Subject, case: MlaCase, mode: Any, seed: int = 1, multiproces
         return list(machine.launches)
 
 
-def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1) -> tuple[Array, ...]:
-    """The same for inputs of the test's own; the results."""
+def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1) -> dict[str, Array]:
+    """The same for inputs of the test's own; the results by name, those written beside what is returned among them."""
     with emulated("sm_100a", 2, settings(mode, seed)) as machine:
-        results = machine.run(subject, inputs)
-    exact, same = subject.reference(inputs, "float64"), subject.reference(inputs, "same")
-    for name, got, like, right in zip(subject.outputs, results, same, exact, strict=False):
-        compare.require([compare.compare(name, got, like.astype(got.dtype), right)])
+        results = machine.results(subject, inputs)
+    compare.require(subject.reports(inputs, results))
     return results
 
 

@@ -30,12 +30,17 @@ class OnGpu:
         host = self.subject.cases.inputs(self.case if case is None else case, seed)
         return host, operators.arguments_on(cp, host)
 
-    def require_right(self, host: dict[str, Any], results: Any) -> None:
-        """CuPy results keep the comparison law against what the reference makes of the host's arguments."""
-        found = operators.as_tuple(results)
-        references = (self.subject.reference(host, precision) for precision in ("same", "float64"))
-        rows = zip(self.subject.outputs[: len(found)], found, *references, strict=True)
-        compare.require([compare.compare(name, got.get(), same, exact) for name, got, same, exact in rows])
+    def require_right(self, host: dict[str, Any], results: Any, given: dict[str, Any] | None = None) -> None:
+        """CuPy results keep the comparison law against what the reference makes of the host's arguments.
+
+        Args:
+            host: the arguments.
+            results: what the call returned.
+            given: its arguments on the GPU, where it writes to some of them.
+        """
+        found = dict(zip(self.subject.outputs, operators.as_tuple(results), strict=False))
+        found |= {name: (given or {})[name] for name in self.subject.written_in(host)}
+        compare.require(self.subject.reports(host, {name: array.get() for name, array in found.items()}))
 
     def outputs_like(self, cp: Any, results: Any) -> dict[str, Any]:
         """NaN of these results' shapes and dtypes, for a call to write to, by the names of its parameters."""

@@ -1,7 +1,7 @@
 """Every kernel without a GPU: operators' own plans and bindings, run in the PTX interpreter, keep the comparison law.
 
 The cheapest cases of each intent run always, each for one number of multiprocessors out of several, so that plans that
-group, that do not and that split all have their turn; `--interpret-all` runs every small case for each of them.
+group, that do not and that split all have their turn; `--interpret-all` runs every small case for three of them.
 Compiles to PTX, needs no GPU.
 """
 
@@ -15,9 +15,10 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
 from cupymla.testing.interpreted import interpreted
-from cupymla.testing.without_gpu import MULTIPROCESSORS, is_interpreted, machine_for, small_cases
+from cupymla.testing.without_gpu import is_interpreted, machine_for, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
+TURNS = 3  # numbers of multiprocessors for a case
 
 
 def subjects() -> Iterator[tuple[operators.Subject, str]]:
@@ -36,12 +37,13 @@ def always(subject: operators.Subject) -> list[Case]:
 def parameters() -> Iterator[object]:
     for subject, arch in subjects():
         chosen = {case.name: k for k, case in enumerate(always(subject))}
-        for case in small_cases(subject):
-            for k, multiprocessors in enumerate(MULTIPROCESSORS):
-                runs = case.name in chosen and chosen[case.name] % len(MULTIPROCESSORS) == k
-                marks = [] if runs else [pytest.mark.interpret_all]
-                name = f"{subject.name}-{arch}-{case.name}-{multiprocessors}"
-                yield pytest.param(subject.name, arch, case, k, id=name, marks=marks)
+        counts = multiprocessors(subject.name)
+        for number, case in enumerate(small_cases(subject)):
+            first = chosen.get(case.name, number)
+            for turn in range(first, first + TURNS):
+                marks = [] if case.name in chosen and turn == first else [pytest.mark.interpret_all]
+                name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}"
+                yield pytest.param(subject.name, arch, case, turn, id=name, marks=marks)
 
 
 @pytest.mark.compile
@@ -56,8 +58,8 @@ def test_plans_of_all_kinds_are_run() -> None:
     """The numbers of multiprocessors above make sparse_mla_fwd share queries, not share them, and split them."""
     case = {c.name: c for c in operators.Subject("sparse_mla_fwd").cases.CASES}["h65_d576_k500_q3_kv600_lengths"]
     clusters = set()
-    for multiprocessors in (1, 132):
-        with interpreted("sm_90a", multiprocessors) as machine:
+    for count in (1, 132):
+        with interpreted("sm_90a", count) as machine:
             compare.require(machine.check("sparse_mla_fwd", case))
             clusters |= {geometry.cluster for geometry in machine.launches}
     assert min(clusters) == 1 < max(clusters)

@@ -5,6 +5,8 @@ The kernel runs in the interpreter; compiles to PTX, needs no GPU.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from cupymla import driver, launch, tensor
 from cupymla.errors import InputError
-from cupymla.ops.xl_paged_attention import plan, remembered, spec, xl_paged_attention
+from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
@@ -226,6 +228,27 @@ def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpr
     machine.call(calls)
     assert streams.done == [("zero", 0x50), ("zero", 0x60)] * 2
     assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_captured_workspace_outlives_its_thread(
+    machine: Interpreted, streams: Streams, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    """The graph may be launched when the thread that captured it is gone, and what it remembered with it."""
+    made: list[weakref.ref[cuda.Workspace]] = []
+
+    class Followed(cuda.Workspace):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(cuda, "Workspace", Followed)
+    if captured:
+        streams.captures[0x50] = 7
+    arguments = plain_call(machine)
+    machine.call(lambda: xl_paged_attention(**arguments, stream=0x50))
+    gc.collect()
+    assert [workspace() is not None for workspace in made] == [captured]
 
 
 def test_calls_on_the_current_stream_have_its_workspace(

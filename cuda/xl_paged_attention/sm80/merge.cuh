@@ -47,13 +47,24 @@ struct Merge {
     reinterpret_cast<Query*>(to)[channel] = static_cast<Query>(value);
   }
 
+  // The maximum and the logarithm of the sum, in units of lse, rounded once. In fp32 the logarithm, its product with
+  // the unit and the result would each be rounded at the size of the result: a unit in the last place in all, where a
+  // reference may be off by half of one. `total` is 1 at least, but for rounding, or NaN; what becomes of its exponent
+  // then does not matter.
+  __device__ __forceinline__ float log_sum(float top, float total) const {
+    const uint32_t exponent = __float_as_uint(total) >> 23;
+    const float mantissa = total * __uint_as_float((254u - exponent) << 23);
+    const double log2_total = static_cast<int32_t>(exponent) - 127 + static_cast<double>(log2f(mantissa));
+    return static_cast<float>(fma(static_cast<double>(top), static_cast<double>(params.max_unit),
+                                  log2_total * static_cast<double>(params.lse_unit)));
+  }
+
   __device__ __forceinline__ void store_lse() const {
     const int row = threadIdx.x;
     if (params.lse != nullptr && row < rows) {
       const float total = storage.merged_sum[row];
       params.lse[segment.seq * params.lse_seq + (first_head + row) * params.lse_head] =
-          total == 0.0f ? positive_infinity()
-                        : fmaf(storage.merged_max[row], params.max_unit, log2f(total) * params.lse_unit);
+          total == 0.0f ? positive_infinity() : log_sum(storage.merged_max[row], total);
     }
   }
 

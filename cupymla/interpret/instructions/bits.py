@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..operands import Operands, number
+from ...ptx.syntax import Constant
+from ..operands import Operands, integer, number
 from ..program import Step
 from ..threads import Lanes
 from ..traps import Unknown
@@ -29,6 +30,12 @@ def _shift(operands: Operands, step: Step) -> Handler:
     value, by = operands.read(step.operands[1], kind), operands.read(step.operands[2], "u32")
     put = operands.write(step.operands[0], kind)
     left, signed = step.parts[0] == "shl", kind.startswith("s")
+    fixed = integer(step.operands[2].text) if isinstance(step.operands[2], Constant) else None
+    if fixed is not None and 0 <= fixed < bits:
+        distance = dtype.type(fixed)
+        if left:
+            return lambda lanes: put(lanes, value(lanes) << distance)
+        return lambda lanes: put(lanes, value(lanes) >> distance)
 
     def run(lanes: Lanes) -> None:
         x, k = value(lanes), by(lanes)

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..case import Case
+from ..case import Case, Choice
 from .formats import MXFP4, NVFP4, named, padded
 
 OUTPUTS = ("c",)
@@ -180,6 +180,11 @@ def _tensor() -> Iterator[GemvCase]:
             yield make("tensor", f"tma_{alpha}_{bias}", m=66, n=3, k=288, batches=2, **options)
         yield make("tensor", "tma_competition", m=256, n=1, k=512, batches=4, b_rows=128, **common)
 
+
+CHOICES = {
+    "nvfp4_gemv": Choice("model.MARGIN=1.0"),
+    "nvfp4_gemv_tcgen05": Choice("model.MARGIN=-1e9", intents=("tensor",)),
+}
 
 CASES: tuple[GemvCase, ...] = (*_shapes(), *_dtypes(), *_poison(), *_strides(), *_options(), *_tensor())
 

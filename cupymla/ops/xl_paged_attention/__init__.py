@@ -239,7 +239,7 @@ def reshape_and_cache(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return cache.prepare_reshape_and_cache(
+    return cache.read_reshape_and_cache(
         key,
         value,
         k_cache,
@@ -278,7 +278,7 @@ def copy_blocks(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return cache.prepare_copy_blocks(k_cache, v_cache, mapping, check_indices=check_indices, stream=stream)
+    return cache.read_copy_blocks(k_cache, v_cache, mapping, check_indices=check_indices, stream=stream)
 
 
 @_operator
@@ -309,7 +309,7 @@ def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Prepared[Any
 
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, appendix B.
     """
-    return relative.prepare_rel_shift(x, out=out, stream=stream)
+    return relative.read_rel_shift(x, out=out, stream=stream)
 
 
 @_operator
@@ -352,7 +352,7 @@ def matrix_bd(
 
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3.
     """
-    return relative.prepare_matrix_bd(
+    return relative.read_matrix_bd(
         query,
         pos_emb,
         pos_bias_v,

@@ -1,4 +1,4 @@
-"""The cache companions: reshape_and_cache and copy_blocks, their doors, NumPy references and prepared calls."""
+"""The cache companions: reshape_and_cache and copy_blocks, their doors, NumPy references and launches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def copy_rows(k_cache: Array, v_cache: Array, mapping: Array) -> None:
         cache[pairs[:, 1]] = cache[pairs[:, 0]]
 
 
-def prepare_reshape_and_cache(
+def read_reshape_and_cache(
     key: Any,
     value: Any,
     k_cache: Any,
@@ -98,7 +98,7 @@ def prepare_reshape_and_cache(
     check_indices: object,
     stream: object = None,
 ) -> Prepared[Any]:
-    """Check the arguments and bind them; see the public function."""
+    """Check the arguments: a call that binds nothing yet; see the public function."""
     operator = "reshape_and_cache"
     reader = Reader(operator)
     keys = reader.array(key, "key", "num_tokens num_kv_heads head_size", FLOATS)
@@ -211,10 +211,10 @@ def _check_slots(slots: Array, num_slots: int, operator: str) -> None:
         raise InputError("slot_mapping", f"-1 to {num_slots - 1}", f"{slots[where]} at [{where}]", operator)
 
 
-def prepare_copy_blocks(
+def read_copy_blocks(
     k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: object, stream: object = None
 ) -> Prepared[Any]:
-    """Check the arguments and bind them; see the public function."""
+    """Check the arguments: a call that binds nothing yet; see the public function."""
     operator = "copy_blocks"
     reader = Reader(operator)
     caches: list[View] = []

@@ -328,6 +328,10 @@ def _dtypes() -> Iterator[XlCase]:
                 tag = f"fp8_{kv_dtype[7:]}_{layout}_{scales}"
                 fields = _with(kv_dtype=kv_dtype, kv_layout=layout, scales=scales, bias="relative", extent=24)
                 yield make("dtypes", tag, **fields)
+            yield make("dtypes", f"fp32_fp8_{kv_dtype[7:]}_{layout}", **{**fields, "dtype": "float32"})
+    # Of four rows of lse, which the reference gets right to a third of the last place: it shows what is rounded twice.
+    fields = _with(dtype="float32", kv_dtype="float8_e5m2", kv_layout="NHD", scales="head", context_lens=(64,))
+    yield make("dtypes", "fp32_fp8_four_rows", **fields)
     for layout in ("NHD", "HND"):
         yield make("dtypes", f"fp8_{layout}", **_with(head_size=120, kv_dtype="float8_e4m3fn", kv_layout=layout))
     for bias in ("dense", "relative"):

@@ -12,7 +12,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
@@ -208,18 +208,9 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1 if size & (size - 1) == 0 else -1
 
 
-class _Workspaces(ThreadMemo[tuple[int, Workspace]]):
-    """This thread's workspaces by device, stream and framework, each with the id of its stream, and those of graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # One for each stream of each capture, and smaller ones that it outgrew. A graph may be launched at any time and
-        # at the same time as anything else, and nobody says when it is gone: these are kept for good.
-        self.captured: dict[object, list[Workspace]] = {}
-
-
 _memo: ThreadMemo[Binding] = ThreadMemo()
-_workspaces = _Workspaces()
+# By device, stream, framework and capture, each with the id of its stream outside of captures.
+_workspaces: ThreadMemo[tuple[int, Workspace]] = ThreadMemo()
 
 
 def _given(views: Views) -> list[View]:
@@ -259,19 +250,17 @@ def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -
 
 
 def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
-    """This thread's workspace for a stream, or for a stream of a capture."""
-    place = (like.device.index, stream, like.framework)
+    """This thread's workspace for a stream, or for a stream of a capture; the latter is kept for good."""
     capture = driver.capture_id(stream)
-    if capture is not None:
-        kept = _workspaces.captured.setdefault((place, capture), [])
-        if not kept or kept[-1].size_bytes < binding.workspace_bytes:
-            kept.append(Workspace(like, binding.workspace_bytes, stream))
-        return kept[-1]
+    place = (like.device.index, stream, like.framework, capture)
     # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
-    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
+    told_apart = capture is None and stream > driver.PER_THREAD_STREAM
+    number = driver.stream_id(stream) if told_apart else stream
     found = _workspaces.entries.get(place)
     if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
         found = _workspaces.add(place, (number, Workspace(like, binding.workspace_bytes, stream)))
+        if capture is not None:
+            captured.keep(found[1])
     return found[1]
 
 

@@ -1,4 +1,4 @@
-"""The relative-position companions: rel_shift and matrix_bd, their doors, NumPy references and prepared calls."""
+"""The relative-position companions: rel_shift and matrix_bd, their doors, NumPy references and launches."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def dense_bias(
     return result
 
 
-def prepare_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[Any]:
-    """Check the arguments and bind them; see the public function."""
+def read_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[Any]:
+    """Check the arguments: a call that binds nothing yet; see the public function."""
     operator = "rel_shift"
     reader = Reader(operator)
     seen = reader.look(x, "x")
@@ -165,7 +165,7 @@ def _matrix_bd_on_gpu(
     return KernelCall(given, stream, outputs, bind, _single)
 
 
-def prepare_matrix_bd(
+def read_matrix_bd(
     query: Any,
     pos_emb: Any,
     pos_bias_v: Any,
@@ -177,7 +177,7 @@ def prepare_matrix_bd(
     out: Any,
     stream: object = None,
 ) -> Prepared[Any]:
-    """Check the arguments and bind them; see the public function."""
+    """Check the arguments: a call that binds nothing yet; see the public function."""
     operator = "matrix_bd"
     reader = Reader(operator)
     seen = reader.array(query, "query", "num_seqs num_heads head_size", FLOATS)

@@ -1,0 +1,40 @@
+"""The mutation survey's subjects compare all that a call makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import operator_subjects
+import pytest
+
+from cupymla.emulate import Settings
+from cupymla.ops.mla_cases import sized
+from cupymla.testing.compare import Mismatch
+from cupymla.testing.operators import Array, Subject
+
+CASE = sized(16, 576, 65, 1, 200, "_dist", "options", wants_dist=True, selection="full", dkv_dtype="float32")
+PROBLEM = operator_subjects.Problem("sparse_mla_bwd", CASE, (60,), 2)
+
+
+@pytest.mark.parametrize("name", ["dq", "dkv", "attn_dist"])
+def test_a_mutant_is_caught_by_any_array(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = PROBLEM.inputs()
+    made = Subject("sparse_mla_bwd").expected(inputs, "same")
+    spoilt = {**made, name: made[name].copy()}
+    spoilt[name].reshape(-1)[17] += np.asarray(1, made[name].dtype)
+    runs: list[dict[str, Array]] = [made, made, spoilt]
+
+    @contextmanager
+    def emulated(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(results=lambda subject, given: runs.pop(0), sites=())
+
+    monkeypatch.setattr(operator_subjects, "emulated", emulated)
+    run, _ = operator_subjects.subject(PROBLEM)
+    assert (run(Settings()), run(Settings())) == (0, 1)
+    runs.append(spoilt)
+    with pytest.raises(Mismatch, match=name):
+        operator_subjects.subject(PROBLEM)
