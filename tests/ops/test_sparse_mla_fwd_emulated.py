@@ -108,7 +108,6 @@ def test_indices_that_change_under_way_leave_every_head_a_result() -> None:
     out, max_logits, lse = kit.results_while_changing(SUBJECT, inputs, {"indices": values})
     assert not any(np.isnan(part.astype(np.float32)).any() for part in (out, max_logits, lse))
     empty = np.isposinf(lse)
-    assert empty.any() and not empty.all()
     assert not out[empty].any() and np.isfinite(max_logits[~empty]).all()
 
 
