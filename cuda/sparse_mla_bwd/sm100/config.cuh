@@ -46,8 +46,7 @@ struct Shape {
   static constexpr int kProducerWarp = kReducerWarp + kReducerWarps, kMultiplyWarp = kProducerWarp + 1;
   static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
 
-  // Of a block's tokens. The producer may be three blocks ahead of the reducers.
-  static constexpr int kSets = 4;
+  static constexpr int kSets = 4;  // of a block's tokens: reducers need them long after workers
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kOwnTiles == 4);

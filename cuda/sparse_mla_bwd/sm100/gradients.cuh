@@ -35,7 +35,8 @@ __device__ __forceinline__ void store_columns(uint8_t* line, uint32_t address, b
   }
 }
 
-// dQ of this CTA's channels: a warpgroup has half of them. `computed`: whether there was a block.
+// dQ of this CTA's channels: a warpgroup has half of them. `computed`: whether there was a block; all its products are
+// done then.
 template <typename Config, typename Element>
 __device__ __forceinline__ void store_query_gradient(const Worker<Config, Element>& worker, const QueryPosition& query,
                                                      int32_t first_head, bool computed) {
@@ -45,9 +46,9 @@ __device__ __forceinline__ void store_query_gradient(const Worker<Config, Elemen
   const bool wanted = head < params.h_q;
   uint8_t* line = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes +
                   head * params.dq_head_bytes;
-  if (computed) sm100::fence_after_sync();
   uint8_t* own = line + (worker.rank * 2 + worker.group) * kColumns * 2;
   const uint32_t address = worker.tmem + Config::kQueryGradient + worker.group * kColumns;
+  if (computed) sm100::fence_after_sync();
   for (int column = 0; column < kColumns; column += 32) {
     store_columns<Element>(own + column * 2, address + column, computed, wanted);
   }

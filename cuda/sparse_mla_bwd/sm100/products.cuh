@@ -35,14 +35,14 @@ struct Products : PairOperands<Storage<Config>> {
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);
-      // S and dP have been read, as P and dS are there. The RoPE comes before the part that reducers take next, since
-      // that one takes them longer than both products, and is the last that P is needed for.
+      // S and dP have been read: P and dS are out. The parts in whose place the next block's scores come go first, so
+      // that reducers have as long as possible to take them.
       multiply_part(0);
+      multiply_part(1);
       if (has_rope) {
         wait_for_place(Config::kRopePart);
         multiply_rope();
       }
-      multiply_part(1);
       sm100::commit_to_pair<1>(storage.tiles_free);
       parity ^= 1u;
     }
