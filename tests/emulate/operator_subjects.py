@@ -52,7 +52,7 @@ PROBLEMS = {
     "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5), 1),
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5), 2),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
-    "sparse_mla_bwd-h128": _backward(128, 200, 190),
+    "sparse_mla_bwd-h128": _backward(128, 350, 341),  # six blocks
 }
 
 

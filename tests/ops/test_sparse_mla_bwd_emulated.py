@@ -170,7 +170,7 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
         assert found["LDTM.x32"] == 2 + 2 + (2 if has_rope else 0)
         assert reductions == (1 if defines["CUPYMLA_PARTIALS"] else 96 + 1)
     else:
-        # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, dKV may be a loop over two parts.
+        # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, parts 0 and 1 may be a loop's.
         assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
         assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
         assert found["LDTM.x32"] >= 3
