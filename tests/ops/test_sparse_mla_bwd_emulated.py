@@ -152,8 +152,8 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     made = build.cubin(source, fail_on_spill=True)
     text = machine_code(made, tmp_path)
     require_single_issuers(text)
-    # Reductions are a loop over parts of dKV: the second half of the part before, the first half, and, behind the
-    # loop, the last second half. One more adds to the distribution.
+    # Reductions are a loop over parts of dKV: where heads are many the last 16 slots of the part before, then 48, and
+    # behind the loop 16 again. One more adds to the distribution.
     found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM\S*|REDG\S*)", text))
     defines: dict[str, Any] = dict(source.defines)
     has_rope, is_few = defines["CUPYMLA_D_QK"] == 576, defines["CUPYMLA_HEADS"] == 64
@@ -168,11 +168,11 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
         assert found["UTCHMMA"] >= 4 + 4 + 8 + 4 + 4 + (8 if has_rope else 0)
         assert found["UTMALDG.2D.GATHER4"] == (5 if has_rope else 4)
         assert found["LDTM.x32"] == 2 + 2 + (2 if has_rope else 0)
-        assert reductions == (1 if defines["CUPYMLA_PARTIALS"] else 96 + 1)
+        assert reductions == (1 if defines["CUPYMLA_PARTIALS"] else 64 + 1)
     else:
         # Of S and dP the tiles are a loop's; dQ has one product of 256 columns a step, parts 0 and 1 may be a loop's.
         assert found["UTCHMMA"] >= 4 + 4 + 4 + 16 + (4 + 8 if has_rope else 0)
         assert found["UTMALDG.2D.GATHER4"] == (3 if has_rope else 2)
         assert found["LDTM.x32"] >= 3
         # In partials, a first pass stores and later ones add.
-        assert reductions == 96 + 1
+        assert reductions == 80 + 1

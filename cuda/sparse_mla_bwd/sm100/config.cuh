@@ -66,6 +66,7 @@ struct ManyHeads : Shape<kDQkArg, kPartialsArg, 128, 64> {
   static constexpr int kValueScores = kScores + Base::kSlots;
   static constexpr int kKeyGradient = kScores;
   static constexpr int kRopePart = Base::kValueParts;
+  static constexpr int kHeld = Base::kPartSlots / 4;  // slots of a part that reducers keep until they have the next
   static constexpr int kPlaces = Base::kValueParts + (Base::kHasRope ? Base::kRopeParts : 0);
 
   static_assert(Base::kHeads == Base::kWarpgroup, "a worker thread's lane of Tensor Memory is a head");
@@ -80,6 +81,7 @@ struct FewHeads : Shape<kDQkArg, kPartialsArg, 64, 128> {
   using Base = Shape<kDQkArg, kPartialsArg, 64, 128>;
   static constexpr int kOwnColumns = Base::kHeads / Base::kCluster;  // heads whose P and dS a CTA works out
   static constexpr int kPlaces = 3;                                  // for parts of dKV, a ring
+  static constexpr int kHeld = 0;  // slots of a part, as above; here products are ahead of the reducers anyway
 
   // Columns of Tensor Memory.
   static constexpr int kQueryGradient = 0;  // 128 channels, 128 more, and the RoPE

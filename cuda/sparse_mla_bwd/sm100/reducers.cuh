@@ -12,7 +12,7 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Storage>
 struct Reducer {
   using Config = typename Storage::Config;
-  static constexpr int kHalfPart = Config::kPartSlots / 2;
+  static constexpr int kHeld = Config::kHeld, kFirst = Config::kPartSlots - kHeld;  // together the slots of a part
 
   Storage& storage;
   const Parameters& params;
@@ -25,33 +25,31 @@ struct Reducer {
   uint32_t parity = 0;  // of the place's next part
   Turn<Config::kSets> turn;
 
-  // The second half of a part goes out when the next part has been taken: so the place of the next one is free half a
-  // part earlier, for as many registers as half a part has.
+  // The last slots of a part may go out when the next part has been taken: so the place of the next one is free sooner.
   __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, int32_t pass) {
     for (int32_t block = 0; block < query.blocks; ++block) {
       const RowTargets<Config> targets(params, query, block * Config::kSlots, pass);
-      uint32_t held[kHalfPart];
+      uint32_t held[kHeld + 1];  // there are no arrays of nothing
       storage.slots_full[turn.set()].wait(turn.set_parity());
       for (int part = 0; part < parts; ++part) {
-        uint32_t first[kHalfPart], second[kHalfPart];
-        take(first, second);
-        if (part > 0) send(targets, part - 1, kHalfPart, held);
-        send(targets, part, 0, first);
+        uint32_t values[Config::kPartSlots];
+        take(values);
+        if (kHeld > 0 && part > 0) send<kHeld>(targets, part - 1, kFirst, held);
+        send<kFirst>(targets, part, 0, values);
 #pragma unroll
-        for (int i = 0; i < kHalfPart; ++i) held[i] = second[i];
+        for (int i = 0; i < kHeld; ++i) held[i] = values[kFirst + i];
       }
-      send(targets, parts - 1, kHalfPart, held);
+      if (kHeld > 0) send<kHeld>(targets, parts - 1, kFirst, held);
       turn.advance();
     }
   }
 
   // The next part, from its place.
-  __device__ __forceinline__ void take(uint32_t (&first)[kHalfPart], uint32_t (&second)[kHalfPart]) {
+  __device__ __forceinline__ void take(uint32_t (&values)[Config::kPartSlots]) {
     const uint32_t address = tmem + Config::kKeyGradient + place * Config::kPartSlots;
     storage.part_full[place].wait(parity);
     sm100::fence_after_sync();
-    sm100::tmem_load(first, address);
-    sm100::tmem_load(second, address + kHalfPart);
+    sm100::tmem_load(values, address);
     sm100::wait_loads();
     sm100::fence_before_sync();
     __syncwarp();
@@ -62,9 +60,10 @@ struct Reducer {
     }
   }
 
-  // Half of a part, from its slot `slot` on.
+  // What a part has for its slots from `slot` on.
+  template <int kSlots>
   __device__ __forceinline__ void send(const RowTargets<Config>& targets, int part, int slot,
-                                       const uint32_t (&values)[kHalfPart]) const {
+                                       const uint32_t* values) const {
     int32_t channel = (rank * 2 + part / Config::kHalves) * 2 * Config::kTileColumns + warp * 32 + lane;
     if (Config::kHasRope && part >= Config::kValueParts) {
       // An accumulator of 64 rows has 16 of them in each quarter of the lanes.
@@ -72,7 +71,7 @@ struct Reducer {
       channel = Config::kDV + warp * 16 + lane;
     }
     const int first = part % Config::kHalves * Config::kPartSlots + slot;
-    targets.write(first, storage.tokens[turn.set()] + first, channel, values);
+    targets.template write<kSlots>(first, storage.tokens[turn.set()] + first, channel, values);
   }
 };
 
