@@ -5,6 +5,7 @@
 #include "gradients.cuh"
 #include "producer.cuh"
 #include "products.cuh"
+#include "reducers.cuh"
 #include "set_up.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -12,25 +13,23 @@ namespace cupymla::sparse_mla_bwd {
 template <typename Config>
 __device__ __forceinline__ void init_own_barriers(Storage<Config>& storage) {
   storage.consumed.init(Config::kCluster * Config::kWorkerWarps);
-  for (Mbarrier& full : storage.dkv_full) full.init(1);
-  storage.sums_free.init(Config::kWorkerWarps);
 }
 
 template <typename Config, typename Element>
 __device__ __forceinline__ void work(Worker<Config, Element>& worker, const SparseQuery<Config::kSlots>& query,
                                      int32_t pass) {
   const int32_t first_head = pass * Config::kHeads;
-  const Parameters& params = worker.params;
   float* const attn_dist = worker.distribution_row(query);
   worker.occupied = false;
   if (query.blocks > 0) worker.begin_pass(query, pass);
   for (int32_t block = 0; block < query.blocks; ++block) {
     const int32_t first_slot = block * Config::kSlots;
     worker.make_tiles(attn_dist == nullptr ? nullptr : attn_dist + first_slot, query.slots - first_slot);
-    send_key_gradient(worker, RowTargets<Config>(params, query, first_slot, pass));
     worker.turn.advance();
   }
   store_sink_terms(worker, query, first_head);
+  // After the last block's products; nobody may go on before the other CTA has told that its own are done, either.
+  if (query.blocks > 0) worker.storage.tiles_free.wait(worker.turn.parity() ^ 1u);
   store_query_gradient(worker, query, first_head, query.blocks > 0);
 }
 
@@ -54,6 +53,12 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
       sync_cluster();
     }
     sm100::tmem_free(storage.tmem, Config::kTmemColumns);
+  } else if (warp >= Config::kReducerWarp) {
+    Reducer<Storage<Config>> reducer{storage, params};
+    for (int32_t pass = 0; pass < params.passes; ++pass) {
+      reducer.run(query, pass);
+      sync_cluster();
+    }
   } else {
     Worker<Config, Element> worker(storage, params);
     for (int32_t pass = 0; pass < params.passes; ++pass) {

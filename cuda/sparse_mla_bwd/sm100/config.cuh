@@ -35,6 +35,19 @@ struct Shape {
   static constexpr int kWorkerWarps = kWorkerThreads / 32;
   static constexpr int kWorkerColumns = 16;  // of S and dP that one worker thread finishes, in its lane
 
+  // dKV leaves in parts of 128 channels (64 of the RoPE) x 64 slots, through places in Tensor Memory.
+  static constexpr int kPartSlots = 64;
+  static constexpr int kHalves = kSlots / kPartSlots;
+  static constexpr int kValueParts = kOwnTiles / 2 * kHalves;
+  static constexpr int kRopeParts = kHalves;
+
+  static constexpr int kReducerWarps = 4;
+  static constexpr int kReducerWarp = kWorkerWarps;  // the first of them
+  static constexpr int kProducerWarp = kReducerWarp + kReducerWarps, kMultiplyWarp = kProducerWarp + 1;
+  static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
+
+  static constexpr int kSets = 4;  // of a block's tokens: reducers need them long after workers
+
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kOwnTiles == 4);
 };
@@ -43,38 +56,32 @@ struct Shape {
 template <int kDQkArg, bool kPartialsArg>
 struct ManyHeads : Shape<kDQkArg, kPartialsArg, 128, 64> {
   using Base = Shape<kDQkArg, kPartialsArg, 128, 64>;
-  static constexpr int kSets = 2;                                  // of a block's tokens
   static constexpr int kOwnColumns = Base::kSlots / Base::kCluster;  // slots whose P and dS a CTA works out
 
-  // Columns of Tensor Memory. dKV takes the place of S and dP, which have been read by then.
+  // Columns of Tensor Memory. dKV of values takes the place of S and dP, which have been read by then: part 0 that of
+  // S, part 1 that of dP. The RoPE's is part 2.
   static constexpr int kQueryGradient = 0;
   static constexpr int kQueryGradientRope = Base::kOwnTiles * Base::kTileColumns;
   static constexpr int kScores = kQueryGradientRope + Base::kTileColumns;
   static constexpr int kValueScores = kScores + Base::kSlots;
-  static constexpr int kKeyGradient = kScores;  // 128 channels, then 128 more
-  static constexpr int kKeyGradientRope = kKeyGradient + 2 * Base::kSlots;
-
-  static constexpr int kProducerWarp = Base::kWorkerWarps, kMultiplyWarp = kProducerWarp + 1;
-  static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
+  static constexpr int kKeyGradient = kScores;
+  static constexpr int kRopePart = Base::kValueParts;
+  static constexpr int kHeld = Base::kPartSlots / 4;  // slots of a part that reducers keep until they have the next
+  static constexpr int kPlaces = Base::kValueParts + (Base::kHasRope ? Base::kRopeParts : 0);
 
   static_assert(Base::kHeads == Base::kWarpgroup, "a worker thread's lane of Tensor Memory is a head");
   static_assert(kOwnColumns == 2 * Base::kWorkerColumns, "two warpgroups have a CTA's own columns");
-  static_assert(kKeyGradientRope + Base::kSlots <= Base::kTmemColumns, "Tensor Memory");
+  static_assert(kValueScores == kKeyGradient + Base::kPartSlots, "dP lies where part 1 of dKV does");
+  static_assert(kKeyGradient + kPlaces * Base::kPartSlots <= Base::kTmemColumns, "Tensor Memory");
 };
 
 // 128 slots are the rows of S, 64 heads its columns: for queries with up to 64 heads.
 template <int kDQkArg, bool kPartialsArg>
 struct FewHeads : Shape<kDQkArg, kPartialsArg, 64, 128> {
   using Base = Shape<kDQkArg, kPartialsArg, 64, 128>;
-  static constexpr int kSets = 4;
   static constexpr int kOwnColumns = Base::kHeads / Base::kCluster;  // heads whose P and dS a CTA works out
-
-  // dKV leaves in parts of 128 channels (64 of the RoPE) x 64 slots, through a ring of places in Tensor Memory.
-  static constexpr int kPartSlots = 64;
-  static constexpr int kHalves = Base::kSlots / kPartSlots;
-  static constexpr int kValueParts = Base::kOwnTiles / 2 * kHalves;
-  static constexpr int kRopeParts = kHalves;
-  static constexpr int kRing = 3;
+  static constexpr int kPlaces = 3;                                  // for parts of dKV, a ring
+  static constexpr int kHeld = 0;  // slots of a part, as above; here products are ahead of the reducers anyway
 
   // Columns of Tensor Memory.
   static constexpr int kQueryGradient = 0;  // 128 channels, 128 more, and the RoPE
@@ -83,15 +90,10 @@ struct FewHeads : Shape<kDQkArg, kPartialsArg, 64, 128> {
   static constexpr int kValueScores = kScores + Base::kHeads;
   static constexpr int kKeyGradient = kValueScores + Base::kHeads;
 
-  static constexpr int kReducerWarps = 4;
-  static constexpr int kReducerWarp = Base::kWorkerWarps;  // the first of them
-  static constexpr int kProducerWarp = kReducerWarp + kReducerWarps, kMultiplyWarp = kProducerWarp + 1;
-  static constexpr int kThreads = 32 * (kMultiplyWarp + 1);
-
   static_assert(Base::kSlots == Base::kWarpgroup, "a worker thread's lane of Tensor Memory is a slot");
   static_assert(kOwnColumns == 2 * Base::kWorkerColumns, "two warpgroups have a CTA's own columns");
-  static_assert(kKeyGradient + kRing * kPartSlots <= Base::kTmemColumns, "Tensor Memory");
-  static_assert(kRing < kValueParts, "the reducers are done with a block before the next one's products are");
+  static_assert(kKeyGradient + kPlaces * Base::kPartSlots <= Base::kTmemColumns, "Tensor Memory");
+  static_assert(kPlaces < Base::kValueParts, "the reducers are done with a block before the next one's products are");
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -5,17 +5,14 @@
 #include "few_heads_gradients.cuh"
 #include "few_heads_products.cuh"
 #include "producer.cuh"
+#include "reducers.cuh"
 #include "set_up.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
+// None but those that both have.
 template <typename Config>
-__device__ __forceinline__ void init_own_barriers(FewHeadsStorage<Config>& storage) {
-  for (int i = 0; i < Config::kRing; ++i) {
-    storage.part_full[i].init(1);
-    storage.part_free[i].init(Config::kReducerWarps);
-  }
-}
+__device__ __forceinline__ void init_own_barriers(FewHeadsStorage<Config>&) {}
 
 template <typename Config, typename Element>
 __device__ __forceinline__ void work(FewHeadsWorker<Config, Element>& worker,
@@ -45,7 +42,7 @@ __device__ __forceinline__ void attention(FewHeadsStorage<Config>& storage, cons
   } else if (warp == Config::kMultiplyWarp) {
     if (elect_one()) FewHeadsProducts<Config, kFp16>{storage}.run(query.blocks);
   } else if (warp >= Config::kReducerWarp) {
-    Reducer<Config>{storage, params}.run(query);
+    Reducer<FewHeadsStorage<Config>>{storage, params}.run(query, 0);
   } else {
     FewHeadsWorker<Config, Element> worker(storage, params);
     work(worker, query);

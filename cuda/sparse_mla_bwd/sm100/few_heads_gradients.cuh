@@ -1,56 +1,9 @@
-// What is brought out of Tensor Memory where heads are few: dKV by the reducers, part by part, and after the last block
-// dQ and the sink's term by the workers.
+// What workers bring out where heads are few, after the last block: dQ and the sink's term.
 #pragma once
 
-#include "../../common/ring.cuh"
 #include "few_heads_workers.cuh"
-#include "row_targets.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// The reducer warpgroup. A lane of Tensor Memory is a channel here.
-template <typename Config>
-struct Reducer {
-  FewHeadsStorage<Config>& storage;
-  const Parameters& params;
-  const int rank = static_cast<int>(cluster_rank());
-  const int warp = (threadIdx.x / 32) % 4, lane = threadIdx.x % 32;
-  const uint32_t tmem = sm100::tmem_lane(storage.tmem, warp * 32);
-  Ring<Config::kRing> ring;
-  Turn<Config::kSets> turn;
-
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {
-    const int parts = Config::kValueParts + (Config::kHasRope && rank == 0 ? Config::kRopeParts : 0);
-    for (int32_t block = 0; block < query.blocks; ++block) {
-      const RowTargets<Config> targets(params, query, block * Config::kSlots, 0);
-      storage.slots_full[turn.set()].wait(turn.set_parity());
-      for (int part = 0; part < parts; ++part) send(targets, part);
-      turn.advance();
-    }
-  }
-
-  // Takes one part of the block's dKV and sends it on.
-  __device__ __forceinline__ void send(const RowTargets<Config>& targets, int part) {
-    uint32_t values[Config::kPartSlots];
-    storage.part_full[ring.stage].wait(ring.full);
-    sm100::fence_after_sync();
-    sm100::tmem_load(values, tmem + Config::kKeyGradient + ring.stage * Config::kPartSlots);
-    sm100::wait_loads();
-    sm100::fence_before_sync();
-    __syncwarp();
-    if (lane == 0) storage.part_free[ring.stage].arrive();
-    ring.advance();
-
-    int32_t channel = (rank * 2 + part / Config::kHalves) * 2 * Config::kTileColumns + warp * 32 + lane;
-    if (Config::kHasRope && part >= Config::kValueParts) {
-      // An accumulator of 64 rows has 16 of them in each quarter of the lanes.
-      if (lane >= 16) return;
-      channel = Config::kDV + warp * 16 + lane;
-    }
-    const int first = part % Config::kHalves * Config::kPartSlots;
-    targets.write(first, storage.tokens[turn.set()] + first, channel, values);
-  }
-};
 
 // What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.
 template <typename Config, typename Element>

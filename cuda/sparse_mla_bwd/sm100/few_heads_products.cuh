@@ -17,7 +17,7 @@ struct FewHeadsProducts : PairOperands<FewHeadsStorage<Config>> {
   using Base::q_across, Base::dout_across, Base::k_across, Base::ds_across;
 
   uint32_t parity = 0;  // of the block
-  Ring<Config::kRing> ring;
+  Ring<Config::kPlaces> ring;
 
   __device__ __forceinline__ void run(int32_t blocks) {
     if (blocks == 0) return;
@@ -32,7 +32,7 @@ struct FewHeadsProducts : PairOperands<FewHeadsStorage<Config>> {
       sm100::commit(storage.k_free);
       parity ^= 1u;
       for (int part = 0; part < parts; ++part) {
-        if (part == Config::kRing && block + 1 < blocks) multiply_scores(parity);
+        if (part == Config::kPlaces && block + 1 < blocks) multiply_scores(parity);
         multiply_part(part);
       }
       sm100::commit_to_pair<1>(storage.tiles_free);

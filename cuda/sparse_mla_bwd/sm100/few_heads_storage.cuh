@@ -69,7 +69,7 @@ struct alignas(1024) FewHeadsStorage {
   Mbarrier k_full, k_free, slots_full[Config::kSets];
   Mbarrier scores_full[2], received[2];
   Mbarrier tiles_full, tiles_free;
-  Mbarrier part_full[Config::kRing], part_free[Config::kRing];
+  Mbarrier part_full[Config::kPlaces], part_free[Config::kPlaces];
   uint32_t tmem;
   int32_t slots;  // of the query, in the first CTA
 

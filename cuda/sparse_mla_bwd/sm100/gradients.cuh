@@ -1,41 +1,9 @@
-// What workers bring out of Tensor Memory where heads are many: a block's dKV, and after the last block dQ and the
-// sink's term.
+// What workers bring out where heads are many, after a pass's last block: dQ and the sink's term.
 #pragma once
 
-#include "row_targets.cuh"
 #include "workers.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// Takes the block's dKV out of Tensor Memory, of which a lane is a channel now, and sends it on.
-template <typename Config, typename Element>
-__device__ __forceinline__ void send_key_gradient(const Worker<Config, Element>& worker,
-                                                  const RowTargets<Config>& targets) {
-  Storage<Config>& storage = worker.storage;
-  storage.dkv_full[worker.group].wait(worker.turn.parity());
-  sm100::fence_after_sync();
-  if (threadIdx.x / 32 == Config::kWorkerWarps - 1) worker.arrive_at_both(storage.tiles_free);
-  uint32_t values[Config::kSlots];
-  sm100::tmem_load(values, worker.tmem + Config::kKeyGradient + worker.group * Config::kSlots);
-  sm100::wait_loads();
-  sm100::fence_before_sync();
-  __syncwarp();
-  if (worker.lane == 0) storage.sums_free.arrive();
-
-  const int32_t* tokens = storage.tokens[worker.turn.set()];
-  const int32_t channel = (worker.rank * 2 + worker.group) * Config::kWarpgroup + worker.row;
-  targets.write(0, tokens, channel, values);
-  if (!Config::kHasRope || worker.rank != 0) return;
-  // The next block's RoPE comes after tiles_full, by which this one has been read. Its accumulator, of 64 rows, has 16
-  // of them in each quarter of the lanes.
-  constexpr int kColumns = Config::kSlots / 2;
-  const int first = worker.group * kColumns;
-  uint32_t rope[kColumns];
-  sm100::tmem_load(rope, worker.tmem + Config::kKeyGradientRope + first);
-  sm100::wait_loads();
-  sm100::fence_before_sync();
-  if (worker.lane < 16) targets.write(first, tokens + first, Config::kDV + worker.warp * 16 + worker.lane, rope);
-}
 
 // What this query adds to d_sink, by the first CTA's first workers; nothing where no slot was valid.
 template <typename Config, typename Element>
@@ -67,7 +35,8 @@ __device__ __forceinline__ void store_columns(uint8_t* line, uint32_t address, b
   }
 }
 
-// dQ of this CTA's channels: a warpgroup has half of them. `computed`: whether there was a block.
+// dQ of this CTA's channels: a warpgroup has half of them. `computed`: whether there was a block; all its products are
+// done then.
 template <typename Config, typename Element>
 __device__ __forceinline__ void store_query_gradient(const Worker<Config, Element>& worker, const QueryPosition& query,
                                                      int32_t first_head, bool computed) {
@@ -79,6 +48,7 @@ __device__ __forceinline__ void store_query_gradient(const Worker<Config, Elemen
                   head * params.dq_head_bytes;
   uint8_t* own = line + (worker.rank * 2 + worker.group) * kColumns * 2;
   const uint32_t address = worker.tmem + Config::kQueryGradient + worker.group * kColumns;
+  if (computed) sm100::fence_after_sync();
   for (int column = 0; column < kColumns; column += 32) {
     store_columns<Element>(own + column * 2, address + column, computed, wanted);
   }

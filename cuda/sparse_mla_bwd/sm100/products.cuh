@@ -15,6 +15,8 @@ struct Products : PairOperands<Storage<Config>> {
   using Base::storage, Base::has_rope, Base::tmem, Base::q, Base::dout, Base::k, Base::p_across, Base::ds;
   using Base::q_across, Base::dout_across, Base::k_across, Base::ds_across;
 
+  static constexpr int kSteps = Config::kHeads / 16;  // of what is summed over heads
+
   uint32_t parity = 0, pass_parity = 0;
 
   __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {
@@ -22,19 +24,34 @@ struct Products : PairOperands<Storage<Config>> {
     storage.heads_full.wait(pass_parity);
     pass_parity ^= 1u;
     for (int32_t block = 0; block < query.blocks; ++block) {
-      storage.sums_free.wait(parity ^ 1u);
+      // The block before has had its parts 0 and 1 of dKV where S and dP come now.
       storage.k_full.wait(parity);
-      sm100::fence_after_sync();
+      wait_for_place(0);
       multiply_scores<0>(q, Config::kScores, Config::kOwnTiles + (has_rope ? 1 : 0));
+      wait_for_place(1);
       multiply_scores<1>(dout, Config::kValueScores, Config::kOwnTiles);
       storage.tiles_full.wait(parity);
       fence_async_shared();  // the other CTA's share of P and dS has come by st.async
       sm100::fence_after_sync();
       multiply_query_gradient(block > 0);
       sm100::commit(storage.k_free);
-      multiply_key_gradient();
+      // S and dP have been read: P and dS are out. The parts in whose place the next block's scores come go first, so
+      // that reducers have as long as possible to take them.
+      multiply_part(0);
+      multiply_part(1);
+      if (has_rope) {
+        wait_for_place(Config::kRopePart);
+        multiply_rope();
+      }
+      sm100::commit_to_pair<1>(storage.tiles_free);
       parity ^= 1u;
     }
+  }
+
+  // Until the reducers have taken the part of dKV that was there.
+  __device__ __forceinline__ void wait_for_place(int place) const {
+    storage.part_free[place].wait(parity ^ 1u);
+    sm100::fence_after_sync();
   }
 
   // S = Q K^T or dP = dO V^T: heads x slots.
@@ -69,32 +86,33 @@ struct Products : PairOperands<Storage<Config>> {
     }
   }
 
-  // dK = Q^T dS, to which dV = dO^T P is added: channels x slots, two tiles of channels at a time.
-  __device__ __forceinline__ void multiply_key_gradient() const {
-    constexpr int kSteps = Config::kHeads / 16;
+  // Two tiles of channels of dK = Q^T dS, to which dV = dO^T P is added: channels x slots.
+  __device__ __forceinline__ void multiply_part(int part) const {
     constexpr uint32_t kWide = sm100::instruction_f16(2 * Config::kTileColumns, Config::kSlots, kFp16, true, true);
+    const uint32_t d = tmem + Config::kKeyGradient + part * Config::kPartSlots;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sm100::mma_f16(d, q_across + 2 * part * kHeadTile + step * kStepRows, ds_across + step * kStepRows, kWide,
+                     step != 0);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sm100::mma_f16(d, dout_across + 2 * part * kHeadTile + step * kStepRows, p_across + step * kStepRows, kWide,
+                     true);
+    }
+    sm100::commit(storage.part_full[part]);
+  }
+
+  // The RoPE's tile of dK.
+  __device__ __forceinline__ void multiply_rope() const {
     constexpr uint32_t kNarrow = sm100::instruction_f16(Config::kTileColumns, Config::kSlots, kFp16, true, true);
-    if (has_rope) {
+    const uint32_t d = tmem + Config::kKeyGradient + Config::kRopePart * Config::kPartSlots;
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        sm100::mma_f16(tmem + Config::kKeyGradientRope, q_across + Config::kRopeTile * kHeadTile + step * kStepRows,
-                       ds_across + step * kStepRows, kNarrow, step != 0);
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      sm100::mma_f16(d, q_across + Config::kRopeTile * kHeadTile + step * kStepRows, ds_across + step * kStepRows,
+                     kNarrow, step != 0);
     }
-    for (int half = 0; half < Config::kOwnTiles / 2; ++half) {
-      const uint32_t d = tmem + Config::kKeyGradient + half * Config::kSlots;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        sm100::mma_f16(d, q_across + 2 * half * kHeadTile + step * kStepRows, ds_across + step * kStepRows, kWide,
-                       step != 0);
-      }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        sm100::mma_f16(d, dout_across + 2 * half * kHeadTile + step * kStepRows, p_across + step * kStepRows, kWide,
-                       true);
-      }
-      sm100::commit(storage.dkv_full[half]);
-    }
+    sm100::commit(storage.part_full[Config::kRopePart]);
   }
 };
 

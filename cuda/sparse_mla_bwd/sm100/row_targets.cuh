@@ -10,9 +10,9 @@ namespace cupymla::sparse_mla_bwd {
 // Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
 template <typename Config>
 struct RowTargets {
-  float* start;          // of the batch entry's sums, or of the block's first slot
-  const int64_t stride;  // from one token, or slot, to the next
-  const bool add;        // in partials: whether an earlier pass has written them
+  float* start;           // of the batch entry's sums, or of the block's first slot
+  const uint64_t stride;  // from one token, or slot, to the next
+  const bool add;         // in partials: whether an earlier pass has written them
 
   __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
                                         int32_t pass)
@@ -26,22 +26,23 @@ struct RowTargets {
   // channels.
   template <int kSlots>
   __device__ __forceinline__ void write(int first, const int32_t* tokens, int32_t channel,
-                                        const uint32_t (&values)[kSlots]) const {
+                                        const uint32_t* values) const {
+    float* const column = start + channel;
 #pragma unroll
     for (int i = 0; i < kSlots; i += 4) {
       const int4 four = *reinterpret_cast<const int4*>(tokens + i);
-      write(first + i, four.x, channel, values[i]);
-      write(first + i + 1, four.y, channel, values[i + 1]);
-      write(first + i + 2, four.z, channel, values[i + 2]);
-      write(first + i + 3, four.w, channel, values[i + 3]);
+      write(column, first + i, four.x, values[i]);
+      write(column, first + i + 1, four.y, values[i + 1]);
+      write(column, first + i + 2, four.z, values[i + 2]);
+      write(column, first + i + 3, four.w, values[i + 3]);
     }
   }
 
  private:
-  __device__ __forceinline__ void write(int slot, int32_t token, int32_t channel, uint32_t bits) const {
+  __device__ __forceinline__ void write(float* column, int slot, int32_t token, uint32_t bits) const {
     if (token < 0) return;
     const float value = __uint_as_float(bits);
-    float* address = start + (Config::kPartials ? slot : token) * stride + channel;
+    float* address = column + static_cast<uint32_t>(Config::kPartials ? slot : token) * stride;
     if (Config::kPartials && !add) {
       *address = value;
     } else {

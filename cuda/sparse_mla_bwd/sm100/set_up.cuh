@@ -25,6 +25,10 @@ __device__ __forceinline__ void init_barriers(Storage& storage) {
   }
   storage.tiles_full.init(Config::kCluster * Config::kWorkerWarps);
   storage.tiles_free.init(Config::kCluster);
+  for (int i = 0; i < Config::kPlaces; ++i) {
+    storage.part_full[i].init(1);
+    storage.part_free[i].init(Config::kReducerWarps);
+  }
 }
 
 // Barriers and Tensor Memory of this CTA; `init_own_barriers` knows those that only the one storage has.
