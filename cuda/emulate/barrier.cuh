@@ -72,12 +72,23 @@ __device__ __noinline__ void stall(uint32_t nanoseconds) {
   }
 }
 
+// Whether this thread is late after a wait in mode random. With an odd seed one wait of 16 is late, of any thread:
+// then all roles fall behind by turns. With an even one it is every other wait of a few warps that the seed draws: so
+// one role can fall behind all others, for as long as the kernel lets it.
+__device__ __forceinline__ bool is_late() {
+  const uint32_t seed = launch().seed;
+  if (seed % 2) return chance(16);
+  uint32_t x = (seed + 1) * 0x9e3779b9u ^ (cta_index(hardware::cluster_rank()) << 8) ^ thread_index() / 32;
+  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+  return x % 8 == 0 && chance(2);
+}
+
 // A wait is over. In mode random, some threads then take their time.
 __device__ __forceinline__ void polled(uint32_t barrier) {
   Thread& mine = own_thread();
   if (mine.poll_start_ns) note_progress();
   mine.poll_start_ns = 0;
-  if (launch().mode != kRandom || !launch().stalls || !chance(16)) return;
+  if (launch().mode != kRandom || !launch().stalls || !is_late()) return;
   uint32_t nanoseconds = 1000;
   while (nanoseconds < kLongestStall && !chance(8)) nanoseconds *= 2;
   stall(nanoseconds);

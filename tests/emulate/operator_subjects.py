@@ -47,6 +47,12 @@ def _forward(lengths: tuple[int, ...]) -> Problem:
     return Problem("sparse_mla_fwd", case, lengths, 2)
 
 
+def _forward_blocks(lengths: tuple[int, ...]) -> Problem:
+    """All heads of a pair, and scores so far apart that blocks move the base, and with it the output, many times."""
+    case = sized(128, 576, max(lengths), len(lengths), 600, "", "masks", selection="full", sm_scale=0.25)
+    return Problem("sparse_mla_fwd", case, lengths, 2)
+
+
 def _backward(heads: int, slots: int, length: int) -> Problem:
     """One query, whose slots name different tokens: sums of dkv then have the same bits in any order."""
     case = sized(heads, 576, slots, 1, 2 * slots, "", "masks", selection="full", dkv_dtype="float32")
@@ -66,6 +72,9 @@ PROBLEMS = {
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5, 0, 0, 0, 3), 2),
     # Lengths are handed on in four batches.
     "sparse_mla_fwd": _forward((150, *[0] * 14, 1, 130, *[0] * 14, 2, *[0] * 9, 3, *[0] * 9)),
+    # Nine times Q and 22 blocks through ten stages: queries of up to four blocks, three of one behind each other, whose
+    # successor's Q finds free stages, and one of none.
+    "sparse_mla_fwd-blocks": _forward_blocks((130, 500, 390, 130, 0, 500, 3, 120, 64, 260)),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
     "sparse_mla_bwd-h128": _backward(128, 350, 341),  # six blocks
     "sparse_mla_bwd_phase1-h128": _phase1(128),

@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=0.5, help="seconds that a kernel may stand still")
+    parser.add_argument(
+        "--lines", type=int, nargs="+", help="only the mutants in these lines of the PTX, as a table names them"
+    )
     options = parser.parse_args()
     run, sites = subject(options.name, options.folder)
     runs = [replace(each, patience_seconds=options.patience) for each in mutation.RUNS if each.seed <= options.seeds]
@@ -50,6 +53,8 @@ def main() -> None:
     started, verdicts = time.monotonic(), []
     print("| taken away | eager | lazy | random |\n| --- | --- | --- | --- |")
     for site in sites:
+        if options.lines is not None and site.line not in options.lines:
+            continue
         found = mutation.survey(run, [site], runs)
         verdicts += found
         if found:

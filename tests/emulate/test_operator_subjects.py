@@ -11,7 +11,7 @@ import numpy as np
 import operator_subjects
 import pytest
 
-from cupymla.emulate import Settings
+from cupymla.emulate import Settings, mutation
 from cupymla.ops.mla_cases import sized
 from cupymla.testing.compare import Mismatch
 from cupymla.testing.operators import Array, Subject
@@ -38,3 +38,15 @@ def test_a_mutant_is_caught_by_any_array(name: str, monkeypatch: pytest.MonkeyPa
     runs.append(spoilt)
     with pytest.raises(Mismatch, match=name):
         operator_subjects.subject(PROBLEM)
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_a_cluster_that_does_not_wait_for_itself_is_caught() -> None:
+    """The first of the pair's CTAs begins late, and the second signals to barriers that are not there yet."""
+    run, sites = operator_subjects.subject(operator_subjects.PROBLEMS["sparse_mla_fwd-blocks"])
+    first = next(site for site in sites if site.text.startswith("barrier.cluster.wait"))
+    settings = Settings("eager")
+    assert run(settings) == 0
+    (verdict,) = mutation.survey(run, [first], [settings])
+    assert verdict.how

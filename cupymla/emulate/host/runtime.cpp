@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
 constexpr uint64_t kLongestRest = 64;  // rounds of all threads
+constexpr uint64_t kLatestBegin = 64;  // rounds of a cluster's threads
 
 }  // namespace
 
@@ -312,7 +313,11 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       cta.warps[w].ended = lanes == 32 ? 0 : ~((1u << lanes) - 1u);
     }
   }
+  // Half of the CTAs begin later than others, also of their cluster: only its barrier says that another has begun.
+  uint64_t begins = machine.random;
   for (uint32_t i = 0; i < ctas; ++i) {
+    const uint64_t drawn = shuffle_bits(begins) >> 32;
+    const uint64_t begin = drawn % 2 ? (drawn >> 1) % (kLatestBegin * size * request->block) : 0;
     for (uint32_t n = 0; n < request->block; ++n) {
       auto t = std::make_unique<Thread>();
       t->id[0] = t->index = n, t->lane = n % 32, t->cta = &all[i], t->warp = &all[i].warps[n / 32];
@@ -320,6 +325,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->parameters = parameters;
       t->released = !request->dependent;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
+      t->resting = begin != 0, t->rest.until = begin;
       prepare(*t);
       t->warp->lanes[t->lane] = t.get();
       machine.threads.push_back(std::move(t));
