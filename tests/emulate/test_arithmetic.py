@@ -255,3 +255,16 @@ def test_moves_of_32_bytes(where: Where) -> None:
     found = evaluate(text, inputs, where)
     even = np.arange(THREADS) // 2 * 2
     np.testing.assert_array_equal(found, np.stack([inputs[even, 0], inputs[even + 1, 3]], 1))
+
+
+def test_high_halves_of_16_bit_products(where: Where) -> None:
+    values = np.random.default_rng(6).integers(0, 2**32, (THREADS, 4), np.uint32)
+    text = (
+        "mov.b32 {%h0, %h1}, %r0; mul.hi.u16 %h0, %h0, %h1; cvt.u32.u16 %r8, %h0;"
+        "mov.b32 {%h0, %h1}, %r1; mul.hi.s16 %h0, %h0, -13107; cvt.u32.u16 %r9, %h0;"
+    )
+    found = evaluate(text, values, where)
+    halves = values.view(np.uint16).reshape(THREADS, 8)
+    np.testing.assert_array_equal(found[:, 0], halves[:, 0].astype(np.uint32) * halves[:, 1] >> 16)
+    signed = halves[:, 2].view(np.int16).astype(np.int32) * -13107 >> 16
+    np.testing.assert_array_equal(found[:, 1], signed.astype(np.uint16))

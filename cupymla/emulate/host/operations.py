@@ -92,6 +92,13 @@ def _extreme(w: Writer) -> str:
     return w.write(w.operands[0], f"({a} {symbol} {b} ? {a} : {b})", kind)
 
 
+# Types that hold the whole product of two.
+_TWICE = {
+    **{"s16": "int32_t", "u16": "uint32_t", "s32": "int64_t", "u32": "uint64_t"},
+    **{"s64": "__int128", "u64": "unsigned __int128"},
+}
+
+
 def _multiply(w: Writer) -> str:
     kind, wide = _type(w.parts), {"16": "32", "32": "64"}
     if "wide" in w.parts:
@@ -103,7 +110,7 @@ def _multiply(w: Writer) -> str:
         return w.write(w.operands[0], product, to)
     if "hi" in w.parts:
         a, b = (w.read(operand, kind) for operand in w.operands[1:3])
-        twice = {"s32": "int64_t", "u32": "uint64_t", "s64": "__int128", "u64": "unsigned __int128"}[kind]
+        twice = _TWICE[kind]
         high = f"static_cast<{CPP[kind]}>((static_cast<{twice}>({a}) * static_cast<{twice}>({b})) >> {kind[1:]})"
         if w.parts[0] == "mad":
             high = f"{high} + {w.read(w.operands[3], kind)}"
