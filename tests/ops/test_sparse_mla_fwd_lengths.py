@@ -1,5 +1,5 @@
-"""topk_length may change while sparse_mla_fwd for sm_90a runs: lanes that search a query's slots together go by what one
-of them has read, or they would wait for each other for ever."""
+"""topk_length may change while sparse_mla_fwd for sm_90a runs: lanes that search a query's slots together go by what
+one of them has read, or they would wait for each other for ever."""
 
 from __future__ import annotations
 
