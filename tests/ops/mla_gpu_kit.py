@@ -38,7 +38,8 @@ class OnGpu:
             results: what the call returned.
             given: its arguments on the GPU, where it writes to some of them.
         """
-        found = dict(zip(self.subject.outputs, operators.as_tuple(results), strict=False))
+        returned = operators.as_tuple(results)
+        found = dict(zip(self.subject.outputs[: len(returned)], returned, strict=True))
         found |= {name: (given or {})[name] for name in self.subject.written_in(host)}
         compare.require(self.subject.reports(host, {name: array.get() for name, array in found.items()}))
 

@@ -73,3 +73,12 @@ def test_an_array_that_is_missing_or_unknown_is_not_passed_over() -> None:
     for wrong in ({name: made[name] for name in RETURNED}, made | {"other": made["dq"]}):
         with pytest.raises(ValueError, match="results dq, dkv"):
             SUBJECT.reports(INPUTS, wrong)
+
+
+def test_a_test_on_a_gpu_passes_over_nothing_that_a_call_returns() -> None:
+    inputs = SUBJECT.cases.inputs(sized(16, 576, 65, 3, 200, "_sink", "options", sink="finite"), 0)
+    made = tuple(OnDevice(array) for array in SUBJECT.expected(inputs, "same").values())
+    on_gpu = OnGpu("sparse_mla_bwd", SUBJECT.cases.CASES[0].name)
+    on_gpu.require_right(inputs, made)
+    with pytest.raises(ValueError, match="longer than"):
+        on_gpu.require_right(inputs, (*made, made[0]))

@@ -39,8 +39,10 @@ struct Selection : SparseQuery<Config::kSlots> {
   int32_t valid = 0;                    // valid slots
   int32_t first_block = 0, blocks = 0;  // KV blocks of this CTA
 
+  // A whole warp. Its lanes search together, so they go by what one of them has read of topk_length.
   __device__ __forceinline__ Selection(const Parameters& params, uint32_t token)
-      : Slots(params, token),
+      : Slots(params, token,
+              __shfl_sync(0xffffffffu, Slots::read_slots(params, QueryPosition(params, token)), 0)),
         indices(params.indices + this->batch * params.indices_batch + this->query * params.indices_query) {}
 
   // The token of a slot, or -1 where there is no slot.

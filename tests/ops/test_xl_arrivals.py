@@ -1,0 +1,51 @@
+"""Launches of any grid share the counters of a workspace, one after the other, and take turns with its two sets."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from cupymla.ops.xl_paged_attention import cases, cuda, xl_paged_attention
+from cupymla.testing.interpreted import interpreted
+from cupymla.testing.operators import as_tuple
+
+# Of a few CTAs and of many, which all share sequences. The largest workspace first: all others find room in it.
+NAMES = ("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero", "gqa4-2x64_b1_c64_fp32_fp8_four_rows")
+ROUND = 4096  # `kRound` in cuda/xl_paged_attention/sm80/arrivals.cuh
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("before", [0, 2**32 - 2 * ROUND], ids=["first", "wraps"])
+def test_every_launch_takes_one_turn(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of launches so far goes by no grid, and may wrap."""
+    made: list[cuda.Workspace] = []
+
+    class Followed(cuda.Workspace):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(cuda, "Workspace", Followed)
+    chosen = [next(case for case in cases.CASES if case.name == name) for name in NAMES]
+    with interpreted(multiprocessors=7) as machine:
+        given = [machine.arguments(cases.inputs(case, 0)) for case in chosen]
+        results: list[list[bytes]] = [[], []]
+
+        def run(which: int) -> None:
+            outputs = as_tuple(xl_paged_attention(**given[which]))
+            results[which].append(b"".join(output.get().tobytes() for output in outputs))
+
+        def calls() -> None:
+            run(0)
+            run(1)
+            launches = ctypes.c_uint32.from_address(made[0].arrivals)
+            assert launches.value == 2 * ROUND
+            launches.value = before
+            for turn, which in enumerate((0, 1, 1, 0, 0, 1), start=1):
+                run(which)
+                assert launches.value == (before + turn * ROUND) % 2**32
+
+        machine.call(calls)
+        assert len(made) == 1 and len({geometry.grid for geometry in machine.launches}) == 2
+    assert all(len(set(each)) == 1 for each in results)
