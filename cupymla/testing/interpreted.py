@@ -29,7 +29,6 @@ from ..interpret import GlobalMemory, Program, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..tensormap import TileMap
-from . import operators
 from .compare import Report
 from .operators import Array, Subject
 from .poison import strided_like
@@ -179,11 +178,8 @@ class Interpreted:
     def results(self, subject: Subject, inputs: dict[str, Any]) -> dict[str, Array]:
         """What an operator returns, then what it writes beside it, by name."""
         given = self.arguments(inputs, subject.written)
-        returned = operators.as_tuple(self.call(subject.call, **given))
-        made = {
-            **dict(zip(subject.outputs, returned, strict=False)),
-            **{n: given[n] for n in subject.written_in(inputs)},
-        }
+        made = subject.named(self.call(subject.call, **given))
+        made |= {name: given[name] for name in subject.written_in(inputs)}
         return {name: array.get() for name, array in made.items()}
 
     def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:

@@ -50,6 +50,11 @@ class Subject:
         names: tuple[str, ...] = self.cases.OUTPUTS
         return names
 
+    def named(self, returned: Any) -> dict[str, Any]:
+        """What a call returned, by name. Raises ValueError where it is more than the operator's outputs."""
+        arrays = as_tuple(returned)
+        return dict(zip(self.outputs[: len(arrays)], arrays, strict=True))
+
     @property
     def written(self) -> tuple[str, ...]:
         """Names of arrays among the inputs of cases that a call writes to."""
@@ -84,7 +89,7 @@ class Subject:
             name: np.full(inputs[name].shape, np.nan, np.float64 if precision == "float64" else inputs[name].dtype)
             for name in self.written_in(inputs)
         }
-        return {**dict(zip(self.outputs, self.reference(inputs | own, precision), strict=False)), **own}
+        return {**self.named(self.reference(inputs | own, precision)), **own}
 
     def reports(self, inputs: dict[str, Any], results: Mapping[str, Array]) -> list[Report]:
         """How results of NumPy inputs, by name, compare with the references: what a call returned and what it wrote

@@ -38,15 +38,13 @@ class OnGpu:
             results: what the call returned.
             given: its arguments on the GPU, where it writes to some of them.
         """
-        returned = operators.as_tuple(results)
-        found = dict(zip(self.subject.outputs[: len(returned)], returned, strict=True))
+        found = self.subject.named(results)
         found |= {name: (given or {})[name] for name in self.subject.written_in(host)}
         compare.require(self.subject.reports(host, {name: array.get() for name, array in found.items()}))
 
     def outputs_like(self, cp: Any, results: Any) -> dict[str, Any]:
         """NaN of these results' shapes and dtypes, for a call to write to, by the names of its parameters."""
-        names = self.subject.outputs
-        made = {name: cp.empty_like(array) for name, array in zip(names, operators.as_tuple(results), strict=False)}
+        made = {name: cp.empty_like(array) for name, array in self.subject.named(results).items()}
         for array in made.values():
             array.fill(np.nan)
         return made

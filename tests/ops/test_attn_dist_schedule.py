@@ -394,6 +394,7 @@ def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, .
     assert steps_of(KERNEL / file) == counts
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
 @pytest.mark.parametrize("d_qk", D_QK)
 def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
