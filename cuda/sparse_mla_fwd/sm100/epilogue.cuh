@@ -6,36 +6,45 @@
 #include "../../common/math.cuh"
 #include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
+#include "../../common/tma.cuh"
 #include "lengths.cuh"
 #include "merge.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
-// One warp's arrival at a barrier of the pair's even CTA. What the warp has written, into Tensor Memory or its own
-// CTA's shared memory, is for the pair's products alone, and ordered before them by the fences that stand before this.
-__device__ __forceinline__ void arrive_at_leader(const Mbarrier& barrier, uint32_t leader, uint32_t lane) {
+// One warp's arrival at a barrier of the CTA that issues the products. What the warp has written, into Tensor Memory or
+// its own CTA's shared memory, is for the products alone, and ordered before them by the fences that stand before this.
+template <typename Config>
+__device__ __forceinline__ void arrive_at_leader(Mbarrier& barrier, const Place<Config>& place, uint32_t lane) {
   __syncwarp();
-  if (lane == 0) cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), leader));
+  if (lane != 0) return;
+  if constexpr (Config::kCtas == 1) {
+    barrier.arrive();
+  } else {
+    cluster_arrive_after_reads_at(cluster_address(smem_address(&barrier.state), place.leader));
+  }
 }
 
-template <typename Config, typename Element>
+template <typename Storage, typename Element>
 struct Epilogue {
+  using Config = typename Storage::Config;
   static constexpr uint32_t kColumns = 32;  // of a pass
 
-  Storage<Config>& storage;
+  Storage& storage;
   const Parameters& params;
+  const TensorMap& q_map;
   const Place<Config> place;
   const uint32_t warp = threadIdx.x / 32 % 4;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
-  const uint32_t side = warp / 2;             // which half of the channels
-  Lengths<Config> lengths;
+  const uint32_t side = warp / 2;             // which half of the lanes, and so which channels
+  Lengths<Storage> lengths;
   uint32_t o_parity = 0, stats_parity = 0;
   uint32_t q_parity = 0;  // of q_staged; of q_free the other
   uint32_t stage = 0;     // of the ring, where the next Q comes
 
-  __device__ __forceinline__ Epilogue(Storage<Config>& storage, const Parameters& params)
-      : storage(storage), params(params), lengths{storage, params} {}
+  __device__ __forceinline__ Epilogue(Storage& storage, const Parameters& params, const TensorMap& q_map)
+      : storage(storage), params(params), q_map(q_map), lengths{storage, params} {}
 
   // Q of a query goes ahead of O of the query before it, which is done later than that query's scores.
   __device__ __forceinline__ void run() {
@@ -69,9 +78,22 @@ struct Epilogue {
     store(work, factor);
   }
 
+  // The tiles that stay in shared memory, of a CTA by itself. In a pair the value warp brings them.
+  __device__ __forceinline__ void load_query(const Work<Config>& work) {
+    if (warp == 0 && lane == 0) {
+      storage.q_full.arrive_and_expect(sizeof(storage.q));
+      for (int tile = 0; tile < Config::kSharedTiles; ++tile) {
+        tma_load_4d(storage.q[tile], q_map, storage.q_full, (Config::kFirstSharedTile + tile) * sm100::kTileColumns,
+                    work.first_head, work.query, work.batch);
+      }
+    }
+    __syncwarp();
+  }
+
   // Both halves of the lanes get the CTA's heads.
   __device__ __forceinline__ void keep_query(const Work<Config>& work) {
     storage.q_free.wait(q_parity ^ 1u);
+    if constexpr (Config::kCtas == 1) load_query(work);
     storage.q_staged.wait(q_parity);
     q_parity ^= 1u;
     sm100::fence_after_sync();
@@ -91,7 +113,7 @@ struct Epilogue {
     }
     sm100::wait_stores();
     sm100::fence_before_sync();
-    arrive_at_leader(storage.q_ready, place.leader, lane);
+    arrive_at_leader(storage.q_ready, place, lane);
     if (lane == 0) storage.q_kept.arrive();
     named_barrier_sync(kStagesRead, Config::kEpilogueThreads);
     if (warp == 0 && lane < Config::kQueryStages) storage.free[(stage + lane) % Config::kStages].arrive();
@@ -103,7 +125,7 @@ struct Epilogue {
     const int quad_lane = static_cast<int>(lane % 4);
     const int32_t first_head = work.first_head + static_cast<int32_t>(row - quad_lane);
     uint8_t* line = params.out + work.batch * params.out_batch_bytes + work.query * params.out_query_bytes +
-                    first_head * params.out_head_bytes + side * Config::kDV + quad_lane * 16;
+                    first_head * params.out_head_bytes + quad_lane * 16;
 #pragma unroll 1
     for (uint32_t column = 0; column < Config::kOutputColumns; column += kColumns) {
       float values[kColumns] = {};
@@ -112,19 +134,19 @@ struct Epilogue {
         sm100::wait_loads();
         if (column + kColumns == Config::kOutputColumns) {
           sm100::fence_before_sync();
-          arrive_at_leader(storage.o_free, place.leader, lane);
+          arrive_at_leader(storage.o_free, place, lane);
         }
       }
       if constexpr (Config::kSplit) {
         leave_columns(values, column);
       } else {
-        store_columns(values, factor, line + column * sizeof(Element), first_head);
+        store_columns(values, factor, line + Config::channel(side, column) * sizeof(Element), first_head);
       }
     }
   }
 
   __device__ __forceinline__ void leave_columns(const float (&values)[kColumns], uint32_t column) {
-    float* line = leavings(storage).output[row] + side * Config::kOutputColumns + column;
+    float* line = leavings(storage).output[row] + Config::channel(side, column);
 #pragma unroll
     for (uint32_t i = 0; i < kColumns; i += 4) {
       *reinterpret_cast<float4*>(line + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);

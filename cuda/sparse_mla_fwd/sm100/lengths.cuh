@@ -5,24 +5,24 @@
 
 #include "../../common/cluster_delivery.cuh"
 #include "../../common/ring.cuh"
-#include "storage.cuh"
 #include "work.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
 // The warp that reads. It has no other work, and may wait for the slowest role without holding up another.
-template <typename Config>
+template <typename Storage>
 struct LengthReader {
+  using Config = typename Storage::Config;
   static constexpr uint32_t kLengths = Config::kLengths;
   static_assert(32 % kLengths == 0);
 
-  Storage<Config>& storage;
+  Storage& storage;
   const Parameters& params;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
   Ring<Config::kLengthBatches> ring;
 
-  __device__ __forceinline__ LengthReader(Storage<Config>& storage, const Parameters& params)
+  __device__ __forceinline__ LengthReader(Storage& storage, const Parameters& params)
       : storage(storage), params(params) {}
 
   __device__ __forceinline__ void run() {
@@ -54,11 +54,12 @@ struct LengthReader {
 };
 
 // A role's place among them. `kAlone`: the role is one thread, not all lanes of a warp.
-template <typename Config, bool kAlone = false>
+template <typename Storage, bool kAlone = false>
 struct Lengths {
+  using Config = typename Storage::Config;
   static constexpr uint32_t kLengths = Config::kLengths;
 
-  Storage<Config>& storage;
+  Storage& storage;
   const Parameters& params;
   uint32_t taken = 0;
 

@@ -6,7 +6,6 @@
 #include "../../common/cluster.cuh"
 #include "../softmax.cuh"
 #include "../statistics.cuh"
-#include "storage.cuh"
 #include "work.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -20,17 +19,18 @@ struct alignas(16) Leavings {
   float4 statistics[Config::kHeads];
 };
 
-template <typename Config>
-__device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) {
+template <typename Storage>
+__device__ __forceinline__ Leavings<typename Storage::Config>& leavings(Storage& storage) {
+  using Config = typename Storage::Config;
   static_assert(sizeof(Leavings<Config>) <= sizeof(storage.p) + sizeof(storage.stages));
   return *reinterpret_cast<Leavings<Config>*>(&storage.p);
 }
 
 // What the epilogue warpgroup does once everything is left: it finishes every so many of its CTA's heads, a row at a
 // time.
-template <typename Element, typename Config>
-__device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params,
-                                            const Work<Config>& work, const Place<Config>& place) {
+template <typename Element, typename Storage, typename Config>
+__device__ __forceinline__ void merge_parts(Storage& storage, const Parameters& params, const Work<Config>& work,
+                                            const Place<Config>& place) {
   constexpr int kColumns = 4;  // of a thread
   static_assert(Config::kDV / kColumns == Config::kEpilogueThreads);
   const auto& left = leavings(storage);

@@ -1,6 +1,6 @@
-// What brings Q and the selected KV rows into shared memory, all by TMA: two warps fill the stages of the ring, a tile
-// each, a third brings the rest of Q and fills stages a second time with values. Several, because the instructions for
-// a tile's rows are issued one after another.
+// What brings Q and the selected KV rows into shared memory, all by TMA: key warps fill the stages of the ring, a tile
+// each; in a pair another brings the rest of Q and fills stages a second time with values. Several, because the
+// instructions for a tile's rows are issued one after another.
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
@@ -17,21 +17,23 @@ __device__ __forceinline__ int4 half_block_rows(const sm100::QuerySlots& slots, 
       slots.four_tokens(first_slot + static_cast<int32_t>(half) * sm100::kGroupSlots + sm100::group_slot(lane)));
 }
 
-template <typename Config>
+template <typename Storage>
 struct KeyWarp {
-  Storage<Config>& storage;
+  using Config = typename Storage::Config;
+
+  Storage& storage;
   const Parameters& params;
   const TensorMap& q_map;
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
-  Lengths<Config> lengths;
+  Lengths<Storage> lengths;
   const uint32_t own = threadIdx.x / 32 - Config::kKeyWarp;  // which tile of a stage
   Ring<Config::kStages> ring;
   Ring<2> ropes;
   uint32_t kept_parity = 1;  // of q_kept's awaited phase
 
-  __device__ __forceinline__ KeyWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+  __device__ __forceinline__ KeyWarp(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                      const TensorMap& kv_map)
       : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
@@ -67,10 +69,12 @@ struct KeyWarp {
       storage.free[ring.stage].wait(ring.free());
       __syncwarp();
       if (lane == 0) {
-        if (part == 0 && own == 0) storage.q_staged.arrive_and_expect(Config::kQueryStages * Config::kStageBytes);
-        tma_load_4d(storage.stages[ring.stage] + own * sm100::kTileBytes, q_map, storage.q_staged,
-                    static_cast<int>(part * Config::kStageTiles + own) * sm100::kTileColumns, work.first_head,
-                    work.query, work.batch);
+        if (part == 0 && own == 0) storage.q_staged.arrive_and_expect(Config::kTmemTiles * sm100::kTileBytes);
+        const int tile = part * Config::kStageTiles + static_cast<int>(own);
+        if (tile < Config::kTmemTiles) {
+          tma_load_4d(storage.stages[ring.stage] + own * sm100::kTileBytes, q_map, storage.q_staged,
+                      (Config::kFirstTmemTile + tile) * sm100::kTileColumns, work.first_head, work.query, work.batch);
+        }
       }
       __syncwarp();
       ring.advance();
@@ -90,19 +94,24 @@ struct KeyWarp {
       Mbarrier& full = storage.keys[ring.stage];
       storage.free[ring.stage].wait(ring.free());
       expect(full, Config::kStageBytes);
-      sm100::gather_group<1, true>(storage.stages[ring.stage] + own * sm100::kTileBytes, kv_map, full,
-                                   static_cast<int>(part * Config::kStageTiles + own), rows, lane);
+      sm100::gather_group<1, Config::kCtas == 2>(storage.stages[ring.stage] + own * sm100::kTileBytes, kv_map, full,
+                                                 static_cast<int>(part * Config::kStageTiles + own), rows, lane);
       ring.advance();
     }
     if constexpr (Config::kHasRope) {
       Mbarrier& full = storage.rope_full[ropes.stage];
       storage.rope_free[ropes.stage].wait(ropes.free());
       expect(full, sm100::kTileBytes);
-      // Half of the tile's rows each.
+      // As many of the tile's rows each.
       constexpr uint32_t kOwnLanes = sm100::kGroupSlots / sm100::kGatherRows / Config::kKeyWarps;
       if (lane / kOwnLanes == own) {
-        sm100::gather_rows_of_pair(storage.ropes[ropes.stage] + lane * sm100::kGatherRows * kSwizzleRowBytes, kv_map,
-                                   full, Config::kValueTiles * sm100::kTileColumns, rows);
+        uint8_t* destination = storage.ropes[ropes.stage] + lane * sm100::kGatherRows * kSwizzleRowBytes;
+        constexpr int kColumn = Config::kValueTiles * sm100::kTileColumns;
+        if constexpr (Config::kCtas == 2) {
+          sm100::gather_rows_of_pair(destination, kv_map, full, kColumn, rows);
+        } else {
+          sm100::gather_rows(destination, kv_map, full, kColumn, rows);
+        }
       }
       ropes.advance();
     }
@@ -111,20 +120,22 @@ struct KeyWarp {
 
 // Brings Q's tiles that stay in shared memory, and fills stages whose keys have been multiplied with this CTA's half of
 // the channels of the other CTA's slots.
-template <typename Config>
+template <typename Storage>
 struct ValueWarp {
-  Storage<Config>& storage;
+  using Config = typename Storage::Config;
+
+  Storage& storage;
   const Parameters& params;
   const TensorMap& q_map;
   const TensorMap& kv_map;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
-  Lengths<Config> lengths;
+  Lengths<Storage> lengths;
   Ring<Config::kStages> ring;
   Phases read;
   uint32_t q_parity = 1;  // of q_free's awaited phase
 
-  __device__ __forceinline__ ValueWarp(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
+  __device__ __forceinline__ ValueWarp(Storage& storage, const Parameters& params, const TensorMap& q_map,
                                        const TensorMap& kv_map)
       : storage(storage), params(params), q_map(q_map), kv_map(kv_map), lengths{storage, params} {}
 
@@ -150,7 +161,7 @@ struct ValueWarp {
       if (place.rank == 0) storage.q_full.arrive_and_expect(Config::kCtas * sizeof(storage.q));
       for (int tile = 0; tile < Config::kSharedTiles; ++tile) {
         sm100::tma_load_4d_of_pair(storage.q[tile], q_map, storage.q_full,
-                                   (Config::kTmemTiles + tile) * sm100::kTileColumns, work.first_head, work.query,
+                                   (Config::kFirstSharedTile + tile) * sm100::kTileColumns, work.first_head, work.query,
                                    work.batch);
       }
     }

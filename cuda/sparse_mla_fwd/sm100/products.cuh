@@ -7,21 +7,22 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-template <typename Config, bool kFp16>
+template <typename Storage, bool kFp16>
 struct Products {
+  using Config = typename Storage::Config;
   static constexpr uint32_t kStepBytes = 32;              // 16 elements along K of a row
   static constexpr uint32_t kTransposedStepBytes = 2048;  // 16 rows
   static constexpr uint32_t kStepColumns = 8;             // 16 elements along K in Tensor Memory
   static constexpr int kSteps = 4;                        // of 16, in a tile
-  static constexpr uint32_t kScores = sm100::instruction_f16(Config::kPairHeads, Config::kSlots, kFp16);
+  static constexpr uint32_t kScores = sm100::instruction_f16(Config::kItemHeads, Config::kSlots, kFp16);
   static constexpr uint32_t kValues =
-      sm100::instruction_f16(Config::kPairHeads, Config::kCtas * Config::kChunkColumns, kFp16, false, true);
+      sm100::instruction_f16(Config::kItemHeads, Config::kLaneHalves * Config::kChunkColumns, kFp16, false, true);
 
-  Storage<Config>& storage;
+  Storage& storage;
   const Parameters& params;
   const Place<Config> place;
   const uint32_t tmem;
-  Lengths<Config, true> lengths;
+  Lengths<Storage, true> lengths;
   const uint16_t pair = static_cast<uint16_t>(3u << place.leader);  // both CTAs, for commits
   uint32_t keys_stage = 0, values_stage = 0;  // of the ring, that come next
   Phases keys_phases, values_phases;          // stages of Q have none
@@ -29,7 +30,7 @@ struct Products {
   uint32_t q_parity = 0, p_parity = 0;
   uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
 
-  __device__ __forceinline__ Products(Storage<Config>& storage, const Parameters& params)
+  __device__ __forceinline__ Products(Storage& storage, const Parameters& params)
       : storage(storage), params(params), tmem(storage.tmem), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {

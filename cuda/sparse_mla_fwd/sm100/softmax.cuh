@@ -8,28 +8,32 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-template <typename Config, typename Element, bool kAnyScale>
+template <typename Storage, typename Element, bool kAnyScale>
 struct Softmax {
-  static constexpr int kScores = sm100::kGroupSlots;  // of a thread, in a block
+  using Config = typename Storage::Config;
+  static constexpr int kScores = Config::kScoresColumns;  // of a thread, in a block
+  static constexpr uint64_t kAllValid = ~0ull >> (64 - kScores);
+  static_assert(kScores == 32 || kScores == 64);
 
-  Storage<Config>& storage;
+  Storage& storage;
   const Parameters& params;
   const Place<Config> place;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t side = warp / 2;             // which half of a block's slots: those of which CTA's keys
+  const uint32_t side = warp / 2;             // which half of a block's slots; in a pair, those of which CTA's keys
   const uint32_t row = warp % 2 * 32 + lane;  // head of this CTA
   const uint32_t tmem;                        // first lane of this warp
-  Lengths<Config> lengths;
+  Lengths<Storage> lengths;
 
   // Exponentials are taken relative to `base` (../softmax.cuh), which is the same for all slots of a head.
   // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
   float base, row_max, row_sum;
   bool occupied;  // whether this thread's slots of the query had a valid one
-  uint32_t s_parity = 0, pv_parity = 1, stats_parity = 1;
+  uint32_t s_parity = 0, stats_parity = 1;
+  uint32_t values_parity = Config::kCtas == 1 ? 0 : 1;  // of what says that products with values are done
   uint32_t turn = 0;  // which set of the exchange
 
-  __device__ __forceinline__ Softmax(Storage<Config>& storage, const Parameters& params)
+  __device__ __forceinline__ Softmax(Storage& storage, const Parameters& params)
       : storage(storage), params(params), tmem(sm100::tmem_lane(storage.tmem, warp * 32)), lengths{storage, params} {}
 
   __device__ __forceinline__ void run() {
@@ -48,23 +52,28 @@ struct Softmax {
       const RowStatistics row_statistics = statistics();
       if constexpr (Config::kSplit) {
         // P and the stages, where statistics go, are done with once the last product is.
-        storage.pv_done.wait(pv_parity);
+        if constexpr (Config::kCtas == 2) {
+          storage.pv_done.wait(values_parity);
+        } else if (work.blocks != 0) {
+          storage.o_full.wait(values_parity);
+          values_parity ^= 1u;
+        }
         if (leads()) leavings(storage).statistics[row] = packed(row_statistics);
       } else if (leads()) {
         finish(work, row_statistics);
       }
     });
-    storage.pv_done.wait(pv_parity);
+    if constexpr (Config::kCtas == 2) storage.pv_done.wait(values_parity);
   }
 
   // Whether this thread answers for its head.
   __device__ __forceinline__ bool leads() const { return side == 0; }
 
-  // Tokens of two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
+  // Tokens of one or two of the slots whose scores this warp has in a block: columns `lane` and `lane` + 32.
   __device__ __forceinline__ int2 own_tokens(const sm100::QuerySlots& slots, const Work<Config>& work,
                                              int32_t block) const {
-    const int32_t first = work.first_slot(block) + static_cast<int32_t>(side * sm100::kGroupSlots + lane);
-    return make_int2(slots.token(first), slots.token(first + 32));
+    const int32_t first = work.first_slot(block) + static_cast<int32_t>(side * kScores + lane);
+    return make_int2(slots.token(first), kScores == 64 ? slots.token(first + 32) : -1);
   }
 
   // What turns a score into units of log2.
@@ -88,7 +97,7 @@ struct Softmax {
     sm100::tmem_load(scores, tmem + Config::kScoresColumn);
     sm100::wait_loads();
     sm100::fence_before_sync();
-    arrive_at_leader(storage.s_free, place.leader, lane);
+    arrive_at_leader(storage.s_free, place, lane);
 
     const float own_max = mask_and_maximum(scores, valid);
     const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
@@ -97,13 +106,15 @@ struct Softmax {
     uint32_t probabilities[kScores / 2];
     const float sum = exponentials(scores, probabilities, new_base);
 
-    storage.pv_done.wait(pv_parity);
-    pv_parity ^= 1u;
+    if constexpr (Config::kCtas == 2) {
+      storage.pv_done.wait(values_parity);
+      values_parity ^= 1u;
+    }  // else s_ready has said so: the last of these scores come behind the values of the block before
     move_base(new_base, block > 0);
     row_sum += sum;
     publish(probabilities);
     fence_async_shared();
-    arrive_at_leader(storage.p_ready, place.leader, lane);
+    arrive_at_leader(storage.p_ready, place, lane);
   }
 
   // Masks the scores of invalid slots and gives the largest.
@@ -113,7 +124,7 @@ struct Softmax {
       for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
     }
     occupied |= valid != 0;
-    if (valid != ~0ull) {
+    if (valid != kAllValid) {
       const uint32_t low = static_cast<uint32_t>(valid), high = static_cast<uint32_t>(valid >> 32);
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
@@ -177,10 +188,12 @@ struct Softmax {
 
   // This thread's row of P, of its half of the slots.
   __device__ __forceinline__ void publish(const uint32_t (&p)[kScores / 2]) {
-    uint8_t* tile = storage.p[side];
+    constexpr int kTileSides = sm100::kTileColumns / kScores;  // that share a tile
+    uint8_t* tile = storage.p[side / kTileSides];
+    const int first_chunk = static_cast<int>(side % kTileSides) * (kScores / 8);
 #pragma unroll
-    for (int chunk = 0; chunk < 8; ++chunk) {
-      *reinterpret_cast<uint4*>(tile + swizzle_128(row, chunk)) =
+    for (int chunk = 0; chunk < kScores / 8; ++chunk) {
+      *reinterpret_cast<uint4*>(tile + swizzle_128(row, first_chunk + chunk)) =
           make_uint4(p[4 * chunk], p[4 * chunk + 1], p[4 * chunk + 2], p[4 * chunk + 3]);
     }
   }

@@ -1,24 +1,61 @@
-// Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another. The pipeline
-// and the barriers are drawn in storage.cuh, Tensor Memory in config.cuh, the mathematics are in
-// cupymla/ops/sparse_mla_fwd/README.md.
+// Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another, or a CTA by
+// itself takes 64. The pipelines and the barriers are drawn in storage.cuh and few_heads_storage.cuh, Tensor Memory in
+// config.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
 #include "../../common/elect.cuh"
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
+#include "few_heads_products.cuh"
+#include "few_heads_storage.cuh"
 #include "producer.cuh"
 #include "products.cuh"
 #include "softmax.cuh"
+#include "storage.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
 #error "this kernel is for sm_100a and sm_103a"
 #endif
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero,
-// negative or tiny, which costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1
-// where the pairs of each cluster share the slots of one query.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: 128, which a pair of CTAs takes, or 64, which one does; either serves any
+// h_q. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which
+// costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where those of each cluster
+// share the slots of one query.
 
 namespace cupymla::sparse_mla_fwd {
-using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
+
+#if CUPYMLA_HEADS == 64
+using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
+using ThisStorage = FewHeadsStorage<ThisConfig>;
+using ThisProducts = FewHeadsProducts<ThisStorage, CUPYMLA_FP16>;
+#else
+using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
 using ThisStorage = Storage<ThisConfig>;
+using ThisProducts = Products<ThisStorage, CUPYMLA_FP16>;
+#endif
+static_assert(CUPYMLA_HEADS == ThisConfig::kItemHeads);
+
+// The last warp's work: in a pair, values.
+template <typename Storage>
+__device__ __forceinline__ void last_warp(Storage& storage, const Parameters& params, const TensorMap& q_map,
+                                          const TensorMap& kv_map) {
+  using Config = typename Storage::Config;
+  if constexpr (Config::kCtas == 2) {
+    ValueWarp<Storage>(storage, params, q_map, kv_map).run();
+  } else if (cluster_rank() == Config::kReaderRank) {
+    LengthReader<Storage>(storage, params).run();
+  }
+}
+
+// The work of the warp that issues products: in a pair's other CTA it has none, and may read lengths.
+template <typename Products, typename Storage>
+__device__ __forceinline__ void products_warp(Storage& storage, const Parameters& params) {
+  using Config = typename Storage::Config;
+  if (Config::kReaderWarp == Config::kMmaWarp && cluster_rank() == Config::kReaderRank) {
+    LengthReader<Storage>(storage, params).run();
+  } else if (cluster_rank() % Config::kCtas == 0 && elect_one()) {
+    Products(storage, params).run();
+  }
+}
+
 }  // namespace cupymla::sparse_mla_fwd
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig::kThreads, 1)
@@ -48,17 +85,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   sm100::fence_after_sync();
 
   if (warp < ThisConfig::kEpilogueWarp) {
-    Softmax<ThisConfig, Element, CUPYMLA_ANY_SCALE>(storage, params).run();
+    Softmax<ThisStorage, Element, CUPYMLA_ANY_SCALE>(storage, params).run();
   } else if (warp < ThisConfig::kMmaWarp) {
-    Epilogue<ThisConfig, Element>(storage, params).run();
-  } else if (warp == ThisConfig::kValueWarp) {
-    ValueWarp<ThisConfig>(storage, params, q_map, kv_map).run();
+    Epilogue<ThisStorage, Element>(storage, params, q_map).run();
+  } else if (warp == ThisConfig::kLastWarp) {
+    last_warp(storage, params, q_map, kv_map);
   } else if (warp >= ThisConfig::kKeyWarp) {
-    KeyWarp<ThisConfig>(storage, params, q_map, kv_map).run();
-  } else if (cluster_rank() == ThisConfig::kReaderRank) {
-    LengthReader<ThisConfig>(storage, params).run();
-  } else if (cluster_rank() % kCtas == 0 && elect_one()) {
-    Products<ThisConfig, CUPYMLA_FP16>(storage, params).run();
+    KeyWarp<ThisStorage>(storage, params, q_map, kv_map).run();
+  } else {
+    products_warp<ThisProducts>(storage, params);
   }
   __syncwarp();
 
@@ -66,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     cluster_arrive();
     cluster_wait();
     if (warp >= ThisConfig::kEpilogueWarp && warp < ThisConfig::kMmaWarp) {
-      Epilogue<ThisConfig, Element>(storage, params).merge();
+      Epilogue<ThisStorage, Element>(storage, params, q_map).merge();
     }
   }
 

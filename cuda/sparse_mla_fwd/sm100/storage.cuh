@@ -1,4 +1,4 @@
-// Shared memory, barriers and the pipeline.
+// Shared memory, barriers and the pipeline of a pair; few_heads_storage.cuh has those of a CTA by itself.
 //
 // The pair multiplies Q by keys that are split by slots, CTA 0 having the first 64 of a block, and P by values that
 // are split by channels, CTA 0 having the first 256; both CTAs' operands lie at the same places. So half of the key
@@ -70,11 +70,10 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-constexpr uint32_t kExchange = 1, kStagesRead = 2;  // named barriers
-constexpr uint32_t kSharedMemoryLimit = 227 * 1024;
-
-template <typename Config>
+template <typename ConfigArg>
 struct alignas(1024) Storage {
+  using Config = ConfigArg;
+
   uint8_t q[Config::kSharedTiles][sm100::kTileBytes];
   uint8_t p[Config::kCtas][sm100::kTileBytes];  // [heads][slots] of each half of a block
   uint8_t stages[Config::kStages][Config::kStageBytes];
@@ -122,7 +121,7 @@ struct alignas(1024) Storage {
   }
 };
 
-static_assert(sizeof(Storage<Config<576, false>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<Config<512, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<576, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<512, false>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

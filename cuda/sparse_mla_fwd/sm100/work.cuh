@@ -1,5 +1,5 @@
-// What a pair of CTAs works on: one block of heads of one query after another. Where there are few queries, the pairs
-// of a cluster share the slots of one.
+// What a pair of CTAs, or one by itself, works on: one block of heads of one query after another. Where there are few
+// queries, those of a cluster share the slots of one. A CTA by itself is a pair of one here.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -33,7 +33,7 @@ struct Work : SparseQuery<Config::kSlots> {
   // `slots` as all roles that wait for each other are told it (lengths.cuh).
   __device__ __forceinline__ Work(const Parameters& params, uint32_t item, const Place<Config>& place, int32_t slots)
       : SparseQuery<Config::kSlots>(params, item / params.head_blocks, slots),
-        first_head(static_cast<int32_t>(item % params.head_blocks * Config::kPairHeads + place.rank * Config::kHeads)),
+        first_head(static_cast<int32_t>(item % params.head_blocks * Config::kItemHeads + place.rank * Config::kHeads)),
         first_block(0) {
     if constexpr (Config::kSplit) {
       auto& blocks = this->blocks;
