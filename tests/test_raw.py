@@ -72,7 +72,7 @@ def test_standalone_script_gets_the_same_bits() -> None:
 def test_every_variant_is_a_source() -> None:
     sources = plan.sources("sm_90a")
     assert len(set(sources)) == len(sources) == 48
-    paired = plan.sources("sm_100a")
-    assert len(set(paired)) == len(paired) == 16
-    assert plan.sources() == (*sources, *paired, *plan.sources("sm_103a"))
+    blackwell = plan.sources("sm_100a")
+    assert len(set(blackwell)) == len(blackwell) == 32
+    assert plan.sources() == (*sources, *blackwell, *plan.sources("sm_103a"))
     assert plan.sources("sm_80") == ()

@@ -42,15 +42,16 @@ def _dist(heads: int, slots: int, lengths: tuple[int, ...], multiprocessors: int
     return Problem("attn_dist", case, lengths, multiprocessors)
 
 
-def _forward(lengths: tuple[int, ...]) -> Problem:
-    case = sized(5, 512, max(lengths), len(lengths), 400, "", "masks", selection="full")
-    return Problem("sparse_mla_fwd", case, lengths, 2)
+def _forward(heads: int, lengths: tuple[int, ...]) -> Problem:
+    case = sized(heads, 512, max(lengths), len(lengths), 400, "", "masks", selection="full")
+    return Problem("sparse_mla_fwd", case, lengths, 2 if heads > 64 else 1)
 
 
-def _forward_blocks(lengths: tuple[int, ...]) -> Problem:
-    """All heads of a pair, and scores so far apart that blocks move the base, and with it the output, many times."""
-    case = sized(128, 576, max(lengths), len(lengths), 600, "", "masks", selection="full", sm_scale=0.25)
-    return Problem("sparse_mla_fwd", case, lengths, 2)
+def _forward_blocks(heads: int, lengths: tuple[int, ...]) -> Problem:
+    """All heads of a pair, or of a CTA by itself, and scores so far apart that blocks move the base, and with it the
+    output, many times."""
+    case = sized(heads, 576, max(lengths), len(lengths), 600, "", "masks", selection="full", sm_scale=0.25)
+    return Problem("sparse_mla_fwd", case, lengths, 2 if heads > 64 else 1)
 
 
 def _backward(heads: int, slots: int, length: int) -> Problem:
@@ -71,10 +72,12 @@ PROBLEMS = {
     "attn_dist-h64": _dist(64, 150, (150, 3, 150, 1, 141, 5, 0, 0, 0, 3), 1),
     "attn_dist-h128": _dist(128, 300, (300, 3, 300, 1, 291, 5, 0, 0, 0, 3), 2),
     # Lengths are handed on in four batches.
-    "sparse_mla_fwd": _forward((150, *[0] * 14, 1, 130, *[0] * 14, 2, *[0] * 9, 3, *[0] * 9)),
-    # Nine times Q and 22 blocks through ten stages: queries of up to four blocks, three of one behind each other, whose
-    # successor's Q finds free stages, and one of none.
-    "sparse_mla_fwd-blocks": _forward_blocks((130, 500, 390, 130, 0, 500, 3, 120, 64, 260)),
+    "sparse_mla_fwd-h64": _forward(5, (70, *[0] * 14, 1, 66, *[0] * 14, 2, *[0] * 9, 3, *[0] * 9)),
+    "sparse_mla_fwd-h128": _forward(69, (150, *[0] * 14, 1, 130, *[0] * 14, 2, *[0] * 9, 3, *[0] * 9)),
+    # Nine times Q and 22 blocks through five or ten stages: queries of up to four blocks, three of one behind each
+    # other, whose successor's Q finds free stages, and one of none.
+    "sparse_mla_fwd-h64-blocks": _forward_blocks(64, (66, 250, 195, 66, 0, 250, 3, 60, 32, 130)),
+    "sparse_mla_fwd-h128-blocks": _forward_blocks(128, (130, 500, 390, 130, 0, 500, 3, 120, 64, 260)),
     "sparse_mla_bwd-h64": _backward(64, 650, 641),  # six blocks
     "sparse_mla_bwd-h128": _backward(128, 350, 341),  # six blocks
     "sparse_mla_bwd_phase1-h128": _phase1(128),

@@ -44,7 +44,7 @@ def test_a_mutant_is_caught_by_any_array(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_a_cluster_that_does_not_wait_for_itself_is_caught() -> None:
     """The first of the pair's CTAs begins late, and the second signals to barriers that are not there yet."""
-    run, sites = operator_subjects.subject(operator_subjects.PROBLEMS["sparse_mla_fwd-blocks"])
+    run, sites = operator_subjects.subject(operator_subjects.PROBLEMS["sparse_mla_fwd-h128-blocks"])
     first = next(site for site in sites if site.text.startswith("barrier.cluster.wait"))
     settings = Settings("eager")
     assert run(settings) == 0

@@ -58,9 +58,11 @@ def check(subject: Subject, case: MlaCase, mode: Any, seed: int = 1, multiproces
         return list(machine.launches)
 
 
-def check_inputs(subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1) -> dict[str, Array]:
+def check_inputs(
+    subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1, multiprocessors: int = 2
+) -> dict[str, Array]:
     """The same for inputs of the test's own; the results by name, those written beside what is returned among them."""
-    with emulated("sm_100a", 2, settings(mode, seed)) as machine:
+    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
         results = machine.results(subject, inputs)
     compare.require(subject.reports(inputs, results))
     return results

@@ -18,7 +18,7 @@ from sass_kit import machine_code, require_single_issuers
 
 from cupymla import arch, build
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_fwd import pair_plan, plan
+from cupymla.ops.sparse_mla_fwd import blackwell_plan, plan
 from cupymla.testing.operators import Subject
 
 pytestmark = pytest.mark.compile
@@ -31,40 +31,55 @@ def test_kernel_keeps_the_law(case: MlaCase, mode: str) -> None:
     kit.check(SUBJECT, case, mode)
 
 
-def test_a_pair_walks_several_queries_of_several_blocks() -> None:
+KERNELS = [pytest.param(100, 2, id="pair"), pytest.param(40, 1, id="few heads")]
+"""Heads, and the CTAs that take them."""
+
+
+@pytest.mark.parametrize(("heads", "ctas"), KERNELS)
+def test_a_cluster_walks_several_queries_of_several_blocks(heads: int, ctas: int) -> None:
     """Stages of the ring serve Q, keys and values in turn, past queries without a slot: a warp that gets ahead of a
-    barrier's phases, or falls behind them, shows only after several. Heads are padded in the second CTA alone."""
-    case = sized(100, 576, 200, 9, 250, "_walk", "masks", lengths="hostile", selection="full")
-    (launch,) = kit.check(SUBJECT, case, "random", seed=3)
-    assert (launch.grid, launch.cluster) == ((2, 1, 1), 2)
+    barrier's phases, or falls behind them, shows only after several. Heads are padded, of a pair in the second CTA."""
+    case = sized(heads, 576, 200, 9, 250, "_walk", "masks", lengths="hostile", selection="full")
+    (launch,) = kit.check(SUBJECT, case, "random", seed=3, multiprocessors=ctas)
+    assert (launch.grid, launch.cluster) == ((ctas, 1, 1), ctas)
 
 
 @pytest.mark.parametrize("mode", ["eager", "random"])
-def test_a_pair_walks_many_queries_of_one_block(mode: str) -> None:
+@pytest.mark.parametrize(("heads", "topk"), [(66, 70), (16, 40)])
+def test_a_cluster_walks_many_queries_of_one_block(heads: int, topk: int, mode: str) -> None:
     """Q of the next query is staged while this one's only block is multiplied."""
-    kit.check(SUBJECT, sized(16, 576, 70, 9, 200, "_short", "masks"), mode, seed=4)
+    kit.check(SUBJECT, sized(heads, 576, topk, 9, 200, "_short", "masks"), mode, seed=4, multiprocessors=2)
 
 
-PARTS = [pytest.param(2, 8, 2, id="2"), pytest.param(1, 8, 4, id="4", marks=pytest.mark.interpret_all)]
+# Heads, queries, multiprocessors and how many share the slots of a query.
+PARTS = [
+    pytest.param(70, 2, 8, 2, id="2 pairs"),
+    pytest.param(70, 1, 8, 4, id="4 pairs", marks=pytest.mark.interpret_all),
+    pytest.param(20, 2, 4, 2, id="2"),
+    pytest.param(64, 1, 8, 8, id="8"),
+]
 
 
-@pytest.mark.parametrize(("queries", "multiprocessors", "parts"), PARTS)
-def test_pairs_of_a_cluster_share_the_slots_of_a_query(
-    monkeypatch: pytest.MonkeyPatch, queries: int, multiprocessors: int, parts: int
+@pytest.mark.parametrize(("heads", "queries", "multiprocessors", "parts"), PARTS)
+def test_a_cluster_shares_the_slots_of_a_query(
+    monkeypatch: pytest.MonkeyPatch, heads: int, queries: int, multiprocessors: int, parts: int
 ) -> None:
-    """Three blocks for two pairs, and for four, one of which has none; the plan is told that merging costs nothing, so
-    that it splits so few. Statistics and a sink go through the merge, and a query without a slot."""
-    monkeypatch.setattr(pair_plan, "_MERGE_BLOCKS", 0)
+    """Three blocks for two pairs, and for four, one of which has none; five for two CTAs, and for eight, three of which
+    have none. The plan is told that merging costs nothing, so that it splits so few. Statistics and a sink go through
+    the merge, and a query without a slot."""
+    monkeypatch.setattr(blackwell_plan, "_MERGE_BLOCKS", {1: 0, 2: 0})
     lengths: Any = "hostile" if queries > 1 else "none"
-    case = sized(70, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
+    case = sized(heads, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
     (launch,) = kit.check(SUBJECT, case, "random", seed=2, multiprocessors=multiprocessors)
-    assert (launch.cluster, launch.grid) == (2 * parts, (2 * parts * queries, 1, 1))
+    cluster = (2 if heads > 64 else 1) * parts
+    assert (launch.cluster, launch.grid) == (cluster, (cluster * queries, 1, 1))
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])
-def test_output_is_rescaled_where_the_maximum_grows(mode: str) -> None:
+@pytest.mark.parametrize("heads", [128, 64])
+def test_output_is_rescaled_where_the_maximum_grows(heads: int, mode: str) -> None:
     """Later blocks hold ever larger scores, by far more than the slack of the base, in some heads only."""
-    inputs = SUBJECT.cases.inputs(sized(128, 576, 600, 1, 600, "_growing", "options", selection="full"), 2)
+    inputs = SUBJECT.cases.inputs(sized(heads, 576, 600, 1, 600, "_growing", "options", selection="full"), 2)
     inputs["indices"] = np.arange(600, dtype=np.int32).reshape(1, 600)
     growth = np.linspace(0.1, 6, 600).astype(np.float32)[:, None]
     inputs["kv"] = (inputs["kv"].astype(np.float32) * growth).astype(inputs["kv"].dtype)
@@ -79,10 +94,13 @@ def require_either(got: tuple[Any, ...], short: tuple[Any, ...], long: tuple[Any
         assert [part.tobytes() for part in found] in either, query
 
 
-# Sizes, multiprocessors and lengths: one pair takes 36 queries, so that what is handed on comes round; two share one.
+# Sizes, multiprocessors and lengths: one pair, or CTA, takes 36 queries, so that what is handed on comes round; several
+# share one.
 CHANGING = [
     pytest.param(sized(70, 512, 65, 36, 300, "_changing", "masks", selection="full"), 2, (0, 65), id="a pair"),
-    pytest.param(sized(70, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing"),
+    pytest.param(sized(70, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing pairs"),
+    pytest.param(sized(9, 512, 65, 36, 300, "_changing", "masks", selection="full"), 1, (0, 65), id="few heads"),
+    pytest.param(sized(9, 576, 260, 1, 300, "_changing", "masks", selection="full"), 4, (1, 260), id="sharing CTAs"),
 ]
 
 
@@ -91,7 +109,7 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     monkeypatch: pytest.MonkeyPatch, case: MlaCase, multiprocessors: int, lengths: tuple[int, int]
 ) -> None:
     """Roles that read topk_length for themselves wait for each other for ever. Pairs that share a query agree too."""
-    monkeypatch.setattr(pair_plan, "_MERGE_BLOCKS", 0)
+    monkeypatch.setattr(blackwell_plan, "_MERGE_BLOCKS", {1: 0, 2: 0})
     inputs = SUBJECT.cases.inputs(case, 1)
     inputs["topk_length"] = np.empty(case.s_q, np.int32)
 
@@ -101,9 +119,10 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     require_either(results(*lengths), results(lengths[0]), results(lengths[1]))
 
 
-def test_indices_that_change_under_way_leave_every_head_a_result() -> None:
+@pytest.mark.parametrize("heads", [128, 64])
+def test_indices_that_change_under_way_leave_every_head_a_result(heads: int) -> None:
     """Whether a head has a valid slot is said by the warps that masked its scores: of others it may not be true."""
-    inputs = SUBJECT.cases.inputs(sized(128, 512, 2, 20, 100, "_changing", "masks", selection="full"), 1)
+    inputs = SUBJECT.cases.inputs(sized(heads, 512, 2, 20, 100, "_changing", "masks", selection="full"), 1)
     values = (inputs["indices"].copy(), np.full_like(inputs["indices"], -1))
     out, max_logits, lse = kit.results_while_changing(SUBJECT, inputs, {"indices": values})
     assert not any(np.isnan(part.astype(np.float32)).any() for part in (out, max_logits, lse))
@@ -112,31 +131,37 @@ def test_indices_that_change_under_way_leave_every_head_a_result() -> None:
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])
-def test_lengths_of_many_queries_come_round(mode: str) -> None:
+@pytest.mark.parametrize("heads", [66, 5])
+def test_lengths_of_many_queries_come_round(heads: int, mode: str) -> None:
     """Three batches of lengths and a part of a fourth, most of them 0: nothing else holds roles back."""
-    inputs = SUBJECT.cases.inputs(sized(5, 512, 40, 50, 100, "_batches", "masks", selection="full"), 3)
+    inputs = SUBJECT.cases.inputs(sized(heads, 512, 40, 50, 100, "_batches", "masks", selection="full"), 3)
     inputs["topk_length"] = np.zeros(50, np.int32)
     inputs["topk_length"][[0, 15, 16, 31, 40, 49]] = [40, 1, 33, 2, 40, 7]
-    kit.check_inputs(SUBJECT, inputs, mode, seed=6)
+    kit.check_inputs(SUBJECT, inputs, mode, seed=6, multiprocessors=2 if heads > 64 else 1)
 
 
-SOURCES = [source for target in plan.PAIRED for source in plan.sources(target)]
+SOURCES = [source for target in plan.BLACKWELL for source in plan.sources(target)]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_machine_code_has_the_intended_instructions(source: build.KernelSource, tmp_path: Path) -> None:
-    """Products for both CTAs, most of those with Q from Tensor Memory; gathers of four rows; no spills; the budgets."""
+    """Products of the intended form, most of those with Q from Tensor Memory; gathers of four rows; no spills; the
+    budgets."""
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     made = build.cubin(source, fail_on_spill=True)
     assert made.facts["tmem_columns"] == 512
     assert made.facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
     text = machine_code(made, tmp_path)
     require_single_issuers(text)
-    found = Counter(re.findall(r"\b(UTCHMMA\S*|UTMALDG\S*|LDTM|STTM)", text))
-    channels = dict(source.defines)["CUPYMLA_D_QK"]
+    found = Counter(re.findall(r"\b(UTC\w*MMA\S*|UTMALDG\S*|LDTM|STTM)", text))
+    defines = dict(source.defines)
+    channels, pair = defines["CUPYMLA_D_QK"], defines["CUPYMLA_HEADS"] == 128
     assert isinstance(channels, int)
-    # One product of S for each 16 channels, 16 of O in each of two places of the code.
-    assert found["UTCHMMA.2CTA"] == channels // 16 + 2 * 16
-    assert len(re.findall(r"UTCHMMA\.2CTA tmem", text)) == 6 * 4
-    assert found["UTMALDG.2D.GATHER4.2CTA"] > 0 and found["LDTM"] > 0 and found["STTM"] > 0
-    assert not [name for name in found if name.startswith("UTCHMMA") and name != "UTCHMMA.2CTA"]
+    assert made.facts["threads"] == (384 if pair else 448)
+    product, gather = ("UTCHMMA.2CTA", "UTMALDG.2D.GATHER4.2CTA") if pair else ("UTCHMMA.WS", "UTMALDG.2D.GATHER4")
+    # One product of S for each 16 channels; of O 16, or 8, in each of two places of the code. A CTA by itself multiplies
+    # the first stage in two.
+    assert found[product] == channels // 16 + 2 * (16 if pair else 8)
+    assert len(re.findall(re.escape(product) + r"\S* tmem", text)) == (6 if pair else 7) * 4
+    assert found[gather] > 0 and found["LDTM"] > 0 and found["STTM"] > 0
+    assert {name for name in found if "MMA" in name} == {product}

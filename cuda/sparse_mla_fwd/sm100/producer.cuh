@@ -10,11 +10,19 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// Rows of this lane's four slots of one half of a block.
-__device__ __forceinline__ int4 half_block_rows(const sm100::QuerySlots& slots, int32_t first_slot, uint32_t half,
-                                                uint32_t lane) {
-  return slots.rows(
-      slots.four_tokens(first_slot + static_cast<int32_t>(half) * sm100::kGroupSlots + sm100::group_slot(lane)));
+// Calls `load` with the rows of this lane's four slots of each block, of one CTA's slots of it. Tokens are read a block
+// ahead, so that no gather waits for them.
+template <typename Config, typename Load>
+__device__ __forceinline__ void for_each_block_rows(const Parameters& params, const Work<Config>& work, uint32_t rank,
+                                                    uint32_t lane, Load load) {
+  const sm100::QuerySlots slots(params, work);
+  const int32_t own = static_cast<int32_t>(rank) * sm100::kGroupSlots + sm100::group_slot(lane);
+  int4 tokens = slots.four_tokens(work.first_slot(0) + own);
+  for (int32_t block = 0; block < work.blocks; ++block) {
+    const int4 rows = slots.rows(tokens);
+    tokens = slots.four_tokens(work.first_slot(block + 1) + own);
+    load(rows);
+  }
 }
 
 template <typename Storage>
@@ -42,10 +50,7 @@ struct KeyWarp {
       const Work<Config> work(params, item, place, lengths.next());
       if (work.blocks == 0) return;
       stage_query(work);
-      const sm100::QuerySlots slots(params, work);
-      for (int32_t block = 0; block < work.blocks; ++block) {
-        load_keys(half_block_rows(slots, work.first_slot(block), place.rank, lane));
-      }
+      for_each_block_rows(params, work, place.rank, lane, [&](int4 rows) { load_keys(rows); });
     });
     // Until the Tensor Core has signalled everything to this CTA.
     for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -88,7 +93,7 @@ struct KeyWarp {
     __syncwarp();
   }
 
-  // All channels of this CTA's half of a block.
+  // All channels of this CTA's slots of a block.
   __device__ __forceinline__ void load_keys(int4 rows) {
     for (int part = 0; part < Config::kBlockStages; ++part) {
       Mbarrier& full = storage.keys[ring.stage];
@@ -145,10 +150,7 @@ struct ValueWarp {
       if (work.blocks == 0) return;
       load_query(work);
       for (int part = 0; part < Config::kQueryStages; ++part) ring.advance();
-      const sm100::QuerySlots slots(params, work);
-      for (int32_t block = 0; block < work.blocks; ++block) {
-        load_values(half_block_rows(slots, work.first_slot(block), place.rank ^ 1u, lane));
-      }
+      for_each_block_rows(params, work, place.rank ^ 1u, lane, [&](int4 rows) { load_values(rows); });
     });
     storage.q_free.wait(q_parity);
   }

@@ -19,7 +19,7 @@ from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
 from ..mla import MlaProblem, lead_strides
-from . import pair_plan, plan
+from . import blackwell_plan, plan
 from .spec import Views
 
 _OPTIONAL = (*((name, ctypes.c_void_p) for name in ("indices", "topk_length", "attn_sink")),)
@@ -53,7 +53,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-class PairParameters(ctypes.Structure):
+class BlackwellParameters(ctypes.Structure):
     """Twin of `Parameters` in cuda/sparse_mla_fwd/sm100/params.cuh; its size is compared with the kernel's own."""
 
     _fields_ = (
@@ -68,9 +68,9 @@ class PairParameters(ctypes.Structure):
     )
 
 
-def record(source: KernelSource) -> type[Parameters] | type[PairParameters]:
+def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters]:
     """The parameter record of a kernel variant."""
-    return PairParameters if source.arch in plan.PAIRED else Parameters
+    return BlackwellParameters if source.arch in plan.BLACKWELL else Parameters
 
 
 def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
@@ -90,12 +90,12 @@ def running_plan(problem: MlaProblem, device: Device) -> plan.Plan:
         without.add(chosen.parts)
 
 
-def running_pair_plan(problem: MlaProblem, device: Device) -> pair_plan.PairPlan:
+def running_blackwell_plan(problem: MlaProblem, device: Device) -> blackwell_plan.BlackwellPlan:
     """The same for a Blackwell GPU."""
     without: set[int] = set()
     while True:
         arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
-        chosen = pair_plan.pair_plan(problem, arch, count, without)
+        chosen = blackwell_plan.blackwell_plan(problem, arch, count, without)
         if chosen.parts == 1 or not chosen.tokens:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
@@ -118,7 +118,7 @@ class Binding(ABC):
         problem: MlaProblem,
         source: KernelSource,
         heads: int,
-        parameters: Parameters | PairParameters,
+        parameters: Parameters | BlackwellParameters,
         device: Device,
     ) -> None:
         self._problem = problem
@@ -163,7 +163,7 @@ class Binding(ABC):
             self.launcher(stream)
 
 
-class CtaBinding(Binding):
+class HopperBinding(Binding):
     """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
@@ -186,21 +186,21 @@ class CtaBinding(Binding):
         self._record.kv = views.kv.ptr
 
 
-class PairBinding(Binding):
-    """Of the Blackwell kernel: pairs of CTAs."""
+class BlackwellBinding(Binding):
+    """Of a Blackwell kernel: pairs of CTAs, or CTAs by themselves."""
 
     def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = running_pair_plan(problem, device)
+        chosen = running_blackwell_plan(problem, device)
         self._rows: KvRows = chosen.rows
         self._keys_ptr: int | None = None
-        parameters = PairParameters(
+        parameters = BlackwellParameters(
             token_rows=chosen.rows.token_rows,
             batch_rows=chosen.rows.batch_rows,
             head_blocks=chosen.head_blocks,
             items=chosen.items,
             **_common_fields(problem, outputs, sink_stride),
         )
-        super().__init__(problem, chosen.source, plan.PAIR_CTA_HEADS, parameters, device)
+        super().__init__(problem, chosen.source, plan.BLACKWELL_CTA_HEADS, parameters, device)
         if chosen.tokens:
             self._lay_out(chosen.ctas, chosen.cluster, 2)
 
@@ -214,8 +214,8 @@ class PairBinding(Binding):
 
 def bind(problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> Binding:
     """The binding of a device's kernel. Raises UnsupportedError when it has none, CompileError, DriverError."""
-    paired = driver.arch_of(device).name in plan.PAIRED
-    return (PairBinding if paired else CtaBinding)(problem, device, outputs, sink_stride)
+    is_blackwell = driver.arch_of(device).name in plan.BLACKWELL
+    return (BlackwellBinding if is_blackwell else HopperBinding)(problem, device, outputs, sink_stride)
 
 
 def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:

@@ -19,11 +19,14 @@ MAX_CTAS = 2**31 - 1
 CTA_HEADS = (16, 32, 64)
 """Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
 
-PAIR_CTA_HEADS = 64
-"""The same on Blackwell, where CTAs work in pairs."""
+BLACKWELL = ("sm_100a", "sm_103a")
+"""Targets that `blackwell_plan` is for."""
 
-PAIRED = ("sm_100a", "sm_103a")
-"""Targets whose kernel is that of pairs."""
+BLACKWELL_CTA_HEADS = 64
+"""The same there."""
+
+BLACKWELL_HEADS = (64, 128)
+"""Query heads that one CTA, and a pair of CTAs, take there."""
 
 _PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
 _CLUSTERS = (1, 2, 4, 8, 16)
@@ -92,7 +95,7 @@ def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] =
 def plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
     """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors, without clusters of some sizes.
 
-    `pair_plan` has Blackwell's.
+    `blackwell_plan` has Blackwell's.
 
     Raises UnsupportedError when the architecture is another, or the grid cannot be that large.
     """
@@ -128,36 +131,27 @@ def variant(
     Args:
         arch: the target.
         d_qk: 576 or 512.
-        heads: query heads of a CTA, 16, 32 or 64 (Blackwell: 64); any of them serves any h_q, in as many CTAs as it
-            takes.
+        heads: query heads of a CTA, 16, 32 or 64, on Blackwell of a CTA, 64, or of a pair, 128; any of them serves any
+            h_q, in as many CTAs as it takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
         split: whether the CTAs of a cluster, up to 16, share the slots of a query.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name != "sm_90a" and arch.name not in PAIRED:
+    if arch.name != "sm_90a" and arch.name not in BLACKWELL:
         where = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", where)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(heads) is not int or heads not in CTA_HEADS:
-        raise InputError("heads", "16, 32 or 64", shown(heads), OPERATOR)
+    if type(heads) is not int or heads not in (BLACKWELL_HEADS if arch.name in BLACKWELL else CTA_HEADS):
+        wanted = f"64 or 128 on {arch.name}" if arch.name in BLACKWELL else "16, 32 or 64"
+        raise InputError("heads", wanted, shown(heads), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
     for argument, value in (("any_scale", any_scale), ("split", split)):
         if type(value) is not bool:
             raise InputError(argument, "True or False", shown(value), OPERATOR)
-    if arch.name in PAIRED:
-        if heads != PAIR_CTA_HEADS:
-            raise InputError("heads", f"{PAIR_CTA_HEADS} on {arch.name}", shown(heads), OPERATOR)
-        paired = (
-            ("CUPYMLA_D_QK", d_qk),
-            ("CUPYMLA_FP16", int(dtype == "float16")),
-            ("CUPYMLA_ANY_SCALE", int(any_scale)),
-            ("CUPYMLA_SPLIT", int(split)),
-        )
-        return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, paired, arch.name)
     defines = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_HEADS", heads),
@@ -165,16 +159,17 @@ def variant(
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
         ("CUPYMLA_SPLIT", int(split)),
     )
-    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
+    family = "sm100" if arch.name in BLACKWELL else "sm90"
+    return KernelSource(f"sparse_mla_fwd/{family}/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    targets = [name for name in ("sm_90a", *PAIRED) if arch_name in (None, name)]
+    targets = [name for name in ("sm_90a", *BLACKWELL) if arch_name in (None, name)]
     return tuple(
         variant(arches.named(name), d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
         for name in targets
-        for heads in (CTA_HEADS if name == "sm_90a" else (PAIR_CTA_HEADS,))
+        for heads in (CTA_HEADS if name == "sm_90a" else BLACKWELL_HEADS)
         for d_qk in D_QK
         for dtype in DTYPES
         for any_scale in (False, True)

@@ -1,4 +1,4 @@
-"""What the host tells the Blackwell kernel: the parameter record, the grid, KV as one matrix of rows."""
+"""What the host tells the Blackwell kernels: the parameter record, the grid, KV as one matrix of rows."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from plan_kit import MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch
 from cupymla.ops.kv_rows import MAX_ROWS, kv_rows
-from cupymla.ops.sparse_mla_fwd import binding, pair_plan, plan
+from cupymla.ops.sparse_mla_fwd import binding, blackwell_plan, plan
 
 BLACKWELL = arch.named("sm_100a")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
-    require_twin(binding.PairParameters, "sparse_mla_fwd/sm100/params.cuh")
+    require_twin(binding.BlackwellParameters, "sparse_mla_fwd/sm100/params.cuh")
 
 
-@pytest.mark.parametrize("target", plan.PAIRED)
+@pytest.mark.parametrize("target", plan.BLACKWELL)
 def test_each_target_has_its_own_source_and_record(target: str) -> None:
-    chosen = pair_plan.pair_plan(MLA, arch.named(target), 148)
+    chosen = blackwell_plan.blackwell_plan(MLA, arch.named(target), 148)
     assert chosen.source.arch == target and chosen.source in plan.sources(target)
-    assert binding.record(chosen.source) is binding.PairParameters
+    assert binding.record(chosen.source) is binding.BlackwellParameters
     assert binding.record(plan.variant(arch.named("sm_90a"))) is binding.Parameters
 
 
 @pytest.mark.parametrize(
     ("h_q", "s_q", "topk", "head_blocks", "parts", "clusters"),
     [
-        (1, 4096, 2048, 1, 1, 74),
+        (65, 4096, 2048, 1, 1, 74),
         (128, 4096, 2048, 1, 1, 74),
         (129, 4096, 2048, 2, 1, 74),
         (128, 20, 2048, 1, 2, 20),
@@ -42,29 +42,60 @@ def test_each_target_has_its_own_source_and_record(target: str) -> None:
         (128, 3, 512, 1, 1, 3),
     ],
 )
-def test_grid(h_q: int, s_q: int, topk: int, head_blocks: int, parts: int, clusters: int) -> None:
+def test_grid_of_pairs(h_q: int, s_q: int, topk: int, head_blocks: int, parts: int, clusters: int) -> None:
     """128 heads a pair, as many clusters as run at once; slots are shared only where that leaves room and pays."""
-    chosen = pair_plan.pair_plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), BLACKWELL, 148)
+    chosen = blackwell_plan.blackwell_plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), BLACKWELL, 148)
     assert (chosen.head_blocks, chosen.parts, chosen.clusters) == (head_blocks, parts, clusters)
     assert (chosen.cluster, chosen.ctas) == (2 * parts, 2 * parts * clusters)
-    assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == int(parts > 1)
+    defines = dict(chosen.source.defines)
+    assert (defines["CUPYMLA_HEADS"], defines["CUPYMLA_SPLIT"]) == (128, int(parts > 1))
 
 
-@given(items=st.integers(1, 4000), topk=st.integers(1, 100_000), multiprocessors=st.integers(1, 200))
-def test_a_split_never_asks_for_more_ctas_than_run_at_once(items: int, topk: int, multiprocessors: int) -> None:
-    parts = pair_plan.parts(items, topk, multiprocessors)
-    assert parts == 1 or 2 * parts * items <= multiprocessors
+@pytest.mark.parametrize(
+    ("h_q", "s_q", "topk", "parts", "clusters"),
+    [
+        (0, 4096, 2048, 1, 148),
+        (1, 4096, 2048, 1, 148),
+        (64, 4096, 2048, 1, 148),
+        (64, 100, 2048, 1, 100),
+        (64, 20, 2048, 4, 20),
+        (64, 1, 2048, 16, 1),
+        (64, 1, 512, 8, 1),
+        (64, 1, 448, 1, 1),
+    ],
+)
+def test_grid_of_few_heads(h_q: int, s_q: int, topk: int, parts: int, clusters: int) -> None:
+    """Up to 64 heads a CTA, by itself or with others that share the slots of its query."""
+    chosen = blackwell_plan.blackwell_plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), BLACKWELL, 148)
+    assert (chosen.head_blocks, chosen.parts, chosen.clusters) == (1, parts, clusters)
+    assert (chosen.cluster, chosen.ctas) == (parts, parts * clusters)
+    defines = dict(chosen.source.defines)
+    assert (defines["CUPYMLA_HEADS"], defines["CUPYMLA_SPLIT"]) == (64, int(parts > 1))
+
+
+@given(
+    items=st.integers(1, 4000),
+    topk=st.integers(1, 100_000),
+    multiprocessors=st.integers(1, 200),
+    ctas=st.sampled_from((1, 2)),
+)
+def test_a_split_never_asks_for_more_ctas_than_run_at_once(
+    items: int, topk: int, multiprocessors: int, ctas: int
+) -> None:
+    parts = blackwell_plan.parts(items, topk, multiprocessors, ctas)
+    assert parts == 1 or ctas * parts * items <= multiprocessors
+    assert ctas * parts <= 16
 
 
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
 def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
-    chosen = pair_plan.pair_plan(replace(MLA, sm_scale=sm_scale), BLACKWELL, 148)
+    chosen = blackwell_plan.blackwell_plan(replace(MLA, sm_scale=sm_scale), BLACKWELL, 148)
     assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
 
 
 def test_too_many_heads_are_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
-        pair_plan.pair_plan(replace(MLA, batch=2**10, s_q=2**20), BLACKWELL, 148)
+        blackwell_plan.blackwell_plan(replace(MLA, batch=2**10, s_q=2**20), BLACKWELL, 148)
 
 
 def test_a_kernel_of_other_heads_is_refused_by_name() -> None:
