@@ -159,8 +159,7 @@ def test_machine_code_has_the_intended_instructions(source: build.KernelSource, 
     assert isinstance(channels, int)
     assert made.facts["threads"] == (384 if pair else 448)
     product, gather = ("UTCHMMA.2CTA", "UTMALDG.2D.GATHER4.2CTA") if pair else ("UTCHMMA.WS", "UTMALDG.2D.GATHER4")
-    # One product of S for each 16 channels; of O 16, or 8, in each of two places of the code. A CTA by itself multiplies
-    # the first stage in two.
+    # One product of S for each 16 channels; of O 16, or 8, in each of two places of the code.
     assert found[product] == channels // 16 + 2 * (16 if pair else 8)
     assert len(re.findall(re.escape(product) + r"\S* tmem", text)) == (6 if pair else 7) * 4
     assert found[gather] > 0 and found["LDTM"] > 0 and found["STTM"] > 0

@@ -39,26 +39,6 @@ __device__ __forceinline__ void mma_f16_from_tmem(uint32_t d, uint32_t a, uint64
       : "memory");
 }
 
-// D = A B, plus D when `accumulate`, by one CTA, weight-stationary: with 64 rows lanes 0-63 of D have the left half of
-// the columns, lanes 64-127 the right half. One thread.
-__device__ __forceinline__ void mma_ws_f16(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %4, 0;\n"
-      " tcgen05.mma.ws.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n}" ::"r"(d),
-      "l"(a), "l"(b), "r"(instruction), "r"(static_cast<uint32_t>(accumulate))
-      : "memory");
-}
-
-// The same with A in Tensor Memory.
-__device__ __forceinline__ void mma_ws_f16_from_tmem(uint32_t d, uint32_t a, uint64_t b, uint32_t instruction,
-                                                     bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %4, 0;\n"
-      " tcgen05.mma.ws.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n}" ::"r"(d),
-      "r"(a), "l"(b), "r"(instruction), "r"(static_cast<uint32_t>(accumulate))
-      : "memory");
-}
-
 // Arrives at a barrier of this CTA once all that this thread has given the Tensor Core is done.
 template <int kCtas = 1>
 __device__ __forceinline__ void commit(Mbarrier& barrier) {
