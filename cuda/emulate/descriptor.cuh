@@ -1,5 +1,6 @@
-// Matrix descriptors of shared memory and instruction descriptors, read exactly as the PTX ISA's tables say (PTX ISA
-// 9.0, "Shared memory descriptor", "Instruction descriptor", "Canonical layouts"). Compiles on the host as well.
+// Matrix descriptors of shared memory, instruction descriptors and zero-column masks, read exactly as the PTX ISA's
+// tables say (PTX ISA 9.0, "Shared memory descriptor", "Instruction descriptor", "Canonical layouts", "Zero-Column Mask
+// Descriptor"). Compiles on the host as well.
 #pragma once
 
 #include "../common/integers.cuh"
@@ -118,6 +119,7 @@ struct Shape {
   uint32_t block;         // elements of K that share a scale factor; 0 without scaling
   bool scale_is_ue8m0;    // else ue4m3
   uint32_t a_scale_id, b_scale_id;
+  uint32_t max_shift;     // columns that a zero-column mask may shift B by; .ws alone
 };
 
 CUPYMLA_BOTH bool scaled(uint32_t kind) { return kind >= kMxf8f6f4; }
@@ -150,7 +152,8 @@ CUPYMLA_BOTH uint32_t sixteen_bytes(Element element) {
 }
 
 // Which M and N a kind has (PTX ISA, "Matrix Shape").
-CUPYMLA_BOTH bool has_shape(uint32_t kind, uint32_t cta_group, uint32_t m, uint32_t n) {
+CUPYMLA_BOTH bool has_shape(uint32_t kind, uint32_t cta_group, bool ws, uint32_t m, uint32_t n) {
+  if (ws) return (m == 32 || m == 64 || m == 128) && (n == 64 || n == 128 || n == 256);
   if (n < 8 || n > 256) return false;
   if (scaled(kind)) {
     if (cta_group == 1) return m == 128 && n % 8 == 0;
@@ -161,9 +164,12 @@ CUPYMLA_BOTH bool has_shape(uint32_t kind, uint32_t cta_group, uint32_t m, uint3
   return (m == 64 && n % 8 == 0) || (m == 128 && n % 16 == 0);
 }
 
-CUPYMLA_BOTH DescriptorDefect decode_plain(uint32_t kind, uint32_t word, Shape& shape) {
+CUPYMLA_BOTH DescriptorDefect decode_plain(uint32_t kind, bool ws, uint32_t word, Shape& shape) {
   if (bits(word, 2, 1)) return kDefectSparse;
-  if (bits(word, 0, 2) || bits(word, 6, 1) || bits(word, 23, 1) || bits(word, 29, 3)) return kDefectReserved;
+  if (bits(word, 0, 2) || bits(word, 6, 1) || bits(word, 23, 1) || bits(word, 29, 1)) return kDefectReserved;
+  const uint32_t shift = bits(word, 30, 2);
+  if (shift && !ws) return kDefectReserved;
+  shape.max_shift = shift ? 4u << shift : 0;
   shape.saturate = bits(word, 3, 1);
   if (shape.saturate && kind != kI8) return kDefectReserved;
   const uint32_t result = bits(word, 4, 2);
@@ -195,13 +201,14 @@ CUPYMLA_BOTH DescriptorDefect decode_scaled(uint32_t kind, uint32_t vector, uint
   return kSound;
 }
 
-// `vector` is the N of .scale_vec::NX, or 0.
+// `vector` is the N of .scale_vec::NX, or 0; `ws` says that the instruction is a weight-stationary one.
 CUPYMLA_BOTH DescriptorDefect decode_instruction(uint32_t kind, uint32_t cta_group, uint32_t vector, uint32_t word,
-                                                 Shape& shape) {
+                                                 Shape& shape, bool ws = false) {
+  shape.max_shift = 0;
   shape.a_scale_id = shape.b_scale_id = 0;
   shape.scale_is_ue8m0 = true;
   const DescriptorDefect defect =
-      scaled(kind) ? decode_scaled(kind, vector, word, shape) : decode_plain(kind, word, shape);
+      scaled(kind) ? decode_scaled(kind, vector, word, shape) : decode_plain(kind, ws, word, shape);
   if (defect != kSound) return defect;
   shape.a = element_of(kind, bits(word, 7, 3));
   shape.b = element_of(kind, bits(word, 10, packed_fp4(kind) ? 2 : 3));
@@ -220,7 +227,60 @@ CUPYMLA_BOTH DescriptorDefect decode_instruction(uint32_t kind, uint32_t cta_gro
     return kDefectTranspose;
   const bool bytes = kind != kTf32 && kind != kF16;
   if (shape.b_transposed && bytes && shape.n % (cta_group == 2 ? 32 : 16)) return kDefectTranspose;
-  return has_shape(kind, cta_group, shape.m, shape.n) ? kSound : kDefectShape;
+  return has_shape(kind, cta_group, ws, shape.m, shape.n) ? kSound : kDefectShape;
+}
+
+// Into how many groups of lanes the columns of D are split, each of which has all rows.
+CUPYMLA_BOTH uint32_t splits(uint32_t cta_group, bool ws, uint32_t rows) {
+  if (ws) return 128 / rows;
+  return cta_group == 2 && rows == 128 ? 2 : 1;
+}
+
+// Where an element of D lies; `half` says which CTA of a pair.
+struct Place {
+  uint32_t half, lane, column;
+};
+
+// Element (m, n) of D (PTX ISA, "Data Path Layout Organization": layouts A, B, D and F, and of .ws D, E and G).
+CUPYMLA_BOTH Place place_of(uint32_t cta_group, bool ws, uint32_t rows, uint32_t columns, uint32_t m, uint32_t n) {
+  const uint32_t width = columns / splits(cta_group, ws, rows);
+  if (ws) return Place{0, m + n / width * rows, n % width};
+  if (cta_group == 1) return Place{0, rows == 128 ? m : m / 16 * 32 + m % 16, n};
+  if (rows == 256) return Place{m / 128, m % 128, n};
+  return Place{m / 64, m % 64 + n / width * 64, n % width};
+}
+
+// Columns of B that count as zero in a weight-stationary product, and how far B's columns are shifted against D's.
+// A mask has one part for each group of lanes that D's columns are split over. In every part columns that are used and
+// columns that are zero take turns; `start` says how far into that pattern the part begins.
+//
+// The table of the ISA exchanges "skip" and "use" against its own four examples; those, the names of the fields and
+// CUTLASS's MaskAndShiftB agree, and are followed here.
+struct ColumnMask {
+  bool any;
+  uint32_t used_span, zero_span, shift;
+  uint32_t start[4];
+  bool zero_first[4];
+};
+
+CUPYMLA_BOTH DescriptorDefect decode_column_mask(uint64_t descriptor, ColumnMask& mask) {
+  for (uint32_t part = 0; part < 4; ++part) {
+    mask.start[part] = bits(descriptor, 8 * part, 8);
+    mask.zero_first[part] = bits(descriptor, 32 + part, 1);
+  }
+  mask.any = bits(descriptor, 39, 1);
+  mask.zero_span = bits(descriptor, 40, 8) + 1;
+  mask.used_span = bits(descriptor, 48, 8) + 1;
+  mask.shift = bits(descriptor, 56, 6);
+  return bits(descriptor, 36, 3) || bits(descriptor, 62, 2) ? kDefectReserved : kSound;
+}
+
+// Whether column n of an m x columns product meets zeros in place of B.
+CUPYMLA_BOTH bool is_zero_column(const ColumnMask& mask, uint32_t m, uint32_t columns, uint32_t n) {
+  if (!mask.any) return false;
+  const uint32_t width = columns / (128 / m), part = n / width;
+  const uint32_t at = (n % width + mask.start[part]) % (mask.used_span + mask.zero_span);
+  return mask.zero_first[part] ? at < mask.zero_span : at >= mask.used_span;
 }
 
 }  // namespace cupymla::emulate

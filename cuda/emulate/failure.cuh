@@ -50,6 +50,10 @@ enum FailureCode : uint32_t {
   kInternal = 39,
   kTensorMapUnknown = 40,
   kGridAhead = 41,
+  kCollectorEmpty = 42,
+  kCollectorOther = 43,
+  kColumnMaskReserved = 44,
+  kColumnShift = 45,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

@@ -1,5 +1,6 @@
-// tcgen05.mma: reading both operands, multiplying them, and where the result lies in Tensor Memory (PTX ISA 9.0,
-// "tcgen05.mma", "Data Path Layout Organization", "Block Scaling", "Packing formats").
+// tcgen05.mma and its weight-stationary form: reading both operands, multiplying them, and where the result lies in
+// Tensor Memory (PTX ISA 9.0, "tcgen05.mma", "tcgen05.mma.ws", "Data Path Layout Organization", "Block Scaling",
+// "Packing formats").
 //
 // Products are added in double precision and rounded once per instruction. Hardware keeps fewer bits, so results agree
 // with it to float accuracy, not in the last bit.
@@ -10,15 +11,19 @@
 
 namespace cupymla::emulate {
 
+// What a weight-stationary product does with the collector buffer that it names.
+enum CollectorUse : uint32_t { kCollectorDiscard = 0, kCollectorFill = 1, kCollectorUse = 2, kCollectorLastUse = 3 };
+
 // An issued tcgen05.mma as the queue keeps it.
 struct Mma {
   uint64_t a, b;
   uint32_t d, instruction;
   uint32_t kind, cta_group, vector;
-  bool a_in_tmem, a_shifted, accumulate;
-  uint32_t scale_log2;
+  bool a_in_tmem, a_shifted, accumulate, ws;
+  uint32_t scale_log2, collector, collector_use;
   uint32_t a_scale, b_scale;
-  uint32_t rank;  // of the CTA that issued it
+  uint64_t column_mask;  // of a weight-stationary product
+  uint32_t rank;         // of the CTA that issued it
   const uint64_t* disabled;
 
   __device__ __forceinline__ Mma(const uint64_t* words, uint32_t issuer)
@@ -26,12 +31,14 @@ struct Mma {
         instruction(static_cast<uint32_t>(words[2] >> 32)),
         kind(words[3] & 7), cta_group(words[3] >> 3 & 3), vector(words[3] >> 5 & 7),
         a_in_tmem(words[3] >> 8 & 1), a_shifted(words[3] >> 9 & 1), accumulate(words[4] & 1),
-        scale_log2(words[4] >> 8 & 15), a_scale(static_cast<uint32_t>(words[5])),
-        b_scale(static_cast<uint32_t>(words[5] >> 32)), rank(issuer >> 10), disabled(words + 6) {}
+        ws(words[3] >> 10 & 1), scale_log2(words[4] >> 8 & 15), collector(words[3] >> 11 & 3),
+        collector_use(words[3] >> 13 & 3), a_scale(static_cast<uint32_t>(words[5])),
+        b_scale(static_cast<uint32_t>(words[5] >> 32)), column_mask(ws ? words[5] : 0), rank(issuer >> 10),
+        disabled(words + 6) {}
 
   __device__ __forceinline__ Shape shape() const {
     Shape shape;
-    decode_instruction(kind, cta_group, vector, instruction, shape);
+    decode_instruction(kind, cta_group, vector, instruction, shape, ws);
     return shape;
   }
   __device__ __forceinline__ bool lane_disabled(uint32_t half, uint32_t lane) const {
@@ -39,19 +46,12 @@ struct Mma {
   }
 };
 
-// Where element (m, n) of the result lies. `half` says which CTA of a pair.
-struct Place {
-  uint32_t half, lane, column;
-};
+__device__ __forceinline__ Place place_of(const Mma& mma, const Shape& shape, uint32_t m, uint32_t n) {
+  return place_of(mma.cta_group, mma.ws, shape.m, shape.n, m, n);
+}
 
-// Layouts A, B, D and F of the ISA.
-__device__ __forceinline__ Place place_of(uint32_t cta_group, uint32_t rows, uint32_t columns, uint32_t m, uint32_t n) {
-  if (cta_group == 1) {
-    return rows == 128 ? Place{0, m, n} : Place{0, m / 16 * 32 + m % 16, n};
-  }
-  if (rows == 256) return Place{m / 128, m % 128, n};
-  const uint32_t right = n >= columns / 2;
-  return Place{m / 64, m % 64 + 64 * right, n - right * (columns / 2)};
+__device__ __forceinline__ uint32_t splits(const Mma& mma, const Shape& shape) {
+  return splits(mma.cta_group, mma.ws, shape.m);
 }
 
 __device__ __forceinline__ uint32_t rank_of_half(const Mma& mma, uint32_t half) {
@@ -105,9 +105,10 @@ __device__ __forceinline__ void read_tmem_row(float* out, const Cta& cta, uint32
   }
 }
 
-// Rows of A are read twice when both halves of the lanes hold a copy each: M = 128 over two CTAs, A in TMEM.
+// Where D's columns are split over groups of lanes, each group multiplies the rows of A in Tensor Memory that lie in
+// lanes of its own: A has a copy in every group, unless a kernel means to multiply by different matrices.
 __device__ __forceinline__ uint32_t a_copies(const Mma& mma, const Shape& shape) {
-  return mma.cta_group == 2 && shape.m == 128 && mma.a_in_tmem ? 2 : 1;
+  return mma.a_in_tmem ? splits(mma, shape) : 1;
 }
 
 __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint32_t copy, uint32_t m,
@@ -119,14 +120,14 @@ __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint3
     const uint32_t address = static_cast<uint32_t>(mma.a);
     uint32_t source = m;
     if (mma.a_shifted && m % rows + 1 < rows) source = m + 1;
-    const Place place = place_of(mma.cta_group, shape.m, 2, source, copy);
+    const Place place = place_of(mma.cta_group, mma.ws, shape.m, splits(mma, shape), source, copy);
     read_tmem_row(row, cta_of(rank), address, lane_of(address) + place.lane, shape.a, shape.k);
   } else {
     Matrix matrix;
     decode_matrix(mma.a, shape.a_transposed, matrix);
     read_smem_row(row, matrix, shape.a, shape.k, m % rows, rank, operation.thread, operation.site);
   }
-  for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.a[copy][m][k], shape.a_negated ? -row[k] : row[k]);
+  for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.a[copy * shape.m + m][k], shape.a_negated ? -row[k] : row[k]);
 }
 
 __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint32_t n, const Operation& operation,
@@ -136,8 +137,11 @@ __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint3
   Matrix matrix;
   decode_matrix(mma.b, shape.b_transposed, matrix);
   const uint32_t rank = rank_of_half(mma, n / rows);
-  read_smem_row(row, matrix, shape.b, shape.k, n % rows, rank, operation.thread, operation.site);
-  for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.b[n][k], shape.b_negated ? -row[k] : row[k]);
+  ColumnMask mask;
+  decode_column_mask(mma.column_mask, mask);
+  read_smem_row(row, matrix, shape.b, shape.k, n % rows + mask.shift, rank, operation.thread, operation.site);
+  const bool zero = is_zero_column(mask, shape.m, shape.n, n);
+  for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.b[n][k], zero ? 0.0f : shape.b_negated ? -row[k] : row[k]);
 }
 
 // Scale factors of one row, one per block. They are read from the quarter of the lanes that the result lies in, so
@@ -197,15 +201,16 @@ __device__ __forceinline__ void multiply(const Mma& mma, const Shape& shape, uin
   float a[64];
   double a_scales[4];
   const uint32_t end = first + kColumnsPerItem < shape.n ? first + kColumnsPerItem : shape.n;
-  uint32_t copy_read = 2, quarter_read = 4;
+  const uint32_t copies = a_copies(mma, shape);
+  uint32_t copy_read = copies, quarter_read = 4;
   for (uint32_t n = first; n < end; ++n) {
-    const Place place = place_of(mma.cta_group, shape.m, shape.n, m, n);
+    const Place place = place_of(mma, shape, m, n);
     const uint32_t lane = lane_of(mma.d) + place.lane, column = column_of(mma.d) + place.column;
     if (mma.lane_disabled(place.half, lane)) continue;
     Cta& home = cta_of(rank_of_half(mma, place.half));
-    const uint32_t copy = a_copies(mma, shape) == 2 ? place.lane / 64 : 0, quarter = lane / 32;
+    const uint32_t copy = place.lane * copies / kLanes, quarter = lane / 32;
     if (copy != copy_read) {
-      for (uint32_t k = 0; k < shape.k; ++k) a[k] = fresh(scratch.a[copy][m][k]);
+      for (uint32_t k = 0; k < shape.k; ++k) a[k] = fresh(scratch.a[copy * shape.m + m][k]);
       copy_read = copy;
     }
     if (shape.block && quarter != quarter_read) {

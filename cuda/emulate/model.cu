@@ -55,11 +55,39 @@ __device__ __forceinline__ void require_operands(const Mma& mma, const Shape& sh
   if (mma.a_in_tmem && shape.a_transposed) fail(kInstructionTranspose, site, mma.instruction, mma.kind);
   if (mma.scale_log2 && mma.kind > kF16) fail(kScaleInput, site, mma.kind);
   const uint32_t lane = lane_of(mma.d);
-  const bool half_used = mma.cta_group == 1 && shape.m == 64;
+  const bool half_used = mma.cta_group == 1 && shape.m == 64 && !mma.ws;
   if (lane != 0 && !(half_used && lane == 16)) fail(kLaneAlignment, site, lane, shape.m);
   if (mma.a_in_tmem && lane_of(static_cast<uint32_t>(mma.a)) != lane) {
     fail(kLaneAlignment, site, lane_of(static_cast<uint32_t>(mma.a)), shape.m);
   }
+}
+
+// Which B a weight-stationary product reads, as its collector buffer would keep it.
+__device__ __forceinline__ uint64_t collector_form(const Mma& mma, const Shape& shape) {
+  return 1u | mma.kind << 1 | shape.b << 4 | static_cast<uint32_t>(shape.b_transposed) << 8 | shape.n << 9 |
+         shape.max_shift << 18 | static_cast<uint32_t>(shape.b_negated) << 24;
+}
+
+// A collector buffer holds B until it is given up or filled again. The hardware may read B from it or from memory, so
+// what comes out is the same only where the buffer's content is the matrix that the instruction names.
+__device__ __forceinline__ void use_collector(const Mma& mma, const Shape& shape, uint32_t site) {
+  Collector& buffer = own_cta().collectors[mma.collector];
+  const uint64_t form = collector_form(mma, shape);
+  if (mma.collector_use == kCollectorUse || mma.collector_use == kCollectorLastUse) {
+    if (watched(buffer.form) == 0) fail(kCollectorEmpty, site, mma.collector);
+    const uint64_t held = watched(buffer.descriptor);
+    if (held != mma.b || watched(buffer.form) != form) fail(kCollectorOther, site, mma.collector, held, mma.b);
+  }
+  const bool keep = mma.collector_use == kCollectorFill || mma.collector_use == kCollectorUse;
+  *const_cast<volatile uint64_t*>(&buffer.descriptor) = keep ? mma.b : 0;
+  *const_cast<volatile uint64_t*>(&buffer.form) = keep ? form : 0;
+}
+
+__device__ __forceinline__ void require_column_mask(const Mma& mma, const Shape& shape, uint32_t site) {
+  ColumnMask mask;
+  if (decode_column_mask(mma.column_mask, mask) != kSound) fail(kColumnMaskReserved, site, mma.column_mask);
+  const uint32_t most = shape.m == 32 && shape.max_shift == 32 ? 16 : shape.max_shift;
+  if (mask.shift > most) fail(kColumnShift, site, mask.shift, most, shape.m);
 }
 
 __device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
@@ -67,17 +95,22 @@ __device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
   const Mma mma(words, cluster_thread());
   require_group(mma.cta_group, site);
   Shape shape;
-  require_sound_instruction(decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape), mma, site);
+  const auto defect = decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape, mma.ws);
+  require_sound_instruction(defect, mma, site);
   require_operands(mma, shape, site);
-  const bool two_by_two = mma.cta_group == 2 && shape.m == 128;
+  if (mma.ws) {
+    require_column_mask(mma, shape, site);
+    use_collector(mma, shape, site);
+  }
+  const uint32_t columns = shape.n / splits(mma, shape);
   for (uint32_t half = 0; half < mma.cta_group; ++half) {
     const uint32_t rank = rank_of_half(mma, half);
     if (mma.a_in_tmem) use_columns(rank, static_cast<uint32_t>(mma.a), 8, false, site);
     if (shape.block) {
       use_columns(rank, mma.a_scale, (shape.m / mma.cta_group + 31) / 32, false, site);
-      use_columns(rank, mma.b_scale, ((two_by_two ? shape.n / 2 : shape.n) + 31) / 32, false, site);
+      use_columns(rank, mma.b_scale, (columns + 31) / 32, false, site);
     }
-    use_columns(rank, mma.d, two_by_two ? shape.n / 2 : shape.n, true, site);
+    use_columns(rank, mma.d, columns, true, site);
   }
   issue(kMma, site, words, 10);
 }

@@ -123,6 +123,13 @@ struct StoreEntry {
   uint32_t form;
 };
 
+// What a weight-stationary product has left in a collector buffer: a matrix descriptor, and what else says how B is
+// read. Both are zero where nothing is.
+struct Collector {
+  uint64_t descriptor;
+  uint64_t form;
+};
+
 struct Cta {
   uint32_t tmem[kLanes][kColumns];
   uint32_t pending[kLanes][kColumns];  // what tcgen05.st wrote and no tcgen05.wait::st has applied
@@ -140,8 +147,9 @@ struct Cta {
   uint64_t ticket;
   uint32_t epoch;
   uint32_t busy;
-  alignas(16) float a[2][256][64];  // operands of the current product, read four at a time
+  alignas(16) float a[256][64];  // operands of the current product, read four at a time; copies of A one by one
   alignas(16) float b[256][64];
+  Collector collectors[4];
 
   CountedBarrier barriers[kNamedBarriers];
   CountedBarrier cluster;  // the first CTA's counts for all

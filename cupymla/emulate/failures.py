@@ -54,6 +54,11 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         38: ".cta_group::2 in a cluster of {0} CTAs, which is not made of pairs",
         40: "copies by a tensor map that the launch was not told of; it knows {0}",
         41: "uses global memory before its griddepcontrol.wait, in a dependent launch",
+        42: "reads B from collector buffer b{0}, which no tcgen05.mma.ws has filled since its content was given up",
+        43: "reads B from collector buffer b{0}, which was filled with another matrix (its descriptor is {1:#018x}, "
+        "here {2:#018x})",
+        44: "the zero-column mask {0:#018x} has reserved bits set",
+        45: "the zero-column mask shifts B by {0} columns; for {2} rows and by the instruction descriptor, at most {1}",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

@@ -93,11 +93,14 @@ ROWS: tuple[Row, ...] = (
         lower_tensor.mma,
     ),
     Row(
-        "`tcgen05.mma.sp`, `.mma.ws`",
-        "left out",
-        "sparse A and weight-stationary products; no kernel here uses them",
-        _tcgen05("mma"),
+        "`tcgen05.mma.ws` (dense)",
+        "model",
+        "kinds f16, tf32, f8f6f4, i8; A in shared or Tensor Memory, where each group of lanes reads its own copy; "
+        "zero-column masks; collector buffers b0 to b3: use without a fill, or of another B, is a failure",
+        lambda parts: parts[:3] == ("tcgen05", "mma", "ws") and "sp" not in parts,
+        lower_tensor.mma_ws,
     ),
+    Row("`tcgen05.mma.sp`, `.mma.ws.sp`", "left out", "sparse A; no kernel here uses it", _tcgen05("mma")),
     Row(
         "`tcgen05.ld`",
         "model",

@@ -12,6 +12,8 @@ from .code import BUFFER, Code, constant
 KINDS = {"tf32": 0, "f16": 1, "f8f6f4": 2, "i8": 3, "mxf8f6f4": 4, "mxf4": 5, "mxf4nvf4": 6}
 MOVE_SHAPES = {"32x32b": 0, "16x64b": 1, "16x128b": 2, "16x256b": 3, "16x32bx2": 4}
 _REGISTERS = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
+WS_KINDS = ("tf32", "f16", "f8f6f4", "i8")
+COLLECTOR_USES = {"discard": 0, "fill": 1, "use": 2, "lastuse": 3}
 COPY_SHAPES = {"128x256b": 0, "4x256b": 1, "128x128b": 2, "64x128b": 3, "32x128b": 4}
 SPREADS = {"": 0, "warpx2::02_13": 1, "warpx2::01_23": 2, "warpx4": 3}
 COPY_FORMATS = {"": 0, "b6x16_p32": 1, "b4x16_p64": 2}
@@ -132,15 +134,31 @@ def _vector_size(code: Code, kind: str) -> int:
     return found
 
 
-def mma(code: Code) -> None:
-    """tcgen05.mma: its operands go to the model as ten words, see `Mma` in cuda/emulate/mma.cuh."""
+def _kind(code: Code) -> str:
     parts = code.instruction.parts
-    for left_out, meaning in (("sp", "sparse A"), ("ws", "weight-stationary products")):
-        if left_out in parts:
-            raise code.error(f"tcgen05.mma.{left_out} ({meaning}) is left out")
     kind = next((part.removeprefix("kind::") for part in parts if part.startswith("kind::")), "")
     if kind not in KINDS:
         raise code.error(f"no .kind that tcgen05.mma has: {kind or 'none'}")
+    return kind
+
+
+def _collector(code: Code) -> tuple[str, str]:
+    """The collector buffer that is named and what is done with it; two empty strings where none is."""
+    found = [part for part in code.instruction.parts if part.startswith("collector::")]
+    if not found:
+        return "", ""
+    _, buffer, use = (*found[0].split("::"), "", "")[:3]
+    if len(found) > 1 or use not in COLLECTOR_USES:
+        raise code.error(f"expected one collector hint, ending in {', '.join(COLLECTOR_USES)}; found {found}")
+    return buffer, use
+
+
+def mma(code: Code) -> None:
+    """tcgen05.mma: its operands go to the model as ten words, see `Mma` in cuda/emulate/mma.cuh."""
+    parts = code.instruction.parts
+    kind = _kind(code)
+    if _collector(code)[0] not in ("", "a"):
+        raise code.error("a dense tcgen05.mma has collector buffer a; those of B belong to .ws")
     scaled = "block_scale" in parts
     if scaled != (kind.startswith("mxf")):
         raise code.error(f".kind::{kind} {'has no' if scaled else 'needs'} .block_scale")
@@ -174,6 +192,36 @@ def mma(code: Code) -> None:
     lanes += [zero] * (8 - len(lanes))
     for low, high in zip(lanes[::2], lanes[1::2], strict=True):
         words.append((_joined(code, low, high), 64))
+    code.call("mma", code.buffer(words), code.site)
+
+
+def mma_ws(code: Code) -> None:
+    """tcgen05.mma.ws: the same ten words; where a scaled product has its factors' addresses, the zero-column mask."""
+    parts = code.instruction.parts
+    kind = _kind(code)
+    if kind not in WS_KINDS:
+        raise code.error(f".kind::{kind} has no .ws; {', '.join(WS_KINDS)} have")
+    if _group(code) != 1:
+        raise code.error("tcgen05.mma.ws has .cta_group::1 only")
+    if "ashift" in parts or "block_scale" in parts:
+        raise code.error("tcgen05.mma.ws has neither .ashift nor .block_scale")
+    buffer, use = _collector(code)
+    buffers = {"": 0, "b0": 0, "b1": 1, "b2": 2, "b3": 3}
+    if buffer not in buffers:
+        raise code.error(f"tcgen05.mma.ws has collector buffers b0 to b3, not {buffer}")
+    operands = code.instruction.operands
+    if not 5 <= len(operands) <= 6 or isinstance(operands[4], Vector):
+        raise code.error("expected D, A, B, instruction descriptor, enable-input-d and perhaps a zero-column mask")
+    a_in_tmem = isinstance(operands[1], Address)
+    hints = 1 << 10 | buffers[buffer] << 11 | COLLECTOR_USES[use or "discard"] << 13
+    flags = KINDS[kind] | 1 << 3 | a_in_tmem << 8 | hints
+    words = [(_tmem(code, operands[1]), 32) if a_in_tmem else (code.value(operands[1], 64), 64)]
+    words.append((code.value(operands[2], 64), 64))
+    words.append((_joined(code, _tmem(code, operands[0]), code.value(operands[3])), 64))
+    words.append((code.value(Constant(str(flags)), 64), 64))
+    words.append((code.value(operands[4]), 32))
+    words.append((code.value(operands[5] if len(operands) == 6 else Constant("0"), 64), 64))
+    words += [(code.value(Constant("0"), 64), 64)] * 4
     code.call("mma", code.buffer(words), code.site)
 
 

@@ -1,6 +1,6 @@
 // Prints, for every canonical layout of shared memory, the descriptor that CUTLASS builds and, for every element of the
-// matrix, where CUTLASS's layout puts it and where the model's decoder looks for it; then instruction descriptors the
-// same way. Host code, compiled by nvcc.
+// matrix, where CUTLASS's layout puts it and where the model's decoder looks for it; then instruction descriptors and
+// the places of results in Tensor Memory the same way. Host code, compiled by nvcc.
 #include <cstdint>
 #include <cstdio>
 
@@ -78,6 +78,32 @@ void scaled(const char* name, uint32_t kind, uint32_t vector, model::Element a, 
   std::printf("instruction %s %#010x %s\n", name, word, same ? "same" : "WRONG");
 }
 
+// The fragment of one CTA; of a pair, the first one's.
+template <class Fragment, int kM, int kN>
+void result(const char* name, uint32_t group, bool ws) {
+  const auto fragment = Fragment::make(make_shape(make_shape(Int<kM>{}, Int<kN>{}), _1{}, _1{}));
+  int wrong = 0;
+  for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kN; ++n) {
+      const auto theirs = static_cast<uint32_t>(fragment.layout()(make_coord(m, n), 0, 0));
+      const model::Place ours = model::place_of(group, ws, kM * group, kN, m, n);
+      wrong += ours.half != 0 || theirs != (ours.lane << 16 | ours.column);
+    }
+  }
+  std::printf("result %s %d %d %s\n", name, kM, kN, wrong ? "WRONG" : "same");
+}
+
+template <int kN>
+void results() {
+  result<UMMA::tmem_frg_1sm<float>, 64, kN>("dense", 1, false);
+  result<UMMA::tmem_frg_1sm<float>, 128, kN>("dense", 1, false);
+  result<UMMA::tmem_frg_2sm<float>, 64, kN>("pair", 2, false);
+  result<UMMA::tmem_frg_2sm<float>, 128, kN>("pair", 2, false);
+  result<UMMA::tmem_frg_ws_1sm<float>, 32, kN>("ws", 1, true);
+  result<UMMA::tmem_frg_ws_1sm<float>, 64, kN>("ws", 1, true);
+  result<UMMA::tmem_frg_ws_1sm<float>, 128, kN>("ws", 1, true);
+}
+
 int main() {
   k_major<half_t, 16, 128>("f16");
   k_major<half_t, 16, 64>("f16");
@@ -104,5 +130,8 @@ int main() {
   scaled<float_e2m1_t, float_ue4m3_t, 128, 64>("nvf4", model::kMxf4nvf4, 4, model::kElementE2m1Packed, false);
   scaled<float_e2m1_t, float_ue8m0_t, 256, 128>("mxf4", model::kMxf4, 2, model::kElementE2m1Packed, true);
   scaled<float_e4m3_t, float_ue8m0_t, 128, 128>("mxf8", model::kMxf8f6f4, 1, model::kElementE4m3, true);
+  results<64>();
+  results<128>();
+  results<256>();
   return 0;
 }

@@ -159,22 +159,51 @@ def with_start(descriptor: int, start: int) -> int:
 def instruction(
     kind: str, m: int, n: int, a: str, b: str, *, a_transposed: bool = False, b_transposed: bool = False,
     d_f16: bool = False, negated: tuple[bool, bool] = (False, False), ue8m0: bool = True,
-    ids: tuple[int, int] = (0, 0), saturate: bool = False,
+    ids: tuple[int, int] = (0, 0), saturate: bool = False, max_shift: int = 0,
 ) -> int:  # fmt: skip
-    """The instruction descriptor of a dense product."""
+    """The instruction descriptor of a dense product; `max_shift` of a weight-stationary one, in columns."""
     word = negated[0] << 13 | negated[1] << 14 | a_transposed << 15 | b_transposed << 16 | n >> 3 << 17
     if kind.startswith("mxf"):
         codes = (CODES[a], CODES[b]) if kind == "mxf8f6f4" else (1, 1)
         return word | codes[0] << 7 | codes[1] << 10 | ids[1] << 4 | ue8m0 << 23 | m >> 7 << 27 | ids[0] << 29
     result = 2 if kind == "i8" else 0 if d_f16 else 1
+    word |= (0, 8, 16, 32).index(max_shift) << 30
     return word | saturate << 3 | result << 4 | CODES[a] << 7 | CODES[b] << 10 | m >> 4 << 24
 
 
 # Tensor Memory -----------------------------------------------------------------------------------------------------
 
 
-def result_place(group: int, m: int, n: int, row: int, column: int) -> tuple[int, int, int]:
-    """CTA of the pair, lane and column of an element of D (layouts A, B, D and F)."""
+def column_mask(
+    spans: tuple[int, int], starts: tuple[int, ...] = (0, 0, 0, 0), zero_first: tuple[int, ...] = (0, 0, 0, 0),
+    shift: int = 0, any_zero: bool = True,
+) -> int:  # fmt: skip
+    """A zero-column mask; `spans` are how many columns in turn are used and are zero, lists begin with part 0."""
+    word = any_zero << 39 | spans[1] - 1 << 40 | spans[0] - 1 << 48 | shift << 56
+    for part in range(4):
+        word |= starts[part] << 8 * part | zero_first[part] << 32 + part
+    return word
+
+
+def zero_columns(word: int, m: int, n: int) -> Array:
+    """Which of the N columns a zero-column mask makes zero, as its patterns are written out in the ISA's examples."""
+    parts = 128 // m
+    if not word >> 39 & 1:
+        return np.zeros(n, bool)
+    zeros, ones = [0] * ((word >> 48 & 0xFF) + 1), [1] * ((word >> 40 & 0xFF) + 1)
+    found: list[int] = []
+    for part in range(parts):
+        turn = ones + zeros if word >> 32 + part & 1 else zeros + ones
+        start = word >> 8 * part & 0xFF
+        found += (turn * (1 + (start + n) // len(turn)))[start : start + n // parts]
+    return np.array(found, bool)
+
+
+def result_place(group: int, m: int, n: int, row: int, column: int, ws: bool = False) -> tuple[int, int, int]:
+    """CTA of the pair, lane and column of an element of D (layouts A, B, D and F; of .ws D, E and G)."""
+    if ws:
+        group_of_lanes, at = np.argwhere(np.arange(n).reshape(128 // m, -1) == column)[0]
+        return 0, int(group_of_lanes) * m + row, int(at)
     if group == 1 and m == 128:
         return 0, row, column
     if group == 1:
@@ -185,12 +214,12 @@ def result_place(group: int, m: int, n: int, row: int, column: int) -> tuple[int
     return row // 64, row % 64 + 64 * half, column % (n // 2)
 
 
-def results(tmem: Array, group: int, m: int, n: int, offset: int) -> Array:
+def results(tmem: Array, group: int, m: int, n: int, offset: int, ws: bool = False) -> Array:
     """D as an m x n matrix of words, from the Tensor Memory of one CTA or two: (CTAs, lanes, columns)."""
     found = np.empty((m, n), np.uint32)
     for row in range(m):
         for column in range(n):
-            cta, lane, at = result_place(group, m, n, row, column)
+            cta, lane, at = result_place(group, m, n, row, column, ws)
             found[row, column] = tmem[cta, lane, at + offset]
     return found
 
@@ -206,8 +235,11 @@ def a_words(matrix: Array, kind: str, packed: bool) -> Array:
     return np.ascontiguousarray(raw).view(np.uint32)
 
 
-def put_a(tmem: Array, words: Array, group: int, m: int, offset: int) -> None:
-    """A into Tensor Memory: lanes as D's rows; both halves hold a copy where D's columns are split over them."""
+def put_a(tmem: Array, words: Array, group: int, m: int, offset: int, ws: bool = False) -> None:
+    """A into Tensor Memory: lanes as D's rows, with a copy for each group of lanes that D's columns are split over."""
+    if ws:
+        tmem[0, :, offset : offset + 8] = np.tile(words, (128 // m, 1))
+        return
     for row in range(m):
         if group == 2 and m == 128:
             for half in (0, 1):

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None or find_cutlass() is None, reason="needs nvcc and CUTLASS")
 def test_the_decoder_reads_what_cutlass_builds(tmp_path: Path) -> None:
-    """Element by element, for every canonical layout; field by field, for an instruction descriptor of each kind."""
+    """Layouts and places of results element by element, an instruction descriptor of each kind field by field."""
     found = find_cutlass()
     assert found is not None
     cccl = header_folders()[0].folder
@@ -27,7 +27,8 @@ def test_the_decoder_reads_what_cutlass_builds(tmp_path: Path) -> None:
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_100a", *includes, "-o", str(program)]
     subprocess.run([*command, str(HERE / "descriptors.cu")], check=True, capture_output=True, text=True)
     lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
-    told = [line for line in lines if line.startswith(("layout", "instruction"))]
+    told = [line for line in lines if line.startswith(("layout", "instruction", "result"))]
     assert len([line for line in told if line.startswith("layout")]) == 33
     assert len([line for line in told if line.startswith("instruction")]) == 9
+    assert len([line for line in told if line.startswith("result")]) == 21
     assert [line for line in told if not line.endswith(" same")] == []

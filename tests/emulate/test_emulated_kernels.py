@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import cutlass_nvfp4
 import gemm
+import ml_dtypes
 import numpy as np
 import pytest
 import tutorials
-from device import Where
+from device import Kernel, Memory, Where
 
+from cupymla.build import KernelSource, compiler
 from cupymla.emulate import EmulationError, Settings, mutation
 from cupymla.emulate.host import library
 from cupymla.emulate.run import MODES, Check, Mode
+from cupymla.launch import Geometry
 
 pytestmark = pytest.mark.compile
 
+HERE = str(Path(__file__).resolve().parent)
 ALL: tuple[Check, ...] = ("tcgen05", "proxy", "init")
 
 # Fences of the GEMM that order nothing: what is before the first synchronisation is an allocation, which is no
 # asynchronous operation, and before the last one every load has been fenced off already.
 ORDER_NOTHING = 3
+
+
+class Record(ctypes.Structure):
+    """`Parameters` of weight_stationary.cu."""
+
+    _fields_ = (("a", ctypes.c_uint64), ("b", ctypes.c_uint64), ("d", ctypes.c_uint64))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +78,26 @@ def test_a_missing_commit_is_a_message_not_a_hang(where: Where, runners: dict[Wh
     with pytest.raises(EmulationError, match="nothing moves any more") as caught:
         loaded.run(Settings("lazy", removed=site.number, patience_seconds=0.5))
     assert caught.value.line > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [32, 64, 128])
+def test_weight_stationary_products_by_the_librarys_functions(rows: int, mode: Mode, where: Where) -> None:
+    """A in shared memory and A in Tensor Memory, a copy for each group of lanes that has columns of D."""
+    defines = (("ROWS", rows),)
+    source = KernelSource("weight_stationary.cu", "weight_stationary", arch="sm_100a", root=HERE, defines=defines)
+    loaded = Kernel(compiler.ptx(source), "weight_stationary.ptx", where)
+    rng = np.random.default_rng(rows)
+    a, b = (rng.integers(-3, 4, (count, 64)).astype(ml_dtypes.bfloat16) for count in (rows, 128))
+    memory = [Memory(array, where) for array in (a, b, np.full((2, rows, 128), np.nan, np.float32))]
+    try:
+        record = Record(*(part.pointer for part in memory))
+        loaded.launch(Geometry((1, 1, 1), 128, 2 * 64 * (rows + 128) + 1024), [record], Settings(mode, 1, ALL))
+        wanted = a.astype(np.float32) @ b.astype(np.float32).T
+        np.testing.assert_array_equal(memory[2].read(), np.stack([wanted, wanted]))
+    finally:
+        for part in memory:
+            part.free()
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +14,7 @@ from isa_oracle import (
     Array,
     K,
     a_words,
+    column_mask,
     instruction,
     multiply,
     place,
@@ -23,8 +24,9 @@ from isa_oracle import (
     result_place,
     results,
     with_start,
+    zero_columns,
 )
-from ptx_kernels import mma
+from ptx_kernels import mma, mma_ws
 
 from cupymla.emulate import EmulationError, Settings
 from cupymla.emulate.host import library
@@ -58,6 +60,9 @@ class Case:
     saturate: bool = False
     scale: int = 0
     disabled: int = 0
+    ws: bool = False
+    mask: int = 0
+    max_shift: int = 0
     seed: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
@@ -67,6 +72,8 @@ class Case:
         flags += [f"-{self.scale}"] if self.scale else []
         flags += [f"id{self.ids[0]}{self.ids[1]}"] if any(self.ids) else []
         flags += [f"b{self.block}", "ue8" if self.ue8m0 else "ue4"] if self.block else []
+        flags += ["ws"] if self.ws else []
+        flags += [f"mask{self.mask:x}"] if self.mask else []
         return f"{self.kind}-{self.a}-{self.b}-{self.m}x{self.n}-" + "-".join(flags)
 
 
@@ -135,6 +142,45 @@ def cases() -> list[Case]:
     return list(dict.fromkeys(found))
 
 
+def stationary_cases() -> list[Case]:
+    """Weight-stationary products: every kind, M, N and place of A, every pair of types, layout and option."""
+    found = [
+        Case(kind, a, a, m, n, a_in_tmem=a_in_tmem, ws=True)
+        for kind, a in (("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e5m2"), ("i8", "s8"))
+        for m in (32, 64, 128)
+        for n in (64, 128, 256)
+        for a_in_tmem in (False, True)
+    ]
+    for kind in ("f16", "tf32", "f8f6f4", "i8"):
+        types = KIND_TYPES[kind]
+        found += [Case(kind, a, b, 64, 64, ws=True) for a in types for b in types if kind != "f16" or a == b]
+    # Transposed B under every swizzle; A as well where its M fills a row of the swizzle.
+    for m in (32, 64, 128):
+        for swizzle in (0, 6, 4, 2):
+            found.append(Case("f16", "f16", "f16", m, 128, 1, swizzle, transposed=(False, True), ws=True))
+            for kind, a, fits in (("f16", "bf16", m * 2), ("f8f6f4", "e4m3", m)):
+                both = fits >= {0: 16, 6: 32, 4: 64, 2: 128}[swizzle]
+                found.append(Case(kind, a, a, m, 256, 1, swizzle, transposed=(both, True), ws=True))
+        found.append(Case("i8", "u8", "s8", m, 128, transposed=(False, True), ws=True))
+        found.append(Case("f16", "f16", "f16", m, 64, a_in_tmem=True, transposed=(False, True), ws=True))
+        found.append(Case("tf32", "tf32", "tf32", m, 64, 1, 1, transposed=(True, True), ws=True))
+        found.append(Case("f16", "f16", "f16", m, 64, d_f16=True, accumulate=True, a_in_tmem=True, ws=True))
+        found.append(Case("f8f6f4", "e4m3", "e2m1", m, 128, d_f16=True, ws=True))
+        found.append(Case("f16", "bf16", "bf16", m, 256, accumulate=True, negated=(True, False), ws=True))
+        found.append(Case("i8", "s8", "s8", m, 64, accumulate=True, saturate=True, ws=True))
+        # Zero columns: parts of their own, a span that is longer than a part, and shifts.
+        parts = column_mask((4, 3), (0, 1, 2, 1), (1, 1, 0, 0))
+        found.append(Case("f16", "f16", "f16", m, 64, mask=parts, ws=True))
+        found.append(Case("f8f6f4", "e4m3", "e4m3", m, 128, mask=column_mask((1, 256)), a_in_tmem=True, ws=True))
+        found.append(Case("i8", "s8", "u8", m, 64, mask=column_mask((5, 2), any_zero=False), ws=True))
+        shifted = column_mask((20, 1), shift=3)
+        found.append(Case("f16", "f16", "f16", m, 64, mask=shifted, max_shift=8, ws=True))
+        found.append(Case("f16", "bf16", "bf16", m, 64, transposed=(False, True), mask=shifted, max_shift=16, ws=True))
+        most = column_mask((1, 1), shift=16 if m == 32 else 32, any_zero=False)
+        found.append(Case("tf32", "tf32", "tf32", m, 128, 1, 6, mask=most, max_shift=32, ws=True))
+    return list(dict.fromkeys(found))
+
+
 class Problem:
     """A case with its numbers in place."""
 
@@ -143,27 +189,29 @@ class Problem:
         rng = np.random.default_rng(case.seed)
         k, packed = K[case.kind], case.kind.startswith("mxf4")
         self.a = random_matrix(rng, case.a, case.m, k)
-        self.b = random_matrix(rng, case.b, case.n, k)
+        shift = case.mask >> 56 & 63
+        self.b = random_matrix(rng, case.b, case.n + (64 if shift else 0), k)
         self.smem, self.tmem = blank(case.group)
         group, a_descriptor, b_descriptor = case.group, 0, 0
-        a_rows, b_rows = case.m // group, case.n // group
+        a_rows, b_rows = case.m // group, len(self.b) // group
         for cta in range(group):
             a_part, b_part = self.a[cta * a_rows :][:a_rows], self.b[cta * b_rows :][:b_rows]
             a_descriptor = place(self.smem[cta], 0, a_part, case.a, case.swizzle, case.transposed[0], packed)
             b_descriptor = place(self.smem[cta], B_START, b_part, case.b, case.swizzle, case.transposed[1], packed)
         first = with_start(a_descriptor, 0)
         if case.a_in_tmem:
-            put_a(self.tmem, a_words(self.a, case.a, packed), group, case.m, A_COLUMN)
+            put_a(self.tmem, a_words(self.a, case.a, packed), group, case.m, A_COLUMN, case.ws)
             self.smem[:, :B_START] = 0xFF
             first = A_COLUMN
         self.scales = self._scales(rng) if case.block else None
         word = instruction(
             case.kind, case.m, case.n, case.a, case.b, a_transposed=case.transposed[0], b_transposed=case.transposed[1],
             d_f16=case.d_f16, negated=case.negated, ue8m0=case.ue8m0, ids=case.ids, saturate=case.saturate,
+            max_shift=case.max_shift,
         )  # fmt: skip
         self.before = self._before(rng)
-        factors = A_SCALES | B_SCALES << 32
-        self.arguments = [first, with_start(b_descriptor, B_START), word << 32, int(case.accumulate), factors]
+        last = case.mask if case.ws else A_SCALES | B_SCALES << 32
+        self.arguments = [first, with_start(b_descriptor, B_START), word << 32, int(case.accumulate), last]
 
     def _scales(self, rng: np.random.Generator) -> tuple[Array, Array]:
         case = self.case
@@ -208,12 +256,16 @@ class Problem:
         self.tmem[:, :, : case.n] = words
         return words
 
-    def run(self, where: Where, settings: Settings | None = None, model: Model = "native") -> Array:
+    def run(
+        self, where: Where, settings: Settings | None = None, model: Model = "native", hints: tuple[str, ...] = ("",)
+    ) -> Array:
         case = self.case
         vector = ""
         if case.kind == "mxf4nvf4":
             vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
         text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled)
+        if case.ws:
+            text = mma_ws(case.kind, case.a_in_tmem, hints, masked=case.mask != 0)
         operands = text, self.smem, self.tmem, self.arguments, case.group
         after, _ = run(*operands, settings=settings, where=where, model=model)
         return after
@@ -221,17 +273,20 @@ class Problem:
     def wanted(self) -> Array:
         """D as words: (CTAs, 128, 512), everything else as it was."""
         case = self.case
-        product = multiply(case.kind, self.a, self.b, self.scales, case.block)
+        shift = case.mask >> 56 & 63
+        b = self.b[shift : shift + case.n].copy()
+        b[zero_columns(case.mask, case.m, case.n)] = 0
+        product = multiply(case.kind, self.a, b, self.scales, case.block)
         if case.negated[0] != case.negated[1]:
             product = -product
-        before = results(self.tmem, case.group, case.m, case.n, 0)
+        before = results(self.tmem, case.group, case.m, case.n, 0, case.ws)
         if case.accumulate:
             product = product + _numbers(before, case) * 2.0**-case.scale
         words = _words(product, case)
         after: Array = self.tmem.copy()
         for row in range(case.m):
             for column in range(case.n):
-                cta, lane, at = result_place(case.group, case.m, case.n, row, column)
+                cta, lane, at = result_place(case.group, case.m, case.n, row, column, case.ws)
                 if not case.disabled >> (128 * cta + lane) & 1:
                     after[cta, lane, at] = words[row, column]
         return after
@@ -257,7 +312,7 @@ def _words(values: Array, case: Case) -> Array:
     return values.astype(np.float32).view(np.uint32)
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", [*cases(), *stationary_cases()], ids=str)
 def test_products_agree_bit_for_bit(case: Case, where: Where) -> None:
     """Every operand is exact and every sum fits, so there is one right answer; other columns stay untouched."""
     problem = Problem(case)
@@ -266,7 +321,13 @@ def test_products_agree_bit_for_bit(case: Case, where: Where) -> None:
 
 @pytest.mark.parametrize("mode", ["lazy", "random"])
 @pytest.mark.parametrize(
-    "case", [cases()[0], Case("mxf4nvf4", "e2m1", "e2m1", 256, 64, 2, block=16, ue8m0=False)], ids=str
+    "case",
+    [
+        cases()[0],
+        Case("mxf4nvf4", "e2m1", "e2m1", 256, 64, 2, block=16, ue8m0=False),
+        Case("f16", "bf16", "bf16", 64, 256, a_in_tmem=True, ws=True),
+    ],
+    ids=str,
 )
 def test_modes_agree(case: Case, mode: Any, where: Where) -> None:
     problem = Problem(case)
@@ -283,6 +344,12 @@ SAME_BITS = [
     Case("i8", "s8", "u8", 64, 32, accumulate=True, saturate=True),
     Case("mxf8f6f4", "e3m2", "e2m1", 128, 128, block=32, ids=(2, 1)),
     Case("mxf4nvf4", "e2m1", "e2m1", 128, 64, 2, block=16, ue8m0=False),
+    Case("f16", "bf16", "bf16", 64, 256, a_in_tmem=True, accumulate=True, ws=True),
+    Case("f16", "f16", "f16", 32, 64, swizzle=4, mask=column_mask((5, 3), shift=7), max_shift=8, ws=True),
+    Case("f16", "f16", "f16", 64, 64, transposed=(False, True), mask=1 << 39 | 5 << 56, max_shift=32, ws=True),
+    Case("f8f6f4", "e4m3", "e2m3", 32, 128, a_in_tmem=True, ws=True),
+    Case("i8", "s8", "u8", 128, 64, mask=column_mask((9, 2), (4, 0, 0, 0), (1, 0, 0, 0)), ws=True),
+    Case("tf32", "tf32", "tf32", 64, 64, ws=True),
 ]
 # Bits that keep any random bytes finite and of moderate size.
 _MASKS = {"bf16": 0xBFFFBFFF, "f16": 0xBBFFBBFF, "tf32": 0xBFFFFFFF}
@@ -325,6 +392,109 @@ def test_what_the_tables_do_not_have_is_refused(name: str, where: Where) -> None
         problem.run(where)
     assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma")
     assert (caught.value.cta, caught.value.thread) == (0, 0) and caught.value.line > 0
+
+
+# The same for a weight-stationary product of 64 rows.
+BAD_STATIONARY = {
+    "reserved instruction bit": (18, (2, 1 << 32 + 29)),
+    "N of 32": (20, (2, 12 << 32 + 17)),
+    "N of 192": (20, (2, 16 << 32 + 17)),
+    "M of 256": (20, (2, 20 << 32 + 24)),
+    "lane 16": (35, (2, 16 << 16)),
+    "lane of A": (35, (0, 64 << 16)),
+    "sparse": (23, (2, 1 << 32 + 2)),
+    "columns that are not there": (12, (2, 480)),
+    "reserved mask bit": (44, (4, 1 << 36)),
+    "shift beyond the instruction descriptor's": (45, (4, 9 << 56)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STATIONARY)
+def test_what_weight_stationary_products_do_not_have_is_refused(name: str, where: Where) -> None:
+    code, (index, bits) = BAD_STATIONARY[name]
+    problem = Problem(Case("f16", "f16", "f16", 64, 128, a_in_tmem=True, mask=1 << 39, max_shift=8, ws=True))
+    problem.arguments[index] ^= bits
+    with pytest.raises(EmulationError) as caught:
+        problem.run(where)
+    assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma.ws")
+
+
+def test_a_dense_product_has_no_maximum_shift(where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 128, 32))
+    problem.arguments[2] ^= 1 << 32 + 30
+    with pytest.raises(EmulationError) as caught:
+        problem.run(where)
+    assert caught.value.code == 18
+
+
+@pytest.mark.parametrize("m", [32, 64])
+def test_each_group_of_lanes_multiplies_the_rows_of_a_that_lie_there(m: int, where: Where) -> None:
+    """A that is in the first group alone is found out; a different A in each group makes products of their own."""
+    case = Case("f16", "f16", "f16", m, 128, a_in_tmem=True, ws=True)
+    problem = Problem(case)
+    problem.tmem[0, m:, A_COLUMN:] = 0x7FFF7FFF
+    found, wanted = problem.run(where), problem.wanted()
+    np.testing.assert_array_equal(found[0, :m], wanted[0, :m])
+    assert (found[0, m:, :m] != wanted[0, m:, :m]).all()
+    others = [Problem(replace(case, seed=seed)) for seed in range(128 // m)]
+    for part, other in enumerate(others):
+        lanes = slice(part * m, part * m + m)
+        problem.tmem[0, lanes, A_COLUMN : A_COLUMN + 8] = other.tmem[0, lanes, A_COLUMN : A_COLUMN + 8]
+        other.b = problem.b
+    found = problem.run(where)
+    for part, other in enumerate(others):
+        lanes = slice(part * m, part * m + m)
+        np.testing.assert_array_equal(found[0, lanes, :m], other.wanted()[0, lanes, :m])
+
+
+def test_zero_columns_are_those_of_the_isas_examples() -> None:
+    """Masks as the ISA prints them, the last column first: used spans of 4 and zero spans of 3."""
+
+    def printed(part: int, m: int, mask: int, digits: int) -> str:
+        columns = zero_columns(mask, m, 128).reshape(128 // m, -1)[part]
+        return "".join(str(int(zero)) for zero in columns[:digits][::-1])
+
+    assert not zero_columns(column_mask((4, 5), any_zero=False), 128, 64).any()
+    assert printed(0, 128, column_mask((4, 3)), 14) == "11100001110000"
+    mask = column_mask((4, 3), zero_first=(1, 0, 0, 0))
+    assert (printed(0, 64, mask, 17), printed(1, 64, mask, 14)) == ("11100001110000111", "00001110000111"[::-1])
+    mask = column_mask((4, 3), (0, 1, 2, 1), (1, 1, 0, 0), shift=2)
+    assert [printed(part, 32, mask, digits) for part, digits in enumerate((14, 13, 12, 13))] == [
+        "00001110000111",
+        "0000111000011",
+        "111000011100",
+        "1110000111000",
+    ]
+
+
+FILL, USE, LAST, DROP = (f".collector::b2::{use}" for use in ("fill", "use", "lastuse", "discard"))
+
+
+@pytest.mark.parametrize("hints", [(FILL, USE, USE, LAST), (FILL, DROP), (FILL, FILL, LAST), (DROP, FILL, "", LAST)])
+def test_collector_hints_change_no_value(hints: tuple[str, ...], where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 64, 64, accumulate=True, ws=True))
+    plain = problem.run(where, hints=("",) * len(hints))
+    np.testing.assert_array_equal(problem.run(where, hints=hints), plain)
+
+
+@pytest.mark.parametrize(
+    ("code", "hints", "step"),
+    [
+        (42, (USE,), 0),
+        (42, (LAST,), 0),
+        (42, (FILL, LAST, USE), 0),
+        (42, (FILL, DROP, LAST), 0),
+        (42, (FILL, FILL.replace("b2", "b1"), USE.replace("b2", "b3")), 0),
+        (42, (FILL.replace("b2", "b0"), "", USE.replace("b2", "b0")), 0),  # no hint gives up b0
+        (43, (FILL, USE), 64),
+    ],
+)
+def test_collector_buffers_are_filled_before_use(code: int, hints: tuple[str, ...], step: int, where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 64, 64, ws=True))
+    problem.arguments.append(step)
+    with pytest.raises(EmulationError) as caught:
+        problem.run(where, hints=hints)
+    assert caught.value.code == code and hints[-1] in caught.value.instruction
 
 
 def test_scale_factors_that_are_not_in_all_quarters_are_found_out(where: Where) -> None:

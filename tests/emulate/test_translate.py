@@ -64,6 +64,14 @@ def copies() -> list[str]:
     return [f"tcgen05.cp.cta_group::1.{shape}{form} [%r1], %rd1;" for shape in shapes for form in formats]
 
 
+STATIONARY = [
+    f"tcgen05.mma.ws.cta_group::1.kind::{kind}{hint} [%r1], {a}, %rd2, %r3, %p1{mask};"
+    for kind in ("f16", "tf32", "f8f6f4", "i8")
+    for hint in ("", *(f".collector::b{i}::{use}" for i in range(4) for use in ("fill", "use", "lastuse", "discard")))
+    for a in ("%rd1", "[%r2]")
+    for mask in ("", ", %rd3", ", 0")
+]
+
 ARITHMETIC = [
     "add.rn.f32x2 %rd1, %rd2, %rd3;",
     "mul.rz.ftz.f32x2 %rd1, %rd2, %rd3;",
@@ -189,7 +197,15 @@ def test_lines_are_kept_track_of() -> None:
     ("text", "part"),
     [
         ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
-        ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", "left out"),
+        ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
+        ("tcgen05.mma.ws.cta_group::2.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", ".cta_group::1 only"),
+        ("tcgen05.mma.ws.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, %p1;", "has no .ws"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::a::fill [%r1], %rd1, %rd2, %r3, %p1;", "b0 to b3"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::b4::fill [%r1], %rd1, %rd2, %r3, %p1;", "b0 to b3"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::b1::keep [%r1], %rd1, %rd2, %r3, %p1;", "lastuse"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16.ashift [%r1], [%r2], %rd2, %r3, %p1;", ".ashift"),
+        ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, {%r1, %r2, %r3, %r4}, %p1;", "expected D"),
+        ("tcgen05.mma.cta_group::1.kind::f16.collector::b1::fill [%r1], %rd1, %rd2, %r3, %p1;", "belong to .ws"),
         ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
         ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "left out"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "no .x64"),
@@ -224,8 +240,8 @@ def test_sites_name_their_instructions() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "group",
-    [moves(), copies(), ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
-    ids=["move", "copy", "math", "sync", "paired", "bulk"],
+    [moves(), copies(), STATIONARY, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "stationary", "math", "sync", "paired", "bulk"],
 )
 def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
     """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""

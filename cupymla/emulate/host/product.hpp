@@ -27,34 +27,36 @@ inline uint4 fenced_chunk(uint32_t address, uint32_t rank, const Operation& oper
   return hardware::load_cluster_16(hardware::map_to_rank(address & ~15u, rank));
 }
 
-// One operand of one CTA: element (row, k) to out[row * row_step + k * k_step].
+// One operand of one CTA, rows from `first` on: element (first + row, k) to out[row * row_step + k * k_step].
 inline void read_operand(float* out, uint32_t row_step, uint32_t k_step, uint64_t descriptor, bool transposed,
-                         Element element, uint32_t rows, uint32_t k_count, uint32_t rank, const Operation& operation) {
+                         Element element, uint32_t first, uint32_t rows, uint32_t k_count, uint32_t rank,
+                         const Operation& operation) {
   Matrix matrix;
   decode_matrix(descriptor, transposed, matrix);
   const uint32_t per_chunk = chunk_elements(element);
   float values[32];
-  const auto put = [&](uint32_t row, uint32_t k, uint32_t step, uint32_t count) {
-    float* first = out + row * row_step + k * k_step;
-    for (uint32_t i = 0; i < count; ++i) first[i * step] = values[i];
+  const auto put = [&](uint32_t row, uint32_t k, uint32_t step, uint32_t from, uint32_t count) {
+    float* place = out + row * row_step + k * k_step;
+    for (uint32_t i = 0; i < count; ++i) place[i * step] = values[from + i];
   };
   if (!transposed) {
     for (uint32_t row = 0; row < rows; ++row) {
       for (uint32_t k = 0; k < k_count; k += per_chunk) {
         const uint32_t count = std::min(per_chunk, k_count - k);
-        const uint32_t address = k_major_address(matrix, row, k / per_chunk * 16) & 0x3ffffu;
+        const uint32_t address = k_major_address(matrix, first + row, k / per_chunk * 16) & 0x3ffffu;
         decode_chunk(element, fenced_chunk(address, rank, operation), count, values);
-        put(row, k, k_step, count);
+        put(row, k, k_step, 0, count);
       }
     }
     return;
   }
   for (uint32_t k = 0; k < k_count; ++k) {
-    for (uint32_t row = 0; row < rows; row += per_chunk) {
-      const uint32_t count = std::min(per_chunk, rows - row);
-      const uint32_t address = mn_major_address(matrix, row * (16 / per_chunk), k) & 0x3ffffu;
-      decode_chunk(element, fenced_chunk(address, rank, operation), count, values);
-      put(row, k, row_step, count);
+    for (uint32_t row = 0; row < rows;) {
+      const uint32_t from = (first + row) % per_chunk, count = std::min(per_chunk - from, rows - row);
+      const uint32_t address = mn_major_address(matrix, (first + row - from) * (16 / per_chunk), k) & 0x3ffffu;
+      decode_chunk(element, fenced_chunk(address, rank, operation), from + count, values);
+      put(row, k, row_step, from, count);
+      row += count;
     }
   }
 }
@@ -78,7 +80,7 @@ __attribute__((target_clones("default", "avx2", "avx512f"))) static void add_pro
 }
 
 struct Product {
-  float a[2][256][64];
+  float a[256][64];
   float b[64][256];
   double columns[64][256];
   double b_scales[4][256];
@@ -87,11 +89,11 @@ struct Product {
 
 // Row m against columns first to end of D, all in one CTA and one quarter of the lanes.
 inline void multiply_row(const Mma& mma, const Shape& shape, Product& work, uint32_t m, uint32_t first, uint32_t end) {
-  const Place place = place_of(mma.cta_group, shape.m, shape.n, m, first);
+  const Place place = place_of(mma, shape, m, first);
   const uint32_t lane = lane_of(mma.d) + place.lane, column = column_of(mma.d) + place.column, quarter = lane / 32;
   if (mma.lane_disabled(place.half, lane)) return;
   Cta& home = cta_of(rank_of_half(mma, place.half));
-  const float* a = work.a[a_copies(mma, shape) == 2 ? place.lane / 64 : 0][m];
+  const float* a = work.a[place.lane * a_copies(mma, shape) / kLanes * shape.m + m];
   const uint32_t block = shape.block ? shape.block : shape.k, blocks = shape.k / block;
   for (uint32_t i = 0; shape.block && i < blocks; ++i) {
     const uint32_t row = m % (shape.m / mma.cta_group);
@@ -122,7 +124,7 @@ inline void multiply_row(const Mma& mma, const Shape& shape, Product& work, uint
 
 // Factors of the columns from `first`, as the result's quarter of the lanes holds them.
 inline void read_b_scales(const Mma& mma, const Shape& shape, Product& work, uint32_t m, uint32_t first, uint32_t end) {
-  const Place place = place_of(mma.cta_group, shape.m, shape.n, m, first);
+  const Place place = place_of(mma, shape, m, first);
   const Cta& home = cta_of(rank_of_half(mma, place.half));
   const uint32_t quarter = (lane_of(mma.d) + place.lane) / 32;
   for (uint32_t i = 0; i < shape.k / shape.block; ++i) {
@@ -147,22 +149,27 @@ inline void multiply_on_host(const Mma& mma, const Shape& shape, const Operation
     }
     std::memcpy(work.a, home.a, sizeof work.a);
   }
+  ColumnMask mask;
+  decode_column_mask(mma.column_mask, mask);
   for (uint32_t half = 0; half < mma.cta_group; ++half) {
     const uint32_t rank = rank_of_half(mma, half);
     if (!mma.a_in_tmem) {
-      float* a = &work.a[0][half * a_rows][0];
-      read_operand(a, 64, 1, mma.a, shape.a_transposed, shape.a, a_rows, shape.k, rank, operation);
+      float* a = work.a[half * a_rows];
+      read_operand(a, 64, 1, mma.a, shape.a_transposed, shape.a, 0, a_rows, shape.k, rank, operation);
       for (uint32_t i = 0; shape.a_negated && i < a_rows * 64; ++i) a[i] = -a[i];
     }
     float* b = &work.b[0][half * b_rows];
-    read_operand(b, 1, 256, mma.b, shape.b_transposed, shape.b, b_rows, shape.k, rank, operation);
+    read_operand(b, 1, 256, mma.b, shape.b_transposed, shape.b, mask.shift, b_rows, shape.k, rank, operation);
   }
   const float sign = shape.b_negated ? -1.0f : 1.0f;
   for (uint32_t k = 0; k < shape.k; ++k) {
     for (uint32_t n = 0; n < shape.n; ++n) work.columns[k][n] = static_cast<double>(sign * work.b[k][n]);
   }
-  const bool two_by_two = mma.cta_group == 2 && shape.m == 128;
-  const uint32_t step = two_by_two ? shape.n / 2 : shape.n;
+  for (uint32_t n = 0; mask.any && n < shape.n; ++n) {
+    if (!is_zero_column(mask, shape.m, shape.n, n)) continue;
+    for (uint32_t k = 0; k < shape.k; ++k) work.columns[k][n] = 0.0;
+  }
+  const uint32_t step = shape.n / splits(mma, shape);
   uint32_t scales_of = ~0u;
   for (uint32_t first = 0; first < shape.n; first += step) {
     for (uint32_t m = 0; m < shape.m; ++m) {
