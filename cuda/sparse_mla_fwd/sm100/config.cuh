@@ -64,8 +64,8 @@ struct Shape {
   static_assert(kTmemTiles < kKeyTiles);
 };
 
-// A pair of CTAs takes 128 heads: all products are of both (cta_group::2), each CTA has 64 heads and gathers the keys of
-// half of a block's slots. A block is four stages of two tiles: keys first, values later (storage.cuh).
+// A pair of CTAs takes 128 heads: all products are of both (cta_group::2), each CTA has 64 heads and gathers the keys
+// of half of a block's slots. A block is four stages of two tiles: keys first, values later (storage.cuh).
 //
 //   column   0 ........ 127 | 128 ...... 255 | 256 ...... 319          | 320 ...... 511
 //            O, chunk 0     | O, chunk 1     | S                       | Q, tiles 0 to 5

@@ -171,7 +171,7 @@ struct Softmax {
     base = new_base;
     if (!has_output) return;
     constexpr uint32_t kColumns = 32;
-    sm100::fence_after_sync();
+    if constexpr (Config::kCtas == 2) sm100::fence_after_sync();  // else that behind s_ready does
     const uint32_t first = tmem + Config::kOutputColumn;
 #pragma unroll 1
     for (uint32_t column = 0; column < Config::kOutputColumns; column += kColumns) {
