@@ -77,7 +77,6 @@ struct ManyHeads : Shape<kDQkArg, kSplitArg, 2, 128, 2, 6> {
   static constexpr int kStages = Base::kHasRope ? 10 : 12;
   static constexpr int kFirstTmemTile = 0, kFirstSharedTile = Base::kTmemTiles;
 
-  static constexpr int kValueWarp = Base::kLastWarp;
   // topk_length is read by the warp of a CTA whose products another issues.
   static constexpr int kReaderWarp = Base::kMmaWarp;
   static constexpr uint32_t kReaderRank = 1;  // that CTA, in the cluster

@@ -163,7 +163,8 @@ struct Softmax {
     return both.x + both.y;
   }
 
-  // Brings output and row sum to a new base, if it is one for any row of the warp. No product may be in flight.
+  // Brings output and row sum to a new base, if it is one for any row of the warp. No product with values
+  // may be in flight.
   __device__ __forceinline__ void move_base(float new_base, bool has_output) {
     if (!__any_sync(0xffffffffu, new_base != base)) return;
     const float factor = base_factor(base, new_base);
