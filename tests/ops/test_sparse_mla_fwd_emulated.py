@@ -51,6 +51,12 @@ def test_a_cluster_walks_many_queries_of_one_block(heads: int, topk: int, mode: 
     kit.check(SUBJECT, sized(heads, 576, topk, 9, 200, "_short", "masks"), mode, seed=4, multiprocessors=2)
 
 
+def merge_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan splits as few blocks as there are."""
+    for constant in ("_MERGE_BLOCKS", "_PAIR_MERGE_BLOCKS"):
+        monkeypatch.setattr(blackwell_plan, constant, 0)
+
+
 # Heads, queries, multiprocessors and how many share the slots of a query.
 PARTS = [
     pytest.param(70, 2, 8, 2, id="2 pairs"),
@@ -67,7 +73,7 @@ def test_a_cluster_shares_the_slots_of_a_query(
     """Three blocks for two pairs, and for four, one of which has none; five for two CTAs, and for eight, three of which
     have none. The plan is told that merging costs nothing, so that it splits so few. Statistics and a sink go through
     the merge, and a query without a slot."""
-    monkeypatch.setattr(blackwell_plan, "_MERGE_BLOCKS", {1: 0, 2: 0})
+    merge_costs_nothing(monkeypatch)
     lengths: Any = "hostile" if queries > 1 else "none"
     case = sized(heads, 576, 300, queries, 400, "_split", "parts", sink="finite", lengths=lengths)
     (launch,) = kit.check(SUBJECT, case, "random", seed=2, multiprocessors=multiprocessors)
@@ -109,7 +115,7 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     monkeypatch: pytest.MonkeyPatch, case: MlaCase, multiprocessors: int, lengths: tuple[int, int]
 ) -> None:
     """Roles that read topk_length for themselves wait for each other for ever. Pairs that share a query agree too."""
-    monkeypatch.setattr(blackwell_plan, "_MERGE_BLOCKS", {1: 0, 2: 0})
+    merge_costs_nothing(monkeypatch)
     inputs = SUBJECT.cases.inputs(case, 1)
     inputs["topk_length"] = np.empty(case.s_q, np.int32)
 

@@ -19,9 +19,9 @@ from . import plan
 _CTA_SLOTS = 64  # slots of a KV block for each CTA of an item
 _CLUSTER = 16  # CTAs of the largest cluster
 
-# What merging the parts of a query is taken to cost, by the CTAs of an item, in units of the time that they take for a
-# KV block: each CTA reads 128 KB of what others left. An estimate; it has not been timed.
-_MERGE_BLOCKS = {1: 6, 2: 4}
+# What merging the parts of a query is taken to cost CTAs by themselves, and pairs, in units of the time that they take
+# for a KV block: each CTA reads 128 KB of what others left. Estimates; they have not been timed.
+_MERGE_BLOCKS, _PAIR_MERGE_BLOCKS = 6, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,10 @@ def parts(items: int, topk: int, multiprocessors: int, ctas: int, without: Colle
     """
     blocks = -(-topk // (_CTA_SLOTS * ctas))
 
+    merge_blocks = _MERGE_BLOCKS if ctas == 1 else _PAIR_MERGE_BLOCKS
+
     def cost(size: int) -> int:
-        return -(-blocks // size) + (_MERGE_BLOCKS[ctas] if size > 1 else 0)
+        return -(-blocks // size) + (merge_blocks if size > 1 else 0)
 
     sizes = (size for size in (2, 4, 8, 16) if size * ctas <= _CLUSTER)
     fitting = [size for size in sizes if size not in without and size * items * ctas <= multiprocessors]
