@@ -5,8 +5,9 @@
 
 namespace cupymla::attn_dist {
 
-// 2^-lse = factor * 2^-rounded. So a weight exp2(score - rounded) * factor has no error from the rounding, half a unit in
-// the last place of the exponent, which for an lse in natural units would be the largest of all where scores are small.
+// 2^-lse = factor * 2^-rounded. So a weight exp2(score - rounded) * factor has no error from the rounding, half a unit
+// in the last place of the exponent, which for an lse in natural units would be the largest of all where scores are
+// small.
 struct Log2Lse {
   float rounded;
   float factor;  // between 0.95 and 1.05
