@@ -17,7 +17,6 @@ Approximation = Literal["exact", "above", "below", "scattered"]
 """Correctly rounded; the largest error upwards or downwards, everywhere; an error that depends on the argument."""
 
 APPROXIMATIONS: tuple[Approximation, ...] = get_args(Approximation)
-STRAYING: tuple[Approximation, ...] = ("above", "below", "scattered")
 ULPS = 2
 
 _MULTIPLIER = np.uint32(0x9E3779B1)  # of Fibonacci hashing: 2**32 over the golden ratio
