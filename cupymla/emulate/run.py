@@ -14,6 +14,7 @@ from ..build import KernelSource, compiler, loader
 from ..build.cubin import Cubin, Image, Resources
 from ..errors import DriverError, InputError
 from ..launch import Geometry, Launcher, Parameter
+from ..ptx.approximation import APPROXIMATIONS, Approximation
 from . import maps as tables
 from .failures import EmulationError
 from .maps import ForeignMap, KnownMap
@@ -81,6 +82,7 @@ class Settings:
         patience_seconds: how long the whole grid may stand still before that is a failure.
         stalls: whether mode "random" holds single threads up behind a wait while others run ahead.
         removed: number of a site that does nothing, for mutation tests; 0 for none.
+        approximation: on the host, where in its error ex2.approx lies; a GPU's is its own.
     """
 
     mode: Mode = "eager"
@@ -89,6 +91,7 @@ class Settings:
     patience_seconds: float = 2.0
     stalls: bool = True
     removed: int = 0
+    approximation: Approximation = "exact"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -96,6 +99,8 @@ class Settings:
         for check in self.checks:
             if check not in CHECKS:
                 raise InputError("checks", "among " + ", ".join(CHECKS), repr(check))
+        if self.approximation not in APPROXIMATIONS:
+            raise InputError("approximation", "one of " + ", ".join(APPROXIMATIONS), repr(self.approximation))
 
 
 class EmulatedKernel:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .instructions import bind
@@ -42,6 +43,7 @@ class Layout:
         max_steps: after so many executed instructions a run is taken to be endless.
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes.
         dependent: whether threads may not use global memory before they have waited for the grid ahead.
+        approximation: where in its error ex2.approx lies.
     """
 
     grid: tuple[int, int, int]
@@ -53,6 +55,7 @@ class Layout:
     max_steps: int = 50_000_000
     strict: bool = True
     dependent: bool = False
+    approximation: Approximation = "exact"
 
 
 @dataclass(slots=True)

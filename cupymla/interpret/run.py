@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..build import KernelSource, content_hash, ptx
 from ..launch import Geometry
+from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .machine import Layout, Machine
 from .memory import GlobalMemory
@@ -39,6 +40,7 @@ def interpret(
     ctas: Sequence[int] | None = None,
     max_steps: int = 50_000_000,
     strict: bool = True,
+    approximation: Approximation = "exact",
 ) -> Machine:
     """Run a kernel to its end.
 
@@ -56,6 +58,7 @@ def interpret(
         max_steps: after so many executed instructions the run is taken to be endless.
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes, NaN in all
             float formats.
+        approximation: where in its error ex2.approx lies.
 
     Returns the machine, for its counters. Raises Trap, and CompileError and PtxError for a source.
     """
@@ -71,6 +74,7 @@ def interpret(
         max_steps,
         strict,
         geometry.pdl,
+        approximation,
     )
     machine = Machine(program, layout, parameters, memory, seed)
     for number, request in (maps or {}).items():

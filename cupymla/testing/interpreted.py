@@ -28,6 +28,7 @@ from ..build import KernelSource
 from ..interpret import GlobalMemory, Program, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
+from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .compare import Report
 from .operators import Array, Subject
@@ -114,6 +115,7 @@ class Interpreted:
         seed: of the next launch's schedule; each launch takes one more.
         max_steps: after so many executed instructions a launch is taken to be endless.
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read NaN.
+        approximation: where in its error ex2.approx lies.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -133,6 +135,7 @@ class Interpreted:
         self.steps = 0
         self.max_steps = 50_000_000
         self.strict = True
+        self.approximation: Approximation = "exact"
 
     # What a test does ------------------------------------------------------------------------------------------
 
@@ -255,6 +258,7 @@ class Interpreted:
             resident=self._resident,
             max_steps=self.max_steps,
             strict=self.strict,
+            approximation=self.approximation,
         )
         self.steps += machine.count
 

@@ -21,6 +21,7 @@ from ..emulate import MODES, Settings
 from ..errors import InputError
 from ..ops.case import Case
 from ..ops.registry import KernelEntry
+from ..ptx.approximation import ULPS
 from . import against, compare, evidence, machine
 from .compare import Report
 from .emulated import emulated
@@ -62,10 +63,12 @@ def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
     if is_interpreted(arch):
         with interpreted(arch, count, seed=count) as made:
             made.strict = operator not in READS_UNWRITTEN
+            made.approximation = "scattered"
             yield made
         return
     # What a grid may do in wall-clock time says nothing on a machine with other work.
-    settings = Settings(MODES[turn % len(MODES)], seed=turn, patience_seconds=60.0)
+    mode = MODES[turn % len(MODES)]
+    settings = Settings(mode, seed=turn, patience_seconds=60.0, approximation="scattered")
     with emulated(arch, count, settings) as made:
         yield made
 
@@ -123,13 +126,14 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
         return None
     is_ptx = is_interpreted(kernel.arch)
     counts = ", ".join(map(str, multiprocessors(subject.name)))
+    varied = f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES)
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,
         arch=kernel.arch,
         content_hash=digest,
         ran="interpreted" if is_ptx else "emulated",
-        how=f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES),
+        how=f"{varied}; ex2.approx off by up to {ULPS} ulp",
         toolkit=str(compiler.toolchain()),
         cases=len(chosen),
         of=len(subject.cases_of(kernel)),

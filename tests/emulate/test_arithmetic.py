@@ -13,6 +13,7 @@ from isa_oracle import Array
 
 from cupymla.emulate import Settings
 from cupymla.launch import Geometry
+from cupymla.ptx.approximation import APPROXIMATIONS, Approximation, strayed
 
 pytestmark = pytest.mark.compile
 
@@ -26,12 +27,14 @@ NUMBERS = np.array(
 )
 
 
-def evaluate(operation: str, inputs: Array, where: Where) -> Array:
+def evaluate(operation: str, inputs: Array, where: Where, approximation: Approximation = "exact") -> Array:
     """Runs an operation per thread: %r0 to %r3 hold the thread's row of inputs, the result is %r8 and %r9.
 
     Args:
         operation: PTX; %f0 to %f3 are the inputs as floats, %d0 and %d1 as pairs, %h0, %b0 narrow temporaries.
         inputs: (128, 4) words.
+        where: on which machine.
+        approximation: where in its error ex2.approx lies, on the host.
 
     Returns:
         (128, 2) words.
@@ -59,7 +62,8 @@ def evaluate(operation: str, inputs: Array, where: Where) -> Array:
 """
     source, target = Memory(inputs.astype(np.uint32), where), Memory(np.zeros((THREADS, 2), np.uint32), where)
     parameters: list[Any] = [source.parameter, target.parameter]
-    Kernel(text, "arithmetic.ptx", where, THREADS).launch(Geometry((1, 1, 1), THREADS, 0), parameters, Settings())
+    settings = Settings(approximation=approximation)
+    Kernel(text, "arithmetic.ptx", where, THREADS).launch(Geometry((1, 1, 1), THREADS, 0), parameters, settings)
     assert isinstance(parameters[0], ctypes.c_uint64)
     return target.read()
 
@@ -208,6 +212,18 @@ def test_powers_of_two(where: Where) -> None:
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(got[normal], wanted[normal].astype(np.float32), rtol=2.0**-22)
     assert np.all(got[~normal] == 0) and not normal.all()
+
+
+@pytest.mark.parametrize("approximation", APPROXIMATIONS[1:])
+def test_powers_of_two_stray_as_the_interpreters_do(approximation: Approximation) -> None:
+    values = floats(3)
+    values[-1] = -149.0, -126.0, -125.0, 127.9999999
+    operation = "ex2.approx.ftz.f32 %f0, %f0; mov.b32 %r8, %f0; ex2.approx.ftz.f32 %f1, %f1; mov.b32 %r9, %f1;"
+    exact, got = (evaluate(operation, words(values), "host", how).view(np.float32) for how in ("exact", approximation))
+    np.testing.assert_array_equal(got, strayed(values[:, :2].copy(), exact, approximation))
+    steps = (words(got).astype(np.int64) - words(exact))[np.isfinite(exact) & (exact > 1e-37) & (values[:, :2] != 0)]
+    wanted = {"above": {2}, "below": {-2}, "scattered": {-2, -1, 0, 1, 2}}
+    assert set(steps.tolist()) == wanted[approximation]
 
 
 def test_pairs_of_narrow_floats(where: Where) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from interpret_kit import element, run
 
+from cupymla.ptx.approximation import Approximation, strayed
+
 INTEGERS = np.array(
     [0, 1, 2, 3, 31, 32, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF], np.uint32
 )
@@ -222,3 +224,25 @@ def test_matrix_product_of_a_warp() -> None:
     run(body, a, b, out, readonly=2)
     expected = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=2.0**-23, atol=1e-30)
+
+
+@pytest.mark.parametrize(("approximation", "steps"), [("exact", {0}), ("above", {2}), ("below", {-2})])
+def test_powers_of_two_stray_where_they_are_told_to(approximation: Approximation, steps: set[int]) -> None:
+    """All but those that the ISA states."""
+    exponents = np.array([*np.linspace(-20, 20, 28), 0.0, np.inf, -np.inf, np.nan], np.float32)
+    out = np.zeros(32, np.float32)
+    body = f"""{element(4)} {element(4, 1, "%d11")}
+    ld.global.f32 %f0, [%d10]; ex2.approx.ftz.f32 %f1, %f0; st.global.f32 [%d11], %f1;"""
+    run(body, exponents, out, readonly=1, approximation=approximation)
+    exact = np.exp2(exponents.astype(np.float64)).astype(np.float32)
+    assert set((out.view(np.int32) - exact.view(np.int32))[:28].tolist()) == steps
+    np.testing.assert_array_equal(out[28:], exact[28:])
+
+
+def test_scattered_powers_of_two_depend_on_the_argument_alone() -> None:
+    exponents = np.random.default_rng(1).uniform(-30, 30, 4096).astype(np.float32)
+    exact = np.exp2(exponents.astype(np.float64)).astype(np.float32)
+    found = strayed(exponents, exact, "scattered")
+    steps, counts = np.unique(found.view(np.int32) - exact.view(np.int32), return_counts=True)
+    assert steps.tolist() == [-2, -1, 0, 1, 2] and counts.min() > 4096 / 5 * 0.8
+    np.testing.assert_array_equal(found[::-1], strayed(exponents[::-1].copy(), exact[::-1].copy(), "scattered"))

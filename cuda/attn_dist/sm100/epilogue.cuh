@@ -6,6 +6,7 @@
 #include "../../common/opaque.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sm100/vector_math.cuh"
+#include "../lse.cuh"
 #include "params.cuh"
 #include "storage.cuh"
 
@@ -61,13 +62,15 @@ struct Epilogue {
     if (params.normalize != 0 && pass.first_head + pass.heads == params.h_q) divide(pass, written);
   }
 
-  // This warp's copy of the pass's lse, negated; heads that do not exist have weight 0.
+  // This warp's copy of the pass's lse; heads that do not exist have weight 0.
   __device__ __forceinline__ void keep_lse(const Pass& pass) {
     __syncwarp();
     for (int head = lane; head < Config::kHeads; head += 32) {
       const bool exists = head < pass.heads;
       const float lse = exists ? __ldg(pass.lse + (pass.first_head + head) * params.lse_head) : positive_infinity();
-      storage.minus_lse[warp][head] = -lse;
+      const Log2Lse log2 = log2_lse(lse, params.unit, params.unit_rest);
+      storage.minus_lse[warp][head] = -log2.rounded;
+      storage.factor[warp][head] = log2.factor;
     }
     __syncwarp();
   }
@@ -132,19 +135,21 @@ struct Epilogue {
       for (int i = 0; i < kStep; ++i) products[i] = first + i < heads ? products[i] : 0.f;
     }
     const float4* minus_lse = reinterpret_cast<const float4*>(storage.minus_lse[warp] + first);
-    const float2 scale = make_float2(params.scale, params.scale), unit = make_float2(params.unit, params.unit);
+    const float4* factors = reinterpret_cast<const float4*>(storage.factor[warp] + first);
 #pragma unroll
     for (int i = 0; i < kStep / 4; ++i) {
-      const float4 lse = minus_lse[i];
+      const float4 lse = minus_lse[i], factor = factors[i];
       const float2 low = make_float2(products[4 * i], products[4 * i + 1]);
       const float2 high = make_float2(products[4 * i + 2], products[4 * i + 3]);
-      sums[0] = sm100::add(sums[0], weights(low, scale, make_float2(lse.x, lse.y), unit));
-      sums[1] = sm100::add(sums[1], weights(high, scale, make_float2(lse.z, lse.w), unit));
+      sums[0] = sm100::multiply_add(powers(low, make_float2(lse.x, lse.y)), make_float2(factor.x, factor.y), sums[0]);
+      sums[1] = sm100::multiply_add(powers(high, make_float2(lse.z, lse.w)), make_float2(factor.z, factor.w), sums[1]);
     }
   }
 
-  __device__ __forceinline__ float2 weights(float2 product, float2 scale, float2 minus_lse, float2 unit) const {
-    const float2 exponent = sm100::multiply(sm100::multiply_add(product, scale, minus_lse), unit);
+  // Weights but for their heads' factors.
+  __device__ __forceinline__ float2 powers(float2 product, float2 minus_lse) const {
+    const float2 scale = make_float2(params.scale_log2, params.scale_log2);
+    const float2 exponent = sm100::multiply_add(product, scale, minus_lse);
     return make_float2(exp2_approx(exponent.x), exp2_approx(exponent.y));
   }
 

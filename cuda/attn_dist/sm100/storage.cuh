@@ -57,7 +57,9 @@ struct alignas(1024) Storage {
   uint8_t q[Config::kTiles][Config::kHeadTileBytes];
   uint8_t k[Config::kStages][Config::kKeyTileBytes];
 
+  // Of each head what `Log2Lse` is, the first negated.
   alignas(16) float minus_lse[Config::kEpilogueWarps][Config::kHeads];
+  alignas(16) float factor[Config::kEpilogueWarps][Config::kHeads];
   float mass[2][Config::kCtas * Config::kEpilogueWarps];  // for even and odd rows
   Pass pass[Config::kPasses];
 

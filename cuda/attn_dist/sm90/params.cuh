@@ -28,8 +28,8 @@ struct Parameters {
   int32_t slices, slice_blocks;   // CTAs that share a query, and KV blocks of each
   int32_t causal;                 // 0 or 1
   int32_t normalize;              // 1: rows are divided by their sum; then there is one slice
-  float scale;                    // a score is scale * q.k - lse, in units of `lse`,
-  float unit;                     // and this turns such units into those of log2: log2(e), or 1 for base 2
+  float scale_log2;  // sm_scale * log2(e)
+  float unit, unit_rest;  // together what turns units of `lse` into those of log2
 };
 
 }  // namespace cupymla::attn_dist

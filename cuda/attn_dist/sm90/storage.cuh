@@ -36,6 +36,7 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
+#include "../lse.cuh"
 #include "config.cuh"
 #include "walk.cuh"
 
@@ -61,7 +62,7 @@ struct alignas(1024) Storage {
   float sums[2][Config::kPartialSums][Config::kSlots];
   float mass[Config::kWarps][32];  // what each thread has written to a row that is to be normalised
 
-  float lse[2][Config::kWarps][16];  // for even and odd passes
+  Log2Lse lse[2][Config::kWarps][16];  // for even and odd passes
 
   // One bit per slot of a block.
   uint16_t valid[Config::kBuffers][Config::kSlots / 16];

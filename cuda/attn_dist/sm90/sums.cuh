@@ -24,7 +24,7 @@ struct Sums {
 
   __device__ __forceinline__ bool owns(int32_t block) const { return block % Config::kWarps == warp; }
 
-  // Reads the lse of the warp's sixteen heads, in params' units, one per lane; +inf where there is no head.
+  // Reads the lse of the warp's sixteen heads, as the caller gave it, one per lane; +inf where there is no head.
   __device__ __forceinline__ float read_lse(const Pass& pass, int32_t first_head) const {
     const int32_t head = first_head + lane;
     return lane < 16 && head < params.h_q ? __ldg(pass.lse + head * params.lse_head) : positive_infinity();
@@ -32,7 +32,7 @@ struct Sums {
 
   // Keeps them in shared memory, to spare registers, while those of the pass before are still in use.
   __device__ __forceinline__ void keep_lse(float lse, uint32_t pass) {
-    if (lane < 16) storage.lse[pass & 1u][warp][lane] = lse;
+    if (lane < 16) storage.lse[pass & 1u][warp][lane] = log2_lse(lse, params.unit, params.unit_rest);
     __syncwarp();
   }
 
@@ -47,20 +47,21 @@ struct Sums {
         if (lane / 4 + i % 4 / 2 * 8 >= heads) scores[i] = 0.f;
       }
     }
-    const float lse[2] = {storage.lse[pass & 1u][warp][lane / 4], storage.lse[pass & 1u][warp][lane / 4 + 8]};
+    const Log2Lse low = storage.lse[pass & 1u][warp][lane / 4], high = storage.lse[pass & 1u][warp][lane / 4 + 8];
     float column_sums[2 * kTiles];
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
       const int first = i / 2 * 4 + i % 2;
-      column_sums[i] = weight(scores[first], lse[0]) + weight(scores[first + 2], lse[1]);
+      column_sums[i] = fmaf(power(scores[first + 2], high), high.factor, power(scores[first], low) * low.factor);
     }
     add_lanes<2 * kTiles, 16>(column_sums);
     sums[0] = column_sums[0];
     sums[1] = column_sums[1];
   }
 
-  __device__ __forceinline__ float weight(float product, float lse) const {
-    return exp2_approx(fmaf(product, params.scale, -lse) * params.unit);
+  // A weight but for its head's factor.
+  __device__ __forceinline__ float power(float product, const Log2Lse& lse) const {
+    return exp2_approx(fmaf(product, params.scale_log2, -lse.rounded));
   }
 
   // Sums over the eight lanes that hold the same columns, halving what each holds until two columns are left.

@@ -23,12 +23,6 @@ __device__ __forceinline__ float2 add(float2 a, float2 b) {
   return floats(sum);
 }
 
-__device__ __forceinline__ float2 multiply(float2 a, float2 b) {
-  uint64_t product;
-  asm("mul.rn.f32x2 %0, %1, %2;" : "=l"(product) : "l"(bits(a)), "l"(bits(b)));
-  return floats(product);
-}
-
 __device__ __forceinline__ float2 multiply_add(float2 a, float2 b, float2 c) {
   uint64_t sum;
   asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(sum) : "l"(bits(a)), "l"(bits(b)), "l"(bits(c)));

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ...errors import CupymlaError, InputError
 from ...launch import Geometry, Parameter
+from ...ptx.approximation import APPROXIMATIONS
 from ...tensormap import TileMap
 from .. import maps as tables
 from ..failures import EmulationError
@@ -42,6 +43,7 @@ class _Request(ctypes.Structure):
         ("dynamic_bytes", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
         ("parameter_bytes", ctypes.c_uint32),
+        ("approximation", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
     )
@@ -157,7 +159,7 @@ class HostProgram:
         infos = tables.table(parameters, maps)
         self._state.maps = ctypes.addressof(infos)
         self._state.map_count = tables.count(infos)
-        message = self._execute(geometry, self._pack(parameters), chosen.seed, switches or _SWITCHES)
+        message = self._execute(geometry, self._pack(parameters), chosen, switches or _SWITCHES)
         if report.raised:
             site = self.translation.site(report.site)
             raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
@@ -178,8 +180,10 @@ class HostProgram:
             ctypes.memmove(ctypes.addressof(packed) + offset, source, size)
         return packed
 
-    def _execute(self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], seed: int, switches: int) -> str:
-        request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, seed=seed + 1, limit=switches)
+    def _execute(self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], chosen: Settings, switches: int) -> str:
+        request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
+        request.seed = chosen.seed + 1
+        request.approximation = APPROXIMATIONS.index(chosen.approximation)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"

@@ -1,6 +1,7 @@
 """Arithmetic beyond the everyday one, as C++ text: transcendental functions, narrow floats, reductions over a warp.
 
-Functions that hardware approximates are computed exactly and rounded once: a kernel's tolerance has to bear either.
+Functions that hardware approximates are computed exactly and rounded once, but for ex2
+(`cupymla/ptx/approximation.py`).
 Source: PTX ISA 9.0, "Floating Point Instructions", "cvt", "redux.sync", "Integer Arithmetic Instructions".
 """
 

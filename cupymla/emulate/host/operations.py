@@ -133,8 +133,8 @@ def _fused(w: Writer) -> str:
 def _exponential(w: Writer) -> str:
     value = w.read(w.operands[1], "f32")
     if "ftz" in w.parts:
-        return w.write(w.operands[0], f"flushed(std::exp2(flushed({value})))", "f32")
-    return w.write(w.operands[0], f"std::exp2({value})", "f32")
+        return w.write(w.operands[0], f"flushed(approximate_exp2(flushed({value})))", "f32")
+    return w.write(w.operands[0], f"approximate_exp2({value})", "f32")
 
 
 def _reciprocal(w: Writer) -> str:

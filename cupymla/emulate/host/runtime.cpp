@@ -134,6 +134,25 @@ void sleep(Thread& t, uint32_t nanoseconds) {
 
 void end_thread(Thread&) { throw Ended{}; }
 
+float approximate_exp2(float argument) {
+  constexpr int32_t kUlps = 2;
+  constexpr uint32_t kMultiplier = 0x9E3779B1u;
+  const float exact = std::exp2(argument);
+  const Approximation where = the->approximation;
+  if (where == Approximation::kExact || argument == 0 || !std::isfinite(exact) || exact < 0x1p-125f) return exact;
+  int32_t steps = where == Approximation::kAbove ? kUlps : -kUlps;
+  uint32_t bits;
+  if (where == Approximation::kScattered) {
+    std::memcpy(&bits, &argument, sizeof(bits));
+    steps = static_cast<int32_t>((bits * kMultiplier >> 16) % (2 * kUlps + 1)) - kUlps;
+  }
+  std::memcpy(&bits, &exact, sizeof(bits));
+  bits = std::min(bits + static_cast<uint32_t>(steps), 0x7F800000u);
+  float strayed;
+  std::memcpy(&strayed, &bits, sizeof(strayed));
+  return strayed;
+}
+
 uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
   uint32_t result = 0;
@@ -267,6 +286,7 @@ void schedule() {
 
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes;
+  uint32_t approximation;
   uint64_t seed, limit;
 };
 
@@ -278,6 +298,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   machine.entry = entry;
   machine.random = request->seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
   machine.limit = request->limit;
+  machine.approximation = static_cast<Approximation>(request->approximation);
   machine.parameter_bytes = request->parameter_bytes;
   const uint32_t* grid = request->grid;
   const uint32_t* extent = request->cluster;

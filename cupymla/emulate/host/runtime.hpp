@@ -271,6 +271,8 @@ inline To to_integer(From value) {
   if (number >= high) return std::numeric_limits<To>::max();
   return static_cast<To>(number);
 }
+// `ex2.approx`; twin of `strayed` in cupymla/ptx/approximation.py.
+float approximate_exp2(float argument);
 inline float flushed(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.f, value) : value; }
 uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);
 // Two narrow formats that sm_90 converts to, rounded to nearest even and saturated.

@@ -7,6 +7,9 @@
 
 namespace machine {
 
+// Where in its error ex2.approx lies; as cupymla/ptx/approximation.py numbers them.
+enum class Approximation : uint32_t { kExact, kAbove, kBelow, kScattered };
+
 struct Machine {
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
@@ -15,6 +18,7 @@ struct Machine {
   void* scheduler = nullptr;
   void (*entry)(Thread&) = nullptr;
   std::string failure;
+  Approximation approximation = Approximation::kExact;
   bool in_thread = false;  // else the scheduler runs
   sigjmp_buf outside;
 };

@@ -1,7 +1,8 @@
 """Integer and floating-point arithmetic.
 
-Results are correctly rounded, the approximate functions too, where hardware allows a few units in the last place; fma
-rounds through float64, which can differ from one rounding where the sum is within 2**-29 units of a tie.
+Results are correctly rounded, the approximate functions too, where hardware allows a few units in the last place, but
+for ex2.approx.f32, which strays as the machine's layout says (`cupymla.ptx.approximation`); fma rounds through float64,
+which can differ from one rounding where the sum is within 2**-29 units of a tie.
 Source: PTX ISA 9.0, "Integer Arithmetic Instructions", "Floating Point Instructions", "Half Precision ...".
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...ptx.approximation import strayed
 from ..operands import Operands
 from ..program import Step
 from ..threads import Lanes
@@ -153,6 +155,19 @@ def _in_float64(function: Callable[[Array], Array]) -> Builder:
     return _one(rounded)
 
 
+def _exponential(operands: Operands, step: Step) -> Handler:
+    if kind_of(step) != "f32":
+        return _in_float64(np.exp2)(operands, step)
+    source, put = operands.read(step.operands[1], "f32"), operands.write(step.operands[0], "f32")
+    exact = _modified(step, lambda x: np.exp2(x.astype(np.float64)).astype(np.float32))
+
+    def run(lanes: Lanes) -> None:
+        argument = source(lanes)
+        put(lanes, strayed(argument, exact(argument), lanes.group.machine.layout.approximation))
+
+    return run
+
+
 def _sad(a: Array, b: Array, c: Array) -> Array:
     return c + np.where(a < b, b - a, a - b)
 
@@ -187,7 +202,7 @@ HANDLERS: dict[str, Builder] = {
     "sqrt": _in_float64(np.sqrt),
     "rcp": _in_float64(lambda x: 1 / x),
     "rsqrt": _in_float64(lambda x: 1 / np.sqrt(x)),
-    "ex2": _in_float64(np.exp2),
+    "ex2": _exponential,
     "lg2": _in_float64(np.log2),
     "sin": _in_float64(np.sin),
     "cos": _in_float64(np.cos),

@@ -6,6 +6,8 @@ import ctypes
 import math
 from typing import Any
 
+import numpy as np
+
 from ...build.source import KernelSource
 from ...tensor import View
 from ..kv_rows import KvRows
@@ -32,7 +34,7 @@ class Hopper(ctypes.Structure):
         *_SHARED,
         *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
         *((name, ctypes.c_int32) for name in ("slices", "slice_blocks", "causal", "normalize")),
-        *((name, ctypes.c_float) for name in ("scale", "unit")),
+        *((name, ctypes.c_float) for name in ("scale_log2", "unit", "unit_rest")),
     )
 
 
@@ -45,7 +47,7 @@ class Blackwell(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("token_rows", "batch_rows")),
         ("queries", ctypes.c_uint32),
         *((name, ctypes.c_int32) for name in ("slices", "slice_blocks", "causal", "normalize")),
-        *((name, ctypes.c_float) for name in ("scale", "unit")),
+        *((name, ctypes.c_float) for name in ("scale_log2", "unit", "unit_rest")),
     )
 
 
@@ -82,6 +84,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
     length_batch, length_query = shared.topk_length_strides
     lse_batch, lse_query, lse_head = lead_strides(lse, shared)
     dist_batch, dist_query, _ = lead_strides(dist, shared)
+    unit = 1.0 if shared.lse_base == "2" else float(np.float32(math.log2(math.e)))
     return {
         "indices_batch": indices_batch,
         "indices_query": indices_query,
@@ -102,6 +105,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
         "slice_blocks": dealt.slice_blocks,
         "causal": int(shared.causal),
         "normalize": int(problem.normalize == "l1"),
-        "scale": shared.sm_scale * (math.log2(math.e) if shared.lse_base == "2" else 1.0),
-        "unit": 1.0 if shared.lse_base == "2" else math.log2(math.e),
+        "scale_log2": shared.sm_scale * math.log2(math.e),
+        "unit": unit,
+        "unit_rest": (1.0 if shared.lse_base == "2" else math.log2(math.e)) - unit,
     }
