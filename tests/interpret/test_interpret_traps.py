@@ -59,7 +59,7 @@ def test_mbarrier_deadlock_and_underflow() -> None:
     arrive = "mbarrier.arrive.shared::cta.b64 _, [%r1];"
     out = np.zeros(64, np.uint32)
     run(INIT.format(count=64) + arrive + WAIT.format(parity=0), out, threads=64)
-    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*64 at line"):
+    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*64 at PTX line"):
         run(INIT.format(count=65) + arrive + WAIT.format(parity=0), out, threads=64)
     with pytest.raises(Trap, match="mbarrier underflow"):
         # Bytes that never come keep the phase open while a second arrival is made.
