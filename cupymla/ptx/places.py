@@ -1,7 +1,7 @@
 """Which lines of CUDA sources a PTX text comes from, as its `.file` and `.loc` directives say.
 
-Source: PTX ISA, ".loc": a location holds for the instructions behind it; where a function was inlined, `inlined_at` names
-the place of the call, which has a `.loc` of its own.
+Source: PTX ISA, ".loc": a location holds for the instructions behind it; where a function was inlined, `inlined_at`
+names the place of the call, which has a `.loc` of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import os
 import re
+from pathlib import Path
 from typing import TypeAlias
 
 _FILE = re.compile(r'\s*\.file\s+(\d+)\s+"([^"]*)"')
@@ -55,6 +56,6 @@ class Places:
 
 def _short(path: str) -> str:
     """A path without its detours, and without what stands before the folder `cuda`, where it lies in one."""
-    path = os.path.normpath(path)
-    parts = path.split(os.sep)
-    return "/".join(parts[parts.index("cuda") :]) if "cuda" in parts else path
+    plain = Path(os.path.normpath(path))
+    parts = plain.parts
+    return "/".join(parts[parts.index("cuda") :]) if "cuda" in parts else str(plain)

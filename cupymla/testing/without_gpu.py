@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace) -> int:
         subject = Subject(name)
         kernels = [k for k in subject.entry.kernels if options.arch is None or k.arch in options.arch]
         if not kernels:
-            raise InputError("OP and --arch", "an operator with a kernel for the target", f"{name}, {options.arch}")
+            raise InputError("--arch", "one of " + ", ".join(subject.entry.targets), ", ".join(options.arch), name)
         if options.list:
             for case in small_cases(subject, options.most_flops):
                 print(f"{case.name}  ({case.intent})")

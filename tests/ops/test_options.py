@@ -67,19 +67,19 @@ def test_some_operators_remember() -> None:
     assert len(REPEATED) >= 5
 
 
-MLA_OPTIONS = {"sm_scale": 0.5, "causal": True, "q_start": 1, "k_stride": 2, "lse_base": "2"}
+MLA_OPTIONS: dict[str, Any] = {"sm_scale": 0.5, "causal": True, "q_start": 1, "k_stride": 2, "lse_base": "2"}
 
 
 def test_every_option_is_part_of_an_mla_problem() -> None:
     """Also where the same arrays were looked at before with the option left out."""
     half = np.zeros((3, 2, 512), np.float16)
-    arrays = (half, np.zeros((4, 512), np.float16), np.zeros((3, 5), np.int32))
-    views = [tensor.view(array, "array") for array in arrays]
+    q, kv = tensor.view(half, "q"), tensor.view(np.zeros((4, 512), np.float16), "kv")
+    indices = tensor.view(np.zeros((3, 5), np.int32), "indices")
     parameters = list(inspect.signature(mla.read_problem).parameters)
     assert parameters[5:] == list(MLA_OPTIONS), "say here which value the new option is tried with"
     assert set(MLA_OPTIONS) <= {entry.name for entry in fields(mla.MlaProblem)}
-    plain = mla.read_problem(*views, None, None)
+    plain = mla.read_problem(q, kv, indices, None, None)
     for name, value in MLA_OPTIONS.items():
-        problem = mla.read_problem(*views, None, None, **{name: value})
+        problem = mla.read_problem(q, kv, indices, None, None, **{name: value})
         assert getattr(problem, name) == value != getattr(plain, name)
-        assert mla.read_problem(*views, None, None) == plain
+        assert mla.read_problem(q, kv, indices, None, None) == plain
