@@ -73,6 +73,7 @@ class EmulationError(CupymlaError, RuntimeError):
         thread: the thread in its CTA.
         line: of the instruction in the PTX that was translated; 0 when no instruction is to blame.
         instruction: as it stands there.
+        place: "file:line" of the CUDA source, with its callers where it was inlined, or "".
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class EmulationError(CupymlaError, RuntimeError):
         self.thread = thread
         self.line = site.line if site else 0
         self.instruction = site.text if site else ""
+        self.place = site.place if site else ""
         sentence = SENTENCES.get(code, "the grid did not end and left no message").format(*values)
         where = f"CTA {cta}, thread {thread}"
-        at = f", line {self.line}, {self.instruction}" if site else ""
+        at = f", PTX line {self.line}, {self.instruction}" if site else ""
+        at += f" ({self.place})" if self.place else ""
         super().__init__(f"{where}{at}: {sentence}")
