@@ -54,6 +54,7 @@ enum FailureCode : uint32_t {
   kCollectorOther = 43,
   kColumnMaskReserved = 44,
   kColumnShift = 45,
+  kFourRowBox = 46,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

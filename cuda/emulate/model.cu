@@ -270,7 +270,9 @@ CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
   operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
   operands[3] = kept_address(static_cast<uint32_t>(operands[3]));
   const Tile tile(operands);
-  if (find_map(tile.map) == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  const TileInfo* info = find_map(tile.map);
+  if (info == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  if (tile.gathers && (info->rank != 2 || info->box[1] != 1)) fail(kFourRowBox, site, info->rank, info->box[1]);
   if (tile.mask == 0) require_barrier(tile.barrier, true, site);
   issue(kTile, site, operands, 10);
 }
@@ -285,6 +287,22 @@ CUPYMLA_MODEL void cupymla_emulate_store(uint64_t words, uint32_t count, uint32_
     require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
   }
   issue_store(operands, count, site);
+}
+
+// words: those of `cupymla_emulate_store`, the operands being those of `Tile`.
+CUPYMLA_MODEL void cupymla_emulate_scatter(uint64_t words, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[6] = kept_address(static_cast<uint32_t>(operands[6]));
+  const Tile tile(operands + 3);
+  const TileInfo* info = find_map(tile.map);
+  if (info == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  if (info->rank != 2 || info->box[1] != 1) fail(kFourRowBox, site, info->rank, info->box[1]);
+  const uint32_t bytes = 4 * info->box[0] * info->element_bits / 8, first = offset_of_address(tile.destination);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
+  }
+  issue_store(operands, 13, site);
 }
 
 CUPYMLA_MODEL void cupymla_emulate_group_end(uint32_t site) {

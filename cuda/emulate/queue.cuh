@@ -38,6 +38,18 @@ __device__ __forceinline__ bool deferred() {
   return mode == kLazy || (mode == kRandom && chance(2));
 }
 
+// A bulk copy to global memory, from its number and operands: the number says which of the module's instructions, or
+// that it is a scatter, which this thread carries out.
+constexpr uint32_t kScatter = 0xffffffffu;
+
+__device__ __noinline__ void execute_store(const uint64_t* words) {
+  const auto number = static_cast<uint32_t>(words[0]);
+  if (number != kScatter) return cupymla_emulate_dispatch(number, words + 3);
+  const Tile tile(words + 3);
+  for (uint32_t row = 0; row < 4; ++row) scatter_row(tile, *find_map(tile.map), row);
+  __threadfence();
+}
+
 // Shared work ---------------------------------------------------------------------------------------------------
 
 __device__ __noinline__ void work_item(const Job& job, Cta& home, uint32_t item) {

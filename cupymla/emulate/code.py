@@ -49,6 +49,7 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "load": (0, (64, 32, 32)),
     "store": (0, (64, 32, 32)),
     "tile": (0, (64, 32)),
+    "scatter": (0, (64, 32)),
     "grid_ahead": (0, (32,)),
     "group_end": (0, (32,)),
     "group_wait": (0, (32, 32)),

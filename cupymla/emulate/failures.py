@@ -59,6 +59,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         "here {2:#018x})",
         44: "the zero-column mask {0:#018x} has reserved bits set",
         45: "the zero-column mask shifts B by {0} columns; for {2} rows and by the instruction descriptor, at most {1}",
+        46: "gathers or scatters four rows by a tensor map of {0} dimensions with {1} rows to a box; it takes 2 and 1",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

@@ -76,6 +76,8 @@ def _mixed(parts: Parts) -> bool:
     return parts[0] in ("add", "sub", "fma") and len(parts) > 2 and parts[-2] == "f32" and parts[-1] in ("f16", "bf16")
 
 
+_BY_THREADS = frozenset({"cta_group::2", "tile::gather4", "tile::scatter4"})
+
 ROWS: tuple[Row, ...] = (
     Row(
         "`tcgen05.alloc`, `.dealloc`, `.relinquish_alloc_permit`",
@@ -142,10 +144,10 @@ ROWS: tuple[Row, ...] = (
         "commit",
     ),
     Row(
-        "`cp.async.bulk.tensor` with `.cta_group::2` or `.tile::gather4`",
+        "`cp.async.bulk.tensor` with `.cta_group::2`, `.tile::gather4` or `.tile::scatter4`",
         "model",
         "carried out by threads from the request that the tensor map was encoded from; not .im2col",
-        lambda parts: parts[:3] == ("cp", "async", "bulk") and bool({"cta_group::2", "tile::gather4"} & set(parts)),
+        lambda parts: parts[:3] == ("cp", "async", "bulk") and not _BY_THREADS.isdisjoint(parts),
         lower_copy.bulk,
     ),
     Row(
@@ -167,7 +169,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "other `cp.async.bulk`, `cp.reduce.async.bulk`",
         "model",
-        "executed by the TMA; when, is the mode's choice. Prefetches are dropped; .tile::scatter4 is left out",
+        "executed by the TMA; when, is the mode's choice. Prefetches are dropped",
         _begins("cp.async.bulk", "cp.reduce.async.bulk"),
         lower_copy.bulk,
     ),

@@ -151,6 +151,8 @@ BULK = [
     f"cp.async.bulk.tensor.4d.{_INTO}.im2col.{_DONE} [%r1], [%rd1, {{%r2, %r3, %r4, %r5}}], [%r6], {{%h1, %h2}};",
     f"cp.async.bulk.{_INTO}.{_DONE} [%r1], [%rd1], 256, [%r2];",
     f"{_TENSOR}.global.shared::cta.bulk_group [%rd1, {{%r2, %r3}}], [%r1];",
+    f"{_TENSOR}.global.shared::cta.tile::scatter4.bulk_group.L2::cache_hint "
+    "[%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r1], %rd2;",
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r2, %r3}], [%r1];",
     "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%rd1], [%r1], %r2, %rd2;",
     "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r3}];",
@@ -216,7 +218,7 @@ def test_lines_are_kept_track_of() -> None:
         ("quantum.leap.b32 %r1, %r2;", "no translation is known"),
         (
             "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, {%r2, %r3, %r5, %r6}], [%r1];",
-            "left out",
+            "four rows",
         ),
     ],
 )
