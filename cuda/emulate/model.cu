@@ -5,6 +5,7 @@
 #include "../common/entry.cuh"
 #include "barrier.cuh"
 #include "convert.cuh"
+#include "warp.cuh"
 
 extern "C" __device__ cupymla::emulate::Launch cupymla_emulate_launch = {};
 
@@ -137,6 +138,18 @@ __device__ __forceinline__ void poison_shared_memory() {
     hardware::store_cluster_u32(hardware::map_to_rank(at, hardware::cluster_rank()), 0xffffffffu);
   }
   hardware::fence_proxy_async();
+}
+
+// A generic-proxy store to shared memory.
+__device__ __forceinline__ void note_shared_store(uint32_t address, uint32_t bytes) {
+  if (!checking(kCheckProxy)) return;
+  address = kept_address(address);
+  const uint64_t word = watched(launch().clock) << 16 | cluster_thread();
+  Cta& cta = cta_of(rank_of_address(address));
+  const uint32_t offset = offset_of_address(address);
+  for (uint32_t at = offset / 16; at <= (offset + bytes - 1) / 16 && at < kSmemBytes / 16; ++at) {
+    *const_cast<volatile uint64_t*>(&cta.smem_writes[at]) = word;
+  }
 }
 
 }  // namespace cupymla::emulate
@@ -350,16 +363,18 @@ CUPYMLA_MODEL void cupymla_emulate_init_fence(uint32_t site) {
   __threadfence();
 }
 
-// A generic-proxy store to shared memory.
 CUPYMLA_MODEL void cupymla_emulate_shared_store(uint32_t address, uint32_t bytes) {
-  if (!checking(kCheckProxy)) return;
-  address = kept_address(address);
-  const uint64_t word = watched(launch().clock) << 16 | cluster_thread();
-  Cta& cta = cta_of(rank_of_address(address));
-  const uint32_t offset = offset_of_address(address);
-  for (uint32_t at = offset / 16; at <= (offset + bytes - 1) / 16 && at < kSmemBytes / 16; ++at) {
-    *const_cast<volatile uint64_t*>(&cta.smem_writes[at]) = word;
-  }
+  note_shared_store(address, bytes);
+}
+
+// Matrices of bytes -------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_load_bytes(uint64_t out, uint32_t address, uint32_t form) {
+  load_byte_matrices(reinterpret_cast<uint32_t*>(out), address, form);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_store_bytes(uint64_t in, uint32_t address, uint32_t form) {
+  if (store_byte_matrices(reinterpret_cast<const uint32_t*>(in), address, form)) note_shared_store(address, 16);
 }
 
 // Arithmetic ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-// Tensor copies that Hopper's TMA cannot do: to or for the other CTA of a pair (.cta_group::2), gathers of four rows and
-// scatters to four rows. Threads carry them out, from what the host says of the tensor map; the map's own 128 bytes are opaque (PTX ISA
-// 9.0, "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeTiled").
+// Tensor copies that Hopper's TMA cannot do: to or for the other CTA of a pair (.cta_group::2), gathers of four rows,
+// scatters to four rows. Threads carry them out, from what the host says of the tensor map; the map's own 128 bytes are
+// opaque (PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeTiled").
 #pragma once
 
 #include "tmem.cuh"

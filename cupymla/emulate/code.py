@@ -63,6 +63,8 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "proxy_fence": (0, (32,)),
     "init_fence": (0, (32,)),
     "shared_store": (0, (32, 32)),
+    "load_bytes": (0, (64, 32, 32)),
+    "store_bytes": (0, (64, 32, 32)),
     "convert": (32, (32, 32, 32, 32, 32, 32)),
     "reduce": (32, (32, 32, 32)),
     "clear": (0, (32, 32)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from . import lower_copy, lower_math, lower_sync, lower_tensor
+from . import lower_copy, lower_math, lower_sync, lower_tensor, lower_warp
 from .code import Code
 
 How = Literal["model", "observed", "rewritten", "dropped", "left out"]
@@ -280,9 +280,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "`ldmatrix` and `stmatrix` of 8-bit elements",
-        "left out",
-        "`.m16n16`, `.m8n16`, `.m16n8`",
-        lambda parts: parts[0] in ("ldmatrix", "stmatrix") and bool({"m16n16", "m8n16", "m16n8"} & set(parts)),
+        "model",
+        "`.m16n16`, `.m8n16` (from 4- and 6-bit elements too), `.m16n8`",
+        lambda parts: parts[0] in ("ldmatrix", "stmatrix") and not lower_warp.SHAPES.isdisjoint(parts),
+        lower_warp.byte_matrices,
     ),
 )
 

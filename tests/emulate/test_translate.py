@@ -64,12 +64,24 @@ def copies() -> list[str]:
     return [f"tcgen05.cp.cta_group::1.{shape}{form} [%r1], %rd1;" for shape in shapes for form in formats]
 
 
+FORMATS = ("b8", "b8x16.b6x16_p32", "b8x16.b4x16_p64")
 STATIONARY = [
     f"tcgen05.mma.ws.cta_group::1.kind::{kind}{hint} [%r1], {a}, %rd2, %r3, %p1{mask};"
     for kind in ("f16", "tf32", "f8f6f4", "i8")
     for hint in ("", *(f".collector::b{i}::{use}" for i in range(4) for use in ("fill", "use", "lastuse", "discard")))
     for a in ("%rd1", "[%r2]")
     for mask in ("", ", %rd3", ", 0")
+]
+
+MATRICES = [
+    *(f"ldmatrix.sync.aligned.m16n16.x1.trans.shared.{form} {{%r1, %r2}}, [%r5];" for form in FORMATS),
+    *(f"ldmatrix.sync.aligned.m16n16.x2.trans.{form} {{%r1, %r2, %r3, %r4}}, [%rd5];" for form in FORMATS),
+    *(f"ldmatrix.sync.aligned.m8n16.x1.shared::cta.{form} {{%r1}}, [%r5+16];" for form in FORMATS[1:]),
+    *(f"ldmatrix.sync.aligned.m8n16.x2.shared.{form} {{%r1, %r2}}, [%r5];" for form in FORMATS[1:]),
+    *(f"ldmatrix.sync.aligned.m8n16.x4.shared.{form} {{%r1, %r2, %r3, %r4}}, [%r5];" for form in FORMATS[1:]),
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r5], {%r1};",
+    "stmatrix.sync.aligned.m16n8.x2.trans.b8 [%rd5], {%r1, %r2};",
+    "stmatrix.sync.aligned.m16n8.x4.trans.shared::cta.b8 [%r5], {%r1, %r2, %r3, %r4};",
 ]
 
 ARITHMETIC = [
@@ -209,7 +221,10 @@ def test_lines_are_kept_track_of() -> None:
         ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, {%r1, %r2, %r3, %r4}, %p1;", "expected D"),
         ("tcgen05.mma.cta_group::1.kind::f16.collector::b1::fill [%r1], %rd1, %rd2, %r3, %p1;", "belong to .ws"),
         ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
-        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "left out"),
+        ("ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r1, %r2}, [%r3];", "does not have"),
+        ("ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r3];", "does not have"),
+        ("ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r1, %r2}, [%r3];", "expected 4 registers"),
+        ("stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r3], {%r1};", "does not have"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "no .x64"),
         ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r4];", "expected 2 registers"),
         ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "other multicasts"),
@@ -242,8 +257,8 @@ def test_sites_name_their_instructions() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "group",
-    [moves(), copies(), STATIONARY, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
-    ids=["move", "copy", "stationary", "math", "sync", "paired", "bulk"],
+    [moves(), copies(), STATIONARY, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "stationary", "matrix", "math", "sync", "paired", "bulk"],
 )
 def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
     """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""
