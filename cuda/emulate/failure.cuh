@@ -55,6 +55,8 @@ enum FailureCode : uint32_t {
   kColumnMaskReserved = 44,
   kColumnShift = 45,
   kFourRowBox = 46,
+  kAskedAgain = 47,
+  kNoAnswer = 48,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

@@ -276,6 +276,25 @@ CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t
   issue(kLoad, site, operands, count);
 }
 
+// words: `kTryCancel`, barrier, mask of the cluster's CTAs or 0, where the answer goes.
+CUPYMLA_MODEL void cupymla_emulate_try_cancel(uint64_t words, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
+  operands[3] = kept_address(static_cast<uint32_t>(operands[3]));
+  require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
+  if (watched(own_cta().refused)) fail(kAskedAgain, site);
+  for (uint32_t rank = 0; operands[2] && rank < hardware::cluster_size(); ++rank) {
+    if (watched(cta_of(rank).exited) == block_threads()) fail(kPeerGone, site);
+  }
+  issue(kLoad, site, operands, 4);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_query_cancel(uint32_t answer, uint32_t site) {
+  if (answer > 1) fail(kNoAnswer, site, answer);
+  if (answer == 0) *const_cast<volatile uint32_t*>(&own_cta().refused) = 1;
+}
+
 // words: tensor map, barrier, multicast mask or 0, destination, flags, coordinates; see `Tile`.
 CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
   stop_if_asked();

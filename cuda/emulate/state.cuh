@@ -156,7 +156,7 @@ struct Cta {
   uint32_t cluster_exited;
   uint32_t exited;
   uint32_t halted;
-  uint32_t aligned;
+  uint32_t refused;  // a thread has seen that a request to cancel a cluster failed
   Thread threads[kThreads];
   Touch touches[kColumns][4];
   uint64_t smem_writes[kSmemBytes / 16];     // clock << 16 | thread of the last generic store

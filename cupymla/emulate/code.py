@@ -51,6 +51,8 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "tile": (0, (64, 32)),
     "scatter": (0, (64, 32)),
     "grid_ahead": (0, (32,)),
+    "try_cancel": (0, (64, 32)),
+    "query_cancel": (0, (32, 32)),
     "group_end": (0, (32,)),
     "group_wait": (0, (32, 32)),
     "barrier_init": (0, (32,)),

@@ -60,6 +60,8 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         44: "the zero-column mask {0:#018x} has reserved bits set",
         45: "the zero-column mask shifts B by {0} columns; for {2} rows and by the instruction descriptor, at most {1}",
         46: "gathers or scatters four rows by a tensor map of {0} dimensions with {1} rows to a box; it takes 2 and 1",
+        47: "asks for another cluster to be cancelled after this CTA has seen a request fail",
+        48: "asks an answer of clusterlaunchcontrol.try_cancel that has not arrived; its first word is {0:#x}",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

@@ -274,7 +274,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "`clusterlaunchcontrol`",
         "model",
-        "every request to cancel fails, as it does on hardware once all CTAs have been launched",
+        "requests fail where all CTAs have begun; with `resident_clusters` on the host others are handed over",
         _begins("clusterlaunchcontrol"),
         lower_sync.cluster_launch,
     ),

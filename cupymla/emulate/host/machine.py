@@ -42,6 +42,7 @@ class _Request(ctypes.Structure):
         ("dynamic_bytes", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
         ("parameter_bytes", ctypes.c_uint32),
+        ("resident", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
     )
@@ -157,7 +158,7 @@ class HostProgram:
         infos = tables.table(parameters, maps)
         self._state.maps = ctypes.addressof(infos)
         self._state.map_count = tables.count(infos)
-        message = self._execute(geometry, self._pack(parameters), chosen.seed, switches or _SWITCHES)
+        message = self._execute(geometry, self._pack(parameters), chosen, switches or _SWITCHES)
         if report.raised:
             site = self.translation.site(report.site)
             raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
@@ -178,8 +179,11 @@ class HostProgram:
             ctypes.memmove(ctypes.addressof(packed) + offset, source, size)
         return packed
 
-    def _execute(self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], seed: int, switches: int) -> str:
-        request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, seed=seed + 1, limit=switches)
+    def _execute(
+        self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], settings: Settings, switches: int
+    ) -> str:
+        request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
+        request.seed, request.resident = settings.seed + 1, settings.resident_clusters
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"
