@@ -57,6 +57,7 @@ enum FailureCode : uint32_t {
   kFourRowBox = 46,
   kAskedAgain = 47,
   kNoAnswer = 48,
+  kShiftedRows = 49,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

@@ -118,6 +118,7 @@ __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint3
   const uint32_t half = m / rows, rank = rank_of_half(mma, half);
   if (mma.a_in_tmem) {
     const uint32_t address = static_cast<uint32_t>(mma.a);
+    // .ashift: the rows of each CTA move by one, the last one stays.
     uint32_t source = m;
     if (mma.a_shifted && m % rows + 1 < rows) source = m + 1;
     const Place place = place_of(mma.cta_group, mma.ws, shape.m, splits(mma, shape), source, copy);

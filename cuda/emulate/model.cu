@@ -55,6 +55,7 @@ __device__ __forceinline__ void require_operands(const Mma& mma, const Shape& sh
   require_sound(decode_matrix(mma.b, shape.b_transposed, matrix), mma.b, site);
   if (mma.a_in_tmem && shape.a_transposed) fail(kInstructionTranspose, site, mma.instruction, mma.kind);
   if (mma.scale_log2 && mma.kind > kF16) fail(kScaleInput, site, mma.kind);
+  if (mma.a_shifted && shape.m < 128) fail(kShiftedRows, site, shape.m);
   const uint32_t lane = lane_of(mma.d);
   const bool half_used = mma.cta_group == 1 && shape.m == 64 && !mma.ws;
   if (lane != 0 && !(half_used && lane == 16)) fail(kLaneAlignment, site, lane, shape.m);

@@ -62,6 +62,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         46: "gathers or scatters four rows by a tensor map of {0} dimensions with {1} rows to a box; it takes 2 and 1",
         47: "asks for another cluster to be cancelled after this CTA has seen a request fail",
         48: "asks an answer of clusterlaunchcontrol.try_cancel that has not arrived; its first word is {0:#x}",
+        49: ".ashift with an M of {0}; it takes 128 or 256",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

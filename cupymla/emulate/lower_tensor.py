@@ -157,13 +157,16 @@ def mma(code: Code) -> None:
     """tcgen05.mma: its operands go to the model as ten words, see `Mma` in cuda/emulate/mma.cuh."""
     parts = code.instruction.parts
     kind = _kind(code)
-    if _collector(code)[0] not in ("", "a"):
+    buffer, use = _collector(code)
+    if buffer not in ("", "a"):
         raise code.error("a dense tcgen05.mma has collector buffer a; those of B belong to .ws")
     scaled = "block_scale" in parts
     if scaled != (kind.startswith("mxf")):
         raise code.error(f".kind::{kind} {'has no' if scaled else 'needs'} .block_scale")
     operands = code.instruction.operands
     a_in_tmem = isinstance(code.operand(1), Address)
+    if "ashift" in parts and (not a_in_tmem or scaled or use in ("fill", "use")):
+        raise code.error(".ashift takes A in Tensor Memory, without .block_scale and collector hints to fill or use")
     rest = list(operands[4:])
     vector = scales = None
     masks: tuple[Operand, ...] = ()

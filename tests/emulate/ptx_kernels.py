@@ -177,14 +177,17 @@ def mma_ws(kind: str, a_in_tmem: bool = False, hints: tuple[str, ...] = ("",), m
     return setup + "\n".join(lines) + "\n}\n"
 
 
-def mma(kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", scale: int = 0, disabled: int = 0) -> str:
+def mma(
+    kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", scale: int = 0, disabled: int = 0,
+    shifted: bool = False,
+) -> str:  # fmt: skip
     """One tcgen05.mma.
 
     %a0 and %a1 hold A and B, %a2 the offset of D and the instruction descriptor, %a3 whether D is added, %a4 the
     offsets of the scale factors. `scale` is scale-input-d, `disabled` has a bit for every lane that keeps its D.
     """
     scaled = kind.startswith("mxf")
-    qualifiers = f".block_scale{vector}" if scaled else ""
+    qualifiers = f".block_scale{vector}" if scaled else ".ashift" if shifted else ""
     a = "[%r1]" if a_in_tmem else "%a0"
     place = "add.u32 %r1, %tmem, %r1;" if a_in_tmem else "add.u64 %a0, %a0, %start;"
     between, setup = ("[%r6], [%r7], " if scaled else ""), ""

@@ -60,6 +60,7 @@ class Case:
     saturate: bool = False
     scale: int = 0
     disabled: int = 0
+    shifted: bool = False
     ws: bool = False
     mask: int = 0
     max_shift: int = 0
@@ -72,6 +73,7 @@ class Case:
         flags += [f"-{self.scale}"] if self.scale else []
         flags += [f"id{self.ids[0]}{self.ids[1]}"] if any(self.ids) else []
         flags += [f"b{self.block}", "ue8" if self.ue8m0 else "ue4"] if self.block else []
+        flags += ["ashift"] if self.shifted else []
         flags += ["ws"] if self.ws else []
         flags += [f"mask{self.mask:x}"] if self.mask else []
         return f"{self.kind}-{self.a}-{self.b}-{self.m}x{self.n}-" + "-".join(flags)
@@ -126,6 +128,9 @@ def cases() -> list[Case]:
     found.append(Case("i8", "u8", "u8", 128, 32, accumulate=True))
     found.append(Case("f16", "f16", "f16", 128, 32, disabled=0xFFFF0000FFFFFFFF00000001DEADBEEF))
     found.append(Case("f16", "f16", "f16", 256, 32, 2, disabled=(1 << 255) | 0xF << 120 | 5))
+    for kind, a in (("f16", "f16"), ("tf32", "tf32"), ("f8f6f4", "e4m3"), ("i8", "s8")):
+        for group, m in ((1, 128), (2, 128), (2, 256)):
+            found.append(Case(kind, a, a, m, 64, group, a_in_tmem=True, shifted=True, accumulate=group == 1))
     # Block scaling: types, vector sizes, bytes of the factors, both groups.
     for a in KIND_TYPES["mxf8f6f4"]:
         found.append(Case("mxf8f6f4", a, "e4m3", 128, 64, block=32))
@@ -263,7 +268,7 @@ class Problem:
         vector = ""
         if case.kind == "mxf4nvf4":
             vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
-        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled)
+        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled, case.shifted)
         if case.ws:
             text = mma_ws(case.kind, case.a_in_tmem, hints, masked=case.mask != 0)
         operands = text, self.smem, self.tmem, self.arguments, case.group
@@ -276,7 +281,12 @@ class Problem:
         shift = case.mask >> 56 & 63
         b = self.b[shift : shift + case.n].copy()
         b[zero_columns(case.mask, case.m, case.n)] = 0
-        product = multiply(case.kind, self.a, b, self.scales, case.block)
+        a = self.a
+        if case.shifted:
+            # The rows of each CTA move by one, the last one stays.
+            parts = self.a.reshape(case.group, case.m // case.group, -1)
+            a = np.concatenate([parts[:, 1:], parts[:, -1:]], axis=1).reshape(self.a.shape)
+        product = multiply(case.kind, a, b, self.scales, case.block)
         if case.negated[0] != case.negated[1]:
             product = -product
         before = results(self.tmem, case.group, case.m, case.n, 0, case.ws)
@@ -417,6 +427,12 @@ def test_what_weight_stationary_products_do_not_have_is_refused(name: str, where
     with pytest.raises(EmulationError) as caught:
         problem.run(where)
     assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma.ws")
+
+
+def test_a_shift_of_64_rows_is_refused(where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 64, 32, a_in_tmem=True, shifted=True))
+    with pytest.raises(EmulationError, match="128 or 256"):
+        problem.run(where)
 
 
 def test_a_dense_product_has_no_maximum_shift(where: Where) -> None:

@@ -73,6 +73,10 @@ STATIONARY = [
     for mask in ("", ", %rd3", ", 0")
 ]
 
+SHIFTED = [
+    f"tcgen05.mma.cta_group::1.kind::f16.ashift{hint} [%r1], [%r2], %rd2, %r3, %p1;"
+    for hint in ("", ".collector::a::lastuse", ".collector::a::discard")
+]
 MATRICES = [
     *(f"ldmatrix.sync.aligned.m16n16.x1.trans.shared.{form} {{%r1, %r2}}, [%r5];" for form in FORMATS),
     *(f"ldmatrix.sync.aligned.m16n16.x2.trans.{form} {{%r1, %r2, %r3, %r4}}, [%rd5];" for form in FORMATS),
@@ -149,6 +153,7 @@ PAIRED = [
     "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r1, 32;",
     "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
     "tcgen05.shift.cta_group::2.down [%r1];",
+    "tcgen05.mma.cta_group::2.kind::f16.ashift [%r1], [%r2], %rd2, %r3, %p1;",
     "tcgen05.cp.cta_group::2.32x128b.warpx4 [%r1], %rd1;",
     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %h1;",
 ]
@@ -219,6 +224,8 @@ def test_lines_are_kept_track_of() -> None:
         ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::b1::keep [%r1], %rd1, %rd2, %r3, %p1;", "lastuse"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16.ashift [%r1], [%r2], %rd2, %r3, %p1;", ".ashift"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, {%r1, %r2, %r3, %r4}, %p1;", "expected D"),
+        ("tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], %rd1, %rd2, %r3, %p1;", "takes A in Tensor Memory"),
+        ("tcgen05.mma.cta_group::1.kind::f16.ashift.collector::a::use [%r1], [%r2], %rd2, %r3, %p1;", "without"),
         ("tcgen05.mma.cta_group::1.kind::f16.collector::b1::fill [%r1], %rd1, %rd2, %r3, %p1;", "belong to .ws"),
         ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
         ("ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r1, %r2}, [%r3];", "does not have"),
@@ -257,8 +264,8 @@ def test_sites_name_their_instructions() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "group",
-    [moves(), copies(), STATIONARY, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
-    ids=["move", "copy", "stationary", "matrix", "math", "sync", "paired", "bulk"],
+    [moves(), copies(), STATIONARY, SHIFTED, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "stationary", "shifted", "matrix", "math", "sync", "paired", "bulk"],
 )
 def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
     """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""
