@@ -58,6 +58,10 @@ enum FailureCode : uint32_t {
   kAskedAgain = 47,
   kNoAnswer = 48,
   kShiftedRows = 49,
+  kSparseShape = 50,
+  kSparseSelector = 51,
+  kSparseAddress = 52,
+  kSparseMetadata = 53,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

@@ -92,14 +92,33 @@ __device__ __forceinline__ void require_column_mask(const Mma& mma, const Shape&
   if (mask.shift > most) fail(kColumnShift, site, mask.shift, most, shape.m);
 }
 
+// Metadata of a sparse A: its place is known where all lanes of a CTA hold rows. B has twice the elements along K, for
+// which a swizzle of 32 bytes has no room.
+__device__ __forceinline__ void require_sparse(const Mma& mma, const Shape& shape, uint32_t site) {
+  if (shape.m != 128 * mma.cta_group) fail(kSparseShape, site, shape.m, mma.cta_group);
+  const bool halves = mma.kind == kF16 || mma.kind == kTf32;
+  if (shape.selector > halves) fail(kSparseSelector, site, shape.selector, mma.kind);
+  if (lane_of(mma.metadata) || column_of(mma.metadata) % 2) fail(kSparseAddress, site, mma.metadata);
+  Matrix matrix;
+  decode_matrix(mma.b, shape.b_transposed, matrix);
+  if (!shape.b_transposed && matrix.span_bytes == 32) fail(kDescriptorSwizzle, site, mma.b);
+  for (uint32_t half = 0; half < mma.cta_group; ++half) {
+    const uint32_t rank = rank_of_half(mma, half), column = column_of(mma.metadata) + shape.selector;
+    require_allocated(cta_of(rank), column, halves ? 1 : 2, site);
+    use_columns(rank, column, halves ? 1 : 2, false, site);
+  }
+}
+
 __device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
   stop_if_asked();
   const Mma mma(words, cluster_thread());
   require_group(mma.cta_group, site);
   Shape shape;
-  const auto defect = decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape, mma.ws);
+  const auto defect = decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape, mma.ws,
+                                         mma.sparse);
   require_sound_instruction(defect, mma, site);
   require_operands(mma, shape, site);
+  if (mma.sparse) require_sparse(mma, shape, site);
   if (mma.ws) {
     require_column_mask(mma, shape, site);
     use_collector(mma, shape, site);

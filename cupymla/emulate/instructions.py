@@ -102,7 +102,15 @@ ROWS: tuple[Row, ...] = (
         lambda parts: parts[:3] == ("tcgen05", "mma", "ws") and "sp" not in parts,
         lower_tensor.mma_ws,
     ),
-    Row("`tcgen05.mma.sp`, `.mma.ws.sp`", "left out", "sparse A; no kernel here uses it", _tcgen05("mma")),
+    Row(
+        "`tcgen05.mma.sp`",
+        "model",
+        "kinds f16, tf32, f8f6f4, i8; A of 128 rows per CTA in shared or Tensor Memory; selectors 0 and 1; the rest of "
+        "what dense products have",
+        lambda parts: parts[:3] == ("tcgen05", "mma", "sp") and "block_scale" not in parts,
+        lower_tensor.mma,
+    ),
+    Row("`tcgen05.mma.sp` with `.block_scale`, `.mma.ws.sp`", "left out", "no kernel here uses them", _tcgen05("mma")),
     Row(
         "`tcgen05.ld`",
         "model",

@@ -140,6 +140,23 @@ void result(const char* name, uint32_t group, bool ws) {
   std::printf("result %s %d %d %s\n", name, kM, kN, wrong ? "WRONG" : "same");
 }
 
+// The metadata of a sparse A of 128 rows and kK elements, four bits at a time; kBits stand for one element, and
+// fragments count in kUnit bits.
+template <class Element, int kK, int kBits, int kUnit>
+void metadata(const char* name, uint32_t kind) {
+  const auto fragment = UMMA::tmem_e_frg<Element>::make(make_shape(make_shape(Int<128>{}, Int<kK>{}), _1{}, _1{}));
+  constexpr uint32_t kLane = (1u << 21) / kUnit;  // the distance of two lanes
+  int wrong = 0;
+  for (int m = 0; m < 128; ++m) {
+    for (int k = 0; k < kK; k += 4 / kBits) {
+      const auto theirs = static_cast<uint32_t>(fragment.layout()(make_coord(m, k), 0, 0));
+      const model::MetadataPlace ours = model::metadata_place(kind, 0, m, k);
+      wrong += theirs != ours.lane * kLane + (ours.column * 32 + ours.bit) / kUnit;
+    }
+  }
+  std::printf("metadata %s %s\n", name, wrong ? "WRONG" : "same");
+}
+
 template <int kN>
 void results() {
   result<UMMA::tmem_frg_1sm<float>, 64, kN>("dense", 1, false);
@@ -180,6 +197,9 @@ int main() {
   results<64>();
   results<128>();
   results<256>();
+  metadata<half_t, 32, 1, 1>("f16", model::kF16);
+  metadata<tfloat32_t, 16, 2, 2>("tf32", model::kTf32);
+  metadata<uint8_t, 64, 1, 1>("f8f6f4", model::kF8f6f4);
   bytes<SM100_U8x8_LDSM_T, true, false>("m16n16", 2);
   bytes<SM100_U8x16_LDSM_T, true, false>("m16n16", 4);
   bytes<SM100_SU4_DU8x16_x1_LDSM_N, false, false>("m8n16", 1);

@@ -73,6 +73,11 @@ STATIONARY = [
     for mask in ("", ", %rd3", ", 0")
 ]
 
+SPARSE = [
+    f"tcgen05.mma.sp.cta_group::1.kind::{kind} [%r1], {a}, %rd2, [%r4], %r3, %p1;"
+    for kind in ("f16", "tf32", "f8f6f4", "i8")
+    for a in ("%rd1", "[%r2]")
+]
 SHIFTED = [
     f"tcgen05.mma.cta_group::1.kind::f16.ashift{hint} [%r1], [%r2], %rd2, %r3, %p1;"
     for hint in ("", ".collector::a::lastuse", ".collector::a::discard")
@@ -215,7 +220,11 @@ def test_lines_are_kept_track_of() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
+        (
+            "tcgen05.mma.sp.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, [%r2], %r3, [%r4], [%r5], %p1;",
+            "left out",
+        ),
+        ("tcgen05.mma.sp.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "needs .block_scale"),
         ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
         ("tcgen05.mma.ws.cta_group::2.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", ".cta_group::1 only"),
         ("tcgen05.mma.ws.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, %p1;", "has no .ws"),
@@ -264,8 +273,8 @@ def test_sites_name_their_instructions() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "group",
-    [moves(), copies(), STATIONARY, SHIFTED, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
-    ids=["move", "copy", "stationary", "shifted", "matrix", "math", "sync", "paired", "bulk"],
+    [moves(), copies(), STATIONARY, SPARSE, SHIFTED, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "stationary", "sparse", "shifted", "matrix", "math", "sync", "paired", "bulk"],
 )
 def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
     """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""
