@@ -62,6 +62,7 @@ enum FailureCode : uint32_t {
   kSparseSelector = 51,
   kSparseAddress = 52,
   kSparseMetadata = 53,
+  kCollectorStale = 54,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

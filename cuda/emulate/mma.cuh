@@ -156,6 +156,27 @@ __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint3
   for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.a[copy * shape.m + m][k], shape.a_negated ? -row[k] : row[k]);
 }
 
+// What a row of B adds to the sum by which a collector buffer's content is known again.
+__device__ __forceinline__ uint64_t row_sum(const float* row, uint32_t step, uint32_t k_count, uint32_t n) {
+  uint64_t sum = n;
+  for (uint32_t k = 0; k < k_count; ++k) sum = (sum ^ __float_as_uint(row[k * step])) * 0x9e3779b97f4a7c15ull;
+  return sum ^ sum >> 29;
+}
+
+// Hardware may take B from the buffer or from shared memory: both have to hold the same.
+__device__ __forceinline__ void check_collector(const Mma& mma, uint64_t sum, const Operation& operation, Cta& home) {
+  if (!mma.ws || mma.collector_use == kCollectorDiscard) return;
+  ColumnMask mask;
+  decode_column_mask(mma.column_mask, mask);
+  Collector& buffer = home.collectors[mma.collector];
+  if (mma.collector_use == kCollectorFill) {
+    *const_cast<volatile uint64_t*>(&buffer.sum) = sum;
+    *const_cast<volatile uint64_t*>(&buffer.shift) = mask.shift;
+  } else if (watched(buffer.shift) == mask.shift && watched(buffer.sum) != sum) {
+    fail(kCollectorStale, operation.site, mma.collector);
+  }
+}
+
 __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint32_t n, const Operation& operation,
                                        Cta& scratch) {
   float row[64];
@@ -166,6 +187,9 @@ __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint3
   ColumnMask mask;
   decode_column_mask(mma.column_mask, mask);
   read_smem_row(row, matrix, shape.b, shape.k, n % rows + mask.shift, rank, operation.thread, operation.site);
+  if (mma.ws && mma.collector_use != kCollectorDiscard) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&scratch.b_sum), row_sum(row, 1, shape.k, n));
+  }
   const bool zero = is_zero_column(mask, shape.m, shape.n, n);
   for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.b[n][k], zero ? 0.0f : shape.b_negated ? -row[k] : row[k]);
 }

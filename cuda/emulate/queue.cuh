@@ -170,7 +170,9 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
 #ifdef CUPYMLA_HOST_MACHINE
       multiply_on_host(mma, shape, operation, home);
 #else
+      *const_cast<volatile uint64_t*>(&home.b_sum) = 0;
       share(home, operation, 0, shape.m * a_copies(mma, shape) + shape.n);
+      check_collector(mma, watched(home.b_sum), operation, home);
       share(home, operation, 1, shape.m * ((shape.n + kColumnsPerItem - 1) / kColumnsPerItem));
 #endif
       break;

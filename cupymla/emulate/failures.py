@@ -67,6 +67,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         51: "sparsity selector {0}; the model knows 0 and 1 of kinds f16 and tf32, 0 of the others",
         52: "metadata at {0:#x}, which is no even column of lane 0",
         53: "metadata {0:#x} for row {1} and elements from {2} on, which means nothing",
+        54: "reads B by collector buffer b{0}, but B in shared memory is not what the buffer was filled with",
         39: "the model is in a state that it should not reach ({0})",
     }
 )

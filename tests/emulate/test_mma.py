@@ -590,6 +590,30 @@ def test_collector_buffers_are_filled_before_use(code: int, hints: tuple[str, ..
     assert caught.value.code == code and hints[-1] in caught.value.instruction
 
 
+@pytest.mark.parametrize("model", ["native", "ptx"])
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_b_may_not_change_between_fill_and_use(mode: Any, model: Model) -> None:
+    """Another B at the same place; hardware could multiply by either."""
+    if not library.available():
+        pytest.skip("needs a C++ compiler on x86-64")
+    change = f"""
+    mov.b32 %r40, 0x12345678; st.shared.b32 [%smem+{B_START}], %r40;
+    fence.proxy.async.shared::cta;
+"""
+    problem = Problem(Case("f16", "f16", "f16", 64, 64, ws=True))
+    text = mma_ws("f16", hints=(FILL, USE))
+    first, second = text.split("setp.eq.b32 q, 0, 0;", 1)
+    commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];\n"
+    wait = "again: mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;\n@!%p bra again;\n"
+    renew = "mbarrier.inval.shared::cta.b64 [%bar];\nmbarrier.init.shared::cta.b64 [%bar], 1;\nfence.proxy.async;\n"
+    changed = first + "setp.eq.b32 q, 0, 0;\n" + commit + wait + renew + change + second
+    same = changed.replace(change, "")
+    given = problem.smem, problem.tmem, problem.arguments
+    run(same, *given, settings=Settings(mode), model=model)
+    with pytest.raises(EmulationError, match="is not what the buffer was filled with"):
+        run(changed, *given, settings=Settings(mode), model=model)
+
+
 def test_scale_factors_that_are_not_in_all_quarters_are_found_out(where: Where) -> None:
     """The ISA asks for a copy in each 32 lanes; the model reads the copy that hardware would."""
     problem = Problem(Case("mxf8f6f4", "e4m3", "e4m3", 128, 32, block=32))

@@ -163,6 +163,11 @@ inline void multiply_on_host(const Mma& mma, const Shape& shape, const Operation
     float* b = &work.b[0][half * b_rows];
     read_operand(b, 1, 256, mma.b, shape.b_transposed, shape.b, mask.shift, b_rows, shape.k, rank, operation);
   }
+  if (mma.ws && mma.collector_use != kCollectorDiscard) {
+    uint64_t sum = 0;
+    for (uint32_t n = 0; n < shape.n; ++n) sum += row_sum(&work.b[0][n], 256, shape.k, n);
+    check_collector(mma, sum, operation, home);
+  }
   const float sign = shape.b_negated ? -1.0f : 1.0f;
   for (uint32_t k = 0; k < shape.k; ++k) {
     for (uint32_t n = 0; n < shape.n; ++n) work.columns[k][n] = static_cast<double>(sign * work.b[k][n]);
