@@ -33,7 +33,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         20: "the instruction descriptor {0:#010x} names an M, N or K that this kind and .cta_group::{2} do not have",
         21: "the instruction descriptor {0:#010x} transposes what this kind or operand cannot transpose",
         22: "the instruction descriptor {0:#010x} names scale factor bytes that this vector size does not have",
-        23: "the instruction descriptor {0:#010x} is for sparse A, in a dense instruction",
+        23: "the instruction descriptor {0:#010x} is for sparse A in a dense instruction, or the other way round",
         24: "scale-input-d, which only kinds f16 and tf32 have",
         25: "the mbarrier at shared address {0:#x} was not initialised",
         26: "the mbarrier at shared address {0:#x} was initialised by thread {1} without fence.mbarrier_init or "
@@ -59,6 +59,15 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         "here {2:#018x})",
         44: "the zero-column mask {0:#018x} has reserved bits set",
         45: "the zero-column mask shifts B by {0} columns; for {2} rows and by the instruction descriptor, at most {1}",
+        46: "gathers or scatters four rows by a tensor map of {0} dimensions with {1} rows to a box; it takes 2 and 1",
+        47: "asks for another cluster to be cancelled after this CTA has seen a request fail",
+        48: "asks an answer of clusterlaunchcontrol.try_cancel that has not arrived; its first word is {0:#x}",
+        49: ".ashift with an M of {0}; it takes 128 or 256",
+        50: "a sparse A of {0} rows in .cta_group::{1}; the model knows metadata of 128 rows per CTA",
+        51: "sparsity selector {0}; the model knows 0 and 1 of kinds f16 and tf32, 0 of the others",
+        52: "metadata at {0:#x}, which is no even column of lane 0",
+        53: "metadata {0:#x} for row {1} and elements from {2} on, which means nothing",
+        54: "reads B by collector buffer b{0}, but B in shared memory is not what the buffer was filled with",
         39: "the model is in a state that it should not reach ({0})",
     }
 )
