@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cupymla.emulate import MODES
-from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import evidence, gpu, operators, without_gpu
@@ -159,9 +158,21 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     cases = operators.Subject("attn_dist").cases
     case = min((case for case in cases.CASES if cases.flops(case) > 0), key=cases.flops)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
-    assert f"attn_dist sm_90a {case.name}: ok" in capsys.readouterr().out
-    with pytest.raises(InputError, match="--case"):
-        without_gpu.main(["attn_dist", "--case", "no such case"])
+    ran = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ok")[0] for line in ran] == [f"attn_dist sm_90a {case.name} {n} SM" for n in (1, 132, 3)]
+    assert all(line.endswith("(attn_dist)") for line in ran)
+
+
+def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert without_gpu.main(["attn_dist", "--list"]) == 0
+    cases = without_gpu.small_cases(operators.Subject("attn_dist"))
+    assert capsys.readouterr().out.splitlines() == [f"{case.name}  ({case.intent})" for case in cases]
+    with pytest.raises(SystemExit, match="2"):
+        without_gpu.main(["attn_dist", "--case", cases[0].name + "0"])
+    assert f"such as {cases[0].name}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        without_gpu.main(["no such operator", "--list"])
+    assert "sparse_mla_fwd" in capsys.readouterr().err
 
 
 def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:

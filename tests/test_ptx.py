@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.ptx import PtxError, parse
+from cupymla.ptx import Places, PtxError, parse
 from cupymla.ptx.syntax import (
     Address,
     Block,
@@ -187,3 +187,22 @@ def test_what_is_no_ptx_is_refused_with_its_line(text: str, line: int) -> None:
     with pytest.raises(PtxError) as caught:
         parse(text, "bad.ptx")
     assert caught.value.line == line and str(caught.value).startswith(f"bad.ptx:{line}")
+
+
+def test_lines_are_traced_to_their_sources_and_callers() -> None:
+    """Of an instruction that was inlined twice over, all three places are told; a function's end ends what it said."""
+    text = HEAD + (
+        '.file 1 "/home/me/cuda/op/sm90/kernel.cu"\n.file 2 "/home/me/cuda/op/sm90/../../common/barrier.cuh"\n'
+        ".visible .entry kernel()\n{\n"
+        "mov.u32 %r1, 0;\n"
+        ".loc 1 20 3\nmov.u32 %r1, 1;\n"
+        ".loc 1 30 5, function_name $L__info_string0, inlined_at 1 20 3\nmov.u32 %r1, 2;\n"
+        ".loc 2 42 7, function_name $L__info_string1, inlined_at 1 30 5\nmov.u32 %r1, 3;\n"
+        ".loc 2 0 7, function_name $L__info_string1, inlined_at 1 30 5\nmov.u32 %r1, 4;\n"
+        "}\nmov.u32 %r1, 5;\n"
+    )
+    places = Places(text)
+    found = [places.of(number) for number, line in enumerate(text.splitlines(), 1) if line.startswith("mov")]
+    kernel, caller = "cuda/op/sm90/kernel.cu:20", "cuda/op/sm90/kernel.cu:30, from cuda/op/sm90/kernel.cu:20"
+    waits = f"cuda/common/barrier.cuh:42, from {caller}"
+    assert found == ["", kernel, caller, waits, waits, ""]

@@ -195,7 +195,7 @@ __device__ __noinline__ void cluster_wait(uint32_t site) {
 // A bulk copy to global memory: executed now, or kept until this thread waits for its group.
 __device__ __forceinline__ void issue_store(const uint64_t* words, uint32_t count, uint32_t site) {
   if (!deferred()) {
-    cupymla_emulate_dispatch(static_cast<uint32_t>(words[0]), words + 3);
+    execute_store(words);
     return;
   }
   uint64_t kept[22];
@@ -215,7 +215,7 @@ __device__ __noinline__ void run_groups(uint32_t newest) {
     if (state_of(slot) != kPending || slot.kind != kStore || watched(slot.thread) != me) continue;
     if (static_cast<uint32_t>(watched(slot.words[1])) + newest >= groups) continue;
     const Operation operation = slot;
-    cupymla_emulate_dispatch(static_cast<uint32_t>(operation.words[0]), operation.words + 3);
+    execute_store(operation.words);
     set_state(slot, kDone);
   }
   retire(home);

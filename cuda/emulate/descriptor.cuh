@@ -119,6 +119,8 @@ struct Shape {
   uint32_t block;         // elements of K that share a scale factor; 0 without scaling
   bool scale_is_ue8m0;    // else ue4m3
   uint32_t a_scale_id, b_scale_id;
+  bool sparse;            // of A half the elements are stored, and metadata says which
+  uint32_t selector;      // of the metadata's column
   uint32_t max_shift;     // columns that a zero-column mask may shift B by; .ws alone
 };
 
@@ -164,9 +166,11 @@ CUPYMLA_BOTH bool has_shape(uint32_t kind, uint32_t cta_group, bool ws, uint32_t
   return (m == 64 && n % 8 == 0) || (m == 128 && n % 16 == 0);
 }
 
-CUPYMLA_BOTH DescriptorDefect decode_plain(uint32_t kind, bool ws, uint32_t word, Shape& shape) {
-  if (bits(word, 2, 1)) return kDefectSparse;
-  if (bits(word, 0, 2) || bits(word, 6, 1) || bits(word, 23, 1) || bits(word, 29, 1)) return kDefectReserved;
+CUPYMLA_BOTH DescriptorDefect decode_plain(uint32_t kind, bool ws, bool sparse, uint32_t word, Shape& shape) {
+  if (bits(word, 2, 1) != sparse) return kDefectSparse;
+  shape.sparse = sparse;
+  shape.selector = bits(word, 0, 2);
+  if ((shape.selector && !sparse) || bits(word, 6, 1) || bits(word, 23, 1) || bits(word, 29, 1)) return kDefectReserved;
   const uint32_t shift = bits(word, 30, 2);
   if (shift && !ws) return kDefectReserved;
   shape.max_shift = shift ? 4u << shift : 0;
@@ -201,14 +205,15 @@ CUPYMLA_BOTH DescriptorDefect decode_scaled(uint32_t kind, uint32_t vector, uint
   return kSound;
 }
 
-// `vector` is the N of .scale_vec::NX, or 0; `ws` says that the instruction is a weight-stationary one.
+// `vector` is the N of .scale_vec::NX, or 0; `ws` and `sparse` say what the instruction is.
 CUPYMLA_BOTH DescriptorDefect decode_instruction(uint32_t kind, uint32_t cta_group, uint32_t vector, uint32_t word,
-                                                 Shape& shape, bool ws = false) {
-  shape.max_shift = 0;
+                                                 Shape& shape, bool ws = false, bool sparse = false) {
+  shape.max_shift = shape.selector = 0;
+  shape.sparse = false;
   shape.a_scale_id = shape.b_scale_id = 0;
   shape.scale_is_ue8m0 = true;
   const DescriptorDefect defect =
-      scaled(kind) ? decode_scaled(kind, vector, word, shape) : decode_plain(kind, ws, word, shape);
+      scaled(kind) ? decode_scaled(kind, vector, word, shape) : decode_plain(kind, ws, sparse, word, shape);
   if (defect != kSound) return defect;
   shape.a = element_of(kind, bits(word, 7, 3));
   shape.b = element_of(kind, bits(word, 10, packed_fp4(kind) ? 2 : 3));
@@ -219,7 +224,7 @@ CUPYMLA_BOTH DescriptorDefect decode_instruction(uint32_t kind, uint32_t cta_gro
   shape.a_transposed = bits(word, 15, 1);
   shape.b_transposed = bits(word, 16, 1);
   shape.n = bits(word, 17, 6) << 3;
-  shape.k = kind == kTf32 ? 8 : kind == kF16 ? 16 : packed_fp4(kind) ? 64 : 32;
+  shape.k = (kind == kTf32 ? 8 : kind == kF16 ? 16 : packed_fp4(kind) ? 64 : 32) << sparse;
   // Elements of less than 8 bits do not transpose, and 8-bit ones ask for whole groups of 16 columns.
   const bool narrow_a = shape.a == kElementE2m3 || shape.a == kElementE3m2 || shape.a == kElementE2m1;
   const bool narrow_b = shape.b == kElementE2m3 || shape.b == kElementE3m2 || shape.b == kElementE2m1;
@@ -248,6 +253,21 @@ CUPYMLA_BOTH Place place_of(uint32_t cta_group, bool ws, uint32_t rows, uint32_t
   if (cta_group == 1) return Place{0, rows == 128 ? m : m / 16 * 32 + m % 16, n};
   if (rows == 256) return Place{m / 128, m % 128, n};
   return Place{m / 64, m % 64 + n / width * 64, n % width};
+}
+
+// Where the metadata of a sparse A lies in Tensor Memory: four bits for every two elements of a row in kind tf32, for
+// every four in the others. `column` counts from the metadata's address.
+struct MetadataPlace {
+  uint32_t lane, column, bit;
+};
+
+// The bits that belong to element k of a CTA's row, with all 128 lanes in use. The ISA has figures; these are CuTe's
+// fragments (tmem_e_frg) and, for the selector, CUTLASS's use of it.
+CUPYMLA_BOTH MetadataPlace metadata_place(uint32_t kind, uint32_t selector, uint32_t row, uint32_t k) {
+  if (kind != kF16 && kind != kTf32) return MetadataPlace{row, k / 32, k % 32 / 4 * 4};
+  const uint32_t half = kind == kTf32 ? 8 : 16, each = kind == kTf32 ? 2 : 1;
+  const uint32_t bit = row / 8 % 2 * 16 + k % half * each / 4 * 4;
+  return MetadataPlace{row % 8 + k / half * 8 + row / 16 * 16, selector, bit};
 }
 
 // Columns of B that count as zero in a weight-stationary product, and how far B's columns are shifted against D's.

@@ -54,6 +54,15 @@ enum FailureCode : uint32_t {
   kCollectorOther = 43,
   kColumnMaskReserved = 44,
   kColumnShift = 45,
+  kFourRowBox = 46,
+  kAskedAgain = 47,
+  kNoAnswer = 48,
+  kShiftedRows = 49,
+  kSparseShape = 50,
+  kSparseSelector = 51,
+  kSparseAddress = 52,
+  kSparseMetadata = 53,
+  kCollectorStale = 54,
 };
 
 // Ends this thread. It waits a while for the rest of its cluster, whose shared memory others may still be using.

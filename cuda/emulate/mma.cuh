@@ -19,10 +19,11 @@ struct Mma {
   uint64_t a, b;
   uint32_t d, instruction;
   uint32_t kind, cta_group, vector;
-  bool a_in_tmem, a_shifted, accumulate, ws;
+  bool a_in_tmem, a_shifted, accumulate, ws, sparse;
   uint32_t scale_log2, collector, collector_use;
   uint32_t a_scale, b_scale;
   uint64_t column_mask;  // of a weight-stationary product
+  uint32_t metadata;     // of a sparse A, in Tensor Memory
   uint32_t rank;         // of the CTA that issued it
   const uint64_t* disabled;
 
@@ -31,14 +32,16 @@ struct Mma {
         instruction(static_cast<uint32_t>(words[2] >> 32)),
         kind(words[3] & 7), cta_group(words[3] >> 3 & 3), vector(words[3] >> 5 & 7),
         a_in_tmem(words[3] >> 8 & 1), a_shifted(words[3] >> 9 & 1), accumulate(words[4] & 1),
-        ws(words[3] >> 10 & 1), scale_log2(words[4] >> 8 & 15), collector(words[3] >> 11 & 3),
+        ws(words[3] >> 10 & 1), sparse(words[3] >> 15 & 1), scale_log2(words[4] >> 8 & 15),
+        collector(words[3] >> 11 & 3),
         collector_use(words[3] >> 13 & 3), a_scale(static_cast<uint32_t>(words[5])),
-        b_scale(static_cast<uint32_t>(words[5] >> 32)), column_mask(ws ? words[5] : 0), rank(issuer >> 10),
+        b_scale(static_cast<uint32_t>(words[5] >> 32)), column_mask(ws ? words[5] : 0),
+        metadata(static_cast<uint32_t>(words[5])), rank(issuer >> 10),
         disabled(words + 6) {}
 
   __device__ __forceinline__ Shape shape() const {
     Shape shape;
-    decode_instruction(kind, cta_group, vector, instruction, shape, ws);
+    decode_instruction(kind, cta_group, vector, instruction, shape, ws, sparse);
     return shape;
   }
   __device__ __forceinline__ bool lane_disabled(uint32_t half, uint32_t lane) const {
@@ -111,23 +114,67 @@ __device__ __forceinline__ uint32_t a_copies(const Mma& mma, const Shape& shape)
   return mma.a_in_tmem ? splits(mma, shape) : 1;
 }
 
+// A row of a sparse A in its full length, from the elements that are stored. `row` counts in the CTA.
+__device__ __forceinline__ void expand_row(float* row, const Mma& mma, const Shape& shape, const Cta& cta, uint32_t r,
+                                           uint32_t site) {
+  float full[64];
+  const uint32_t chunk = mma.kind == kTf32 ? 2 : 4;
+  for (uint32_t k = 0; k < shape.k; ++k) full[k] = 0;
+  for (uint32_t k = 0; k < shape.k; k += chunk) {
+    const MetadataPlace place = metadata_place(mma.kind, shape.selector, r, k);
+    const uint32_t code = read_tmem(cta, place.lane, column_of(mma.metadata) + place.column) >> place.bit & 15u;
+    // The codes that mean something: bit i for code i.
+    if (!((mma.kind == kTf32 ? 0x4010u : 0x7350u) >> code & 1)) fail(kSparseMetadata, site, code, r, k);
+    if (mma.kind == kTf32) {
+      full[k + code / 8] = row[k / 2];
+    } else {
+      full[k + code % 4] = row[k / 2];
+      full[k + code / 4] = row[k / 2 + 1];
+    }
+  }
+  for (uint32_t k = 0; k < shape.k; ++k) row[k] = full[k];
+}
+
 __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint32_t copy, uint32_t m,
                                        const Operation& operation, Cta& scratch) {
   float row[64];
   const uint32_t rows = shape.m / mma.cta_group;
-  const uint32_t half = m / rows, rank = rank_of_half(mma, half);
+  const uint32_t half = m / rows, rank = rank_of_half(mma, half), stored = shape.k >> shape.sparse;
   if (mma.a_in_tmem) {
     const uint32_t address = static_cast<uint32_t>(mma.a);
+    // .ashift: the rows of each CTA move by one, the last one stays.
     uint32_t source = m;
     if (mma.a_shifted && m % rows + 1 < rows) source = m + 1;
     const Place place = place_of(mma.cta_group, mma.ws, shape.m, splits(mma, shape), source, copy);
-    read_tmem_row(row, cta_of(rank), address, lane_of(address) + place.lane, shape.a, shape.k);
+    read_tmem_row(row, cta_of(rank), address, lane_of(address) + place.lane, shape.a, stored);
   } else {
     Matrix matrix;
     decode_matrix(mma.a, shape.a_transposed, matrix);
-    read_smem_row(row, matrix, shape.a, shape.k, m % rows, rank, operation.thread, operation.site);
+    read_smem_row(row, matrix, shape.a, stored, m % rows, rank, operation.thread, operation.site);
   }
+  if (shape.sparse) expand_row(row, mma, shape, cta_of(rank), m % rows, operation.site);
   for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.a[copy * shape.m + m][k], shape.a_negated ? -row[k] : row[k]);
+}
+
+// What a row of B adds to the sum by which a collector buffer's content is known again.
+__device__ __forceinline__ uint64_t row_sum(const float* row, uint32_t step, uint32_t k_count, uint32_t n) {
+  uint64_t sum = n;
+  for (uint32_t k = 0; k < k_count; ++k) sum = (sum ^ __float_as_uint(row[k * step])) * 0x9e3779b97f4a7c15ull;
+  return sum ^ sum >> 29;
+}
+
+// Hardware may take B from the buffer or from shared memory: both have to hold the same.
+__device__ __forceinline__ void check_collector(const Mma& mma, uint64_t sum, const Operation& operation, Cta& home) {
+  if (!mma.ws || mma.collector_use == kCollectorDiscard) return;
+  ColumnMask mask;
+  decode_column_mask(mma.column_mask, mask);
+  Collector& buffer = home.collectors[mma.collector];
+  if (mma.collector_use == kCollectorFill) {
+    *const_cast<volatile uint64_t*>(&buffer.sum) = sum;
+    *const_cast<volatile uint64_t*>(&buffer.shift) = mask.shift;
+  } else if (watched(buffer.shift) == mask.shift && watched(buffer.sum) != sum) {
+    fail(kCollectorStale, operation.site, mma.collector);
+  }
 }
 
 __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint32_t n, const Operation& operation,
@@ -140,6 +187,9 @@ __device__ __forceinline__ void read_b(const Mma& mma, const Shape& shape, uint3
   ColumnMask mask;
   decode_column_mask(mma.column_mask, mask);
   read_smem_row(row, matrix, shape.b, shape.k, n % rows + mask.shift, rank, operation.thread, operation.site);
+  if (mma.ws && mma.collector_use != kCollectorDiscard) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&scratch.b_sum), row_sum(row, 1, shape.k, n));
+  }
   const bool zero = is_zero_column(mask, shape.m, shape.n, n);
   for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.b[n][k], zero ? 0.0f : shape.b_negated ? -row[k] : row[k]);
 }

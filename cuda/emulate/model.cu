@@ -5,6 +5,7 @@
 #include "../common/entry.cuh"
 #include "barrier.cuh"
 #include "convert.cuh"
+#include "warp.cuh"
 
 extern "C" __device__ cupymla::emulate::Launch cupymla_emulate_launch = {};
 
@@ -54,6 +55,7 @@ __device__ __forceinline__ void require_operands(const Mma& mma, const Shape& sh
   require_sound(decode_matrix(mma.b, shape.b_transposed, matrix), mma.b, site);
   if (mma.a_in_tmem && shape.a_transposed) fail(kInstructionTranspose, site, mma.instruction, mma.kind);
   if (mma.scale_log2 && mma.kind > kF16) fail(kScaleInput, site, mma.kind);
+  if (mma.a_shifted && shape.m < 128) fail(kShiftedRows, site, shape.m);
   const uint32_t lane = lane_of(mma.d);
   const bool half_used = mma.cta_group == 1 && shape.m == 64 && !mma.ws;
   if (lane != 0 && !(half_used && lane == 16)) fail(kLaneAlignment, site, lane, shape.m);
@@ -90,14 +92,33 @@ __device__ __forceinline__ void require_column_mask(const Mma& mma, const Shape&
   if (mask.shift > most) fail(kColumnShift, site, mask.shift, most, shape.m);
 }
 
+// Metadata of a sparse A: its place is known where all lanes of a CTA hold rows. B has twice the elements along K, for
+// which a swizzle of 32 bytes has no room.
+__device__ __forceinline__ void require_sparse(const Mma& mma, const Shape& shape, uint32_t site) {
+  if (shape.m != 128 * mma.cta_group) fail(kSparseShape, site, shape.m, mma.cta_group);
+  const bool halves = mma.kind == kF16 || mma.kind == kTf32;
+  if (shape.selector > halves) fail(kSparseSelector, site, shape.selector, mma.kind);
+  if (lane_of(mma.metadata) || column_of(mma.metadata) % 2) fail(kSparseAddress, site, mma.metadata);
+  Matrix matrix;
+  decode_matrix(mma.b, shape.b_transposed, matrix);
+  if (!shape.b_transposed && matrix.span_bytes == 32) fail(kDescriptorSwizzle, site, mma.b);
+  for (uint32_t half = 0; half < mma.cta_group; ++half) {
+    const uint32_t rank = rank_of_half(mma, half), column = column_of(mma.metadata) + shape.selector;
+    require_allocated(cta_of(rank), column, halves ? 1 : 2, site);
+    use_columns(rank, column, halves ? 1 : 2, false, site);
+  }
+}
+
 __device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
   stop_if_asked();
   const Mma mma(words, cluster_thread());
   require_group(mma.cta_group, site);
   Shape shape;
-  const auto defect = decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape, mma.ws);
+  const auto defect = decode_instruction(mma.kind, mma.cta_group, mma.vector, mma.instruction, shape, mma.ws,
+                                         mma.sparse);
   require_sound_instruction(defect, mma, site);
   require_operands(mma, shape, site);
+  if (mma.sparse) require_sparse(mma, shape, site);
   if (mma.ws) {
     require_column_mask(mma, shape, site);
     use_collector(mma, shape, site);
@@ -137,6 +158,18 @@ __device__ __forceinline__ void poison_shared_memory() {
     hardware::store_cluster_u32(hardware::map_to_rank(at, hardware::cluster_rank()), 0xffffffffu);
   }
   hardware::fence_proxy_async();
+}
+
+// A generic-proxy store to shared memory.
+__device__ __forceinline__ void note_shared_store(uint32_t address, uint32_t bytes) {
+  if (!checking(kCheckProxy)) return;
+  address = kept_address(address);
+  const uint64_t word = watched(launch().clock) << 16 | cluster_thread();
+  Cta& cta = cta_of(rank_of_address(address));
+  const uint32_t offset = offset_of_address(address);
+  for (uint32_t at = offset / 16; at <= (offset + bytes - 1) / 16 && at < kSmemBytes / 16; ++at) {
+    *const_cast<volatile uint64_t*>(&cta.smem_writes[at]) = word;
+  }
 }
 
 }  // namespace cupymla::emulate
@@ -263,6 +296,25 @@ CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t
   issue(kLoad, site, operands, count);
 }
 
+// words: `kTryCancel`, barrier, mask of the cluster's CTAs or 0, where the answer goes.
+CUPYMLA_MODEL void cupymla_emulate_try_cancel(uint64_t words, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
+  operands[3] = kept_address(static_cast<uint32_t>(operands[3]));
+  require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
+  if (watched(own_cta().refused)) fail(kAskedAgain, site);
+  for (uint32_t rank = 0; operands[2] && rank < hardware::cluster_size(); ++rank) {
+    if (watched(cta_of(rank).exited) == block_threads()) fail(kPeerGone, site);
+  }
+  issue(kLoad, site, operands, 4);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_query_cancel(uint32_t answer, uint32_t site) {
+  if (answer > 1) fail(kNoAnswer, site, answer);
+  if (answer == 0) *const_cast<volatile uint32_t*>(&own_cta().refused) = 1;
+}
+
 // words: tensor map, barrier, multicast mask or 0, destination, flags, coordinates; see `Tile`.
 CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
   stop_if_asked();
@@ -270,7 +322,9 @@ CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
   operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
   operands[3] = kept_address(static_cast<uint32_t>(operands[3]));
   const Tile tile(operands);
-  if (find_map(tile.map) == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  const TileInfo* info = find_map(tile.map);
+  if (info == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  if (tile.gathers && (info->rank != 2 || info->box[1] != 1)) fail(kFourRowBox, site, info->rank, info->box[1]);
   if (tile.mask == 0) require_barrier(tile.barrier, true, site);
   issue(kTile, site, operands, 10);
 }
@@ -285,6 +339,22 @@ CUPYMLA_MODEL void cupymla_emulate_store(uint64_t words, uint32_t count, uint32_
     require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
   }
   issue_store(operands, count, site);
+}
+
+// words: those of `cupymla_emulate_store`, the operands being those of `Tile`.
+CUPYMLA_MODEL void cupymla_emulate_scatter(uint64_t words, uint32_t site) {
+  stop_if_asked();
+  auto* operands = reinterpret_cast<uint64_t*>(words);
+  operands[6] = kept_address(static_cast<uint32_t>(operands[6]));
+  const Tile tile(operands + 3);
+  const TileInfo* info = find_map(tile.map);
+  if (info == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
+  if (info->rank != 2 || info->box[1] != 1) fail(kFourRowBox, site, info->rank, info->box[1]);
+  const uint32_t bytes = 4 * info->box[0] * info->element_bits / 8, first = offset_of_address(tile.destination);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
+  }
+  issue_store(operands, 13, site);
 }
 
 CUPYMLA_MODEL void cupymla_emulate_group_end(uint32_t site) {
@@ -332,16 +402,18 @@ CUPYMLA_MODEL void cupymla_emulate_init_fence(uint32_t site) {
   __threadfence();
 }
 
-// A generic-proxy store to shared memory.
 CUPYMLA_MODEL void cupymla_emulate_shared_store(uint32_t address, uint32_t bytes) {
-  if (!checking(kCheckProxy)) return;
-  address = kept_address(address);
-  const uint64_t word = watched(launch().clock) << 16 | cluster_thread();
-  Cta& cta = cta_of(rank_of_address(address));
-  const uint32_t offset = offset_of_address(address);
-  for (uint32_t at = offset / 16; at <= (offset + bytes - 1) / 16 && at < kSmemBytes / 16; ++at) {
-    *const_cast<volatile uint64_t*>(&cta.smem_writes[at]) = word;
-  }
+  note_shared_store(address, bytes);
+}
+
+// Matrices of bytes -------------------------------------------------------------------------------------------------
+
+CUPYMLA_MODEL void cupymla_emulate_load_bytes(uint64_t out, uint32_t address, uint32_t form) {
+  load_byte_matrices(reinterpret_cast<uint32_t*>(out), address, form);
+}
+
+CUPYMLA_MODEL void cupymla_emulate_store_bytes(uint64_t in, uint32_t address, uint32_t form) {
+  if (store_byte_matrices(reinterpret_cast<const uint32_t*>(in), address, form)) note_shared_store(address, 16);
 }
 
 // Arithmetic ----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,18 @@ __device__ __forceinline__ bool deferred() {
   return mode == kLazy || (mode == kRandom && chance(2));
 }
 
+// A bulk copy to global memory, from its number and operands: the number says which of the module's instructions, or
+// that it is a scatter, which this thread carries out.
+constexpr uint32_t kScatter = 0xffffffffu;
+
+__device__ __noinline__ void execute_store(const uint64_t* words) {
+  const auto number = static_cast<uint32_t>(words[0]);
+  if (number != kScatter) return cupymla_emulate_dispatch(number, words + 3);
+  const Tile tile(words + 3);
+  for (uint32_t row = 0; row < 4; ++row) scatter_row(tile, *find_map(tile.map), row);
+  __threadfence();
+}
+
 // Shared work ---------------------------------------------------------------------------------------------------
 
 __device__ __noinline__ void work_item(const Job& job, Cta& home, uint32_t item) {
@@ -107,6 +119,29 @@ __device__ __noinline__ void share(Cta& home, const Operation& operation, uint32
   __threadfence();
 }
 
+// Handing work over ---------------------------------------------------------------------------------------------
+
+// A request to cancel a cluster that has not begun, among the operations that signal a barrier: its number.
+constexpr uint32_t kTryCancel = 0xffffffffu;
+
+// Answers with four words: 1 and the first CTA of the cluster that is handed over, or zeros where there is none. That
+// is so on a GPU always: what has begun there is the hardware's affair.
+__device__ __noinline__ void answer_request(const uint64_t* words) {
+  const auto barrier = static_cast<uint32_t>(words[1]), mask = static_cast<uint32_t>(words[2]);
+  const uint32_t place = offset_of_address(static_cast<uint32_t>(words[3])), offset = offset_of_address(barrier);
+  uint32_t answer[4] = {0, 0, 0, 0};
+#ifdef CUPYMLA_HOST_MACHINE
+  answer[0] = machine::take_cluster(answer + 1);
+#endif
+  for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
+    if (mask ? !(mask >> rank & 1) : rank != rank_of_address(barrier)) continue;
+    const uint4 value{answer[0], answer[1], answer[2], answer[3]};
+    hardware::store_cluster_16(hardware::map_to_rank(place, rank), value);
+    __threadfence();
+    hardware::complete_bytes_in_cluster(hardware::map_to_rank(offset, rank), 16);
+  }
+}
+
 // Execution -----------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void commit(const Operation& operation) {
@@ -135,7 +170,9 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
 #ifdef CUPYMLA_HOST_MACHINE
       multiply_on_host(mma, shape, operation, home);
 #else
+      *const_cast<volatile uint64_t*>(&home.b_sum) = 0;
       share(home, operation, 0, shape.m * a_copies(mma, shape) + shape.n);
+      check_collector(mma, watched(home.b_sum), operation, home);
       share(home, operation, 1, shape.m * ((shape.n + kColumnsPerItem - 1) / kColumnsPerItem));
 #endif
       break;
@@ -159,7 +196,15 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
       break;
     }
     case kCommit: commit(operation); break;
-    case kLoad: cupymla_emulate_dispatch(static_cast<uint32_t>(operation.words[0]), operation.words + 3); break;
+    case kLoad: {
+      const auto number = static_cast<uint32_t>(operation.words[0]);
+      if (number == kTryCancel) {
+        answer_request(operation.words);
+      } else {
+        cupymla_emulate_dispatch(number, operation.words + 3);
+      }
+      break;
+    }
     default: fail(kInternal, operation.site, operation.kind);
   }
   __threadfence();

@@ -128,6 +128,8 @@ struct StoreEntry {
 struct Collector {
   uint64_t descriptor;
   uint64_t form;
+  uint64_t sum;  // of the elements that the product which filled it has read, and by how many columns it shifted
+  uint64_t shift;
 };
 
 struct Cta {
@@ -150,13 +152,14 @@ struct Cta {
   alignas(16) float a[256][64];  // operands of the current product, read four at a time; copies of A one by one
   alignas(16) float b[256][64];
   Collector collectors[4];
+  uint64_t b_sum;  // over the rows of B that have been read for the current product
 
   CountedBarrier barriers[kNamedBarriers];
   CountedBarrier cluster;  // the first CTA's counts for all
   uint32_t cluster_exited;
   uint32_t exited;
   uint32_t halted;
-  uint32_t aligned;
+  uint32_t refused;  // a thread has seen that a request to cancel a cluster failed
   Thread threads[kThreads];
   Touch touches[kColumns][4];
   uint64_t smem_writes[kSmemBytes / 16];     // clock << 16 | thread of the last generic store

@@ -1,13 +1,14 @@
-// Tensor copies that Hopper's TMA cannot do: to or for the other CTA of a pair (.cta_group::2), and gathers of four
-// rows. Threads carry them out, from what the host says of the tensor map; the map's own 128 bytes are opaque (PTX ISA
-// 9.0, "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeTiled").
+// Tensor copies that Hopper's TMA cannot do: to or for the other CTA of a pair (.cta_group::2), gathers of four rows,
+// scatters to four rows. Threads carry them out, from what the host says of the tensor map; the map's own 128 bytes are
+// opaque (PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeTiled").
 #pragma once
 
 #include "tmem.cuh"
 
 namespace cupymla::emulate {
 
-// An issued copy as the queue keeps it. The gather's coordinates are a column and four rows.
+// An issued copy as the queue keeps it. The coordinates of a gather or scatter are a column and four rows; the
+// destination of a scatter is where it reads shared memory.
 struct Tile {
   uint64_t map;
   uint32_t barrier, mask, destination;
@@ -103,6 +104,24 @@ __device__ __forceinline__ void complete_tile(const Tile& tile, const TileInfo& 
     const uint32_t named = tile.barrier >> 24;
     const uint32_t target = tile.mask == 0 ? named : tile.paired ? (rank & ~1u) | (named & 1u) : rank;
     hardware::complete_bytes_in_cluster(hardware::map_to_rank(tile.barrier & 0xffffffu, target), bytes);
+  }
+}
+
+// Row of a scatter: from shared memory to the tensor, without what lies outside.
+__device__ __forceinline__ void scatter_row(const Tile& tile, const TileInfo& info, uint32_t row) {
+  uint64_t to;
+  if (!row_address(tile, info, row, to)) return;
+  const uint32_t bits = info.element_bits, offset = tile.destination & 0xffffffu, row_bytes = info.box[0] * bits / 8;
+  const int64_t first = tile.at(0) * bits / 8, end = static_cast<int64_t>(info.shape[0]) * bits / 8;
+  auto* target = reinterpret_cast<uint8_t*>(to);
+  for (uint32_t x = 0; x < row_bytes; x += 16) {
+    const uint32_t place = tile_swizzle(offset + row * row_bytes + x, info.swizzle);
+    const uint4 chunk = hardware::load_cluster_16(hardware::map_to_rank(place, tile.destination >> 24));
+    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    for (uint32_t i = 0; i < 16; ++i) {
+      const int64_t at = first + x + i;
+      if (at >= 0 && at < end) target[at] = static_cast<uint8_t>(words[i / 4] >> (i % 4 * 8));
+    }
   }
 }
 

@@ -41,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     precompile.add_argument(
         "--arch", action="append", metavar="SM", help="a target, such as sm_90a; repeatable (default: all)"
     )
+    precompile.add_argument(
+        "--define", action="append", default=[], metavar="NAME=VALUE",
+        help="only variants with this definition, as the table names it; repeatable",
+    )  # fmt: skip
     precompile.add_argument("--jobs", type=int, metavar="N", help="compiler processes (default: one per core)")
 
     bench = add("bench", "Time operators on this machine's GPU against ceilings measured in the same run.")

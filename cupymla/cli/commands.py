@@ -145,6 +145,7 @@ def precompile(options: argparse.Namespace) -> int:
     for name in options.arch or ():
         arch.named(name)
     sources = [source for entry in entries(options.operators) for source in operators.variants(entry, options.arch)]
+    sources = operators.defining(sources, options.define)
     terminal = Terminal(options.json)
     with terminal.progress("kernels", len(sources)) as step:
         outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))

@@ -35,6 +35,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     run.add_argument("--mode", action="append", choices=("eager", "lazy", "random"), help="default: all three")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--without", action="append", default=[], choices=("tcgen05", "proxy", "init"), metavar="CHECK")
+    run.add_argument("--resident-clusters", type=int, default=0, metavar="N", help="that run at a time (default: all)")
     run.add_argument("--on", choices=("gpu", "host"), help="default: a GPU where there is one")
 
 
@@ -86,7 +87,8 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
         outcome = None
         arguments = [_argument(spec) for spec in options.arg]
         try:
-            settings = Settings(mode, options.seed, checks)  # type: ignore[arg-type]
+            resident = options.resident_clusters
+            settings = Settings(mode, options.seed, checks, resident_clusters=resident)  # type: ignore[arg-type]
             machine.run(geometry, arguments, settings)
         except (EmulationError, HostError) as failure:
             outcome = str(failure)

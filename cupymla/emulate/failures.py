@@ -33,7 +33,7 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         20: "the instruction descriptor {0:#010x} names an M, N or K that this kind and .cta_group::{2} do not have",
         21: "the instruction descriptor {0:#010x} transposes what this kind or operand cannot transpose",
         22: "the instruction descriptor {0:#010x} names scale factor bytes that this vector size does not have",
-        23: "the instruction descriptor {0:#010x} is for sparse A, in a dense instruction",
+        23: "the instruction descriptor {0:#010x} is for sparse A in a dense instruction, or the other way round",
         24: "scale-input-d, which only kinds f16 and tf32 have",
         25: "the mbarrier at shared address {0:#x} was not initialised",
         26: "the mbarrier at shared address {0:#x} was initialised by thread {1} without fence.mbarrier_init or "
@@ -59,6 +59,15 @@ SENTENCES: Mapping[int, str] = MappingProxyType(
         "here {2:#018x})",
         44: "the zero-column mask {0:#018x} has reserved bits set",
         45: "the zero-column mask shifts B by {0} columns; for {2} rows and by the instruction descriptor, at most {1}",
+        46: "gathers or scatters four rows by a tensor map of {0} dimensions with {1} rows to a box; it takes 2 and 1",
+        47: "asks for another cluster to be cancelled after this CTA has seen a request fail",
+        48: "asks an answer of clusterlaunchcontrol.try_cancel that has not arrived; its first word is {0:#x}",
+        49: ".ashift with an M of {0}; it takes 128 or 256",
+        50: "a sparse A of {0} rows in .cta_group::{1}; the model knows metadata of 128 rows per CTA",
+        51: "sparsity selector {0}; the model knows 0 and 1 of kinds f16 and tf32, 0 of the others",
+        52: "metadata at {0:#x}, which is no even column of lane 0",
+        53: "metadata {0:#x} for row {1} and elements from {2} on, which means nothing",
+        54: "reads B by collector buffer b{0}, but B in shared memory is not what the buffer was filled with",
         39: "the model is in a state that it should not reach ({0})",
     }
 )
@@ -73,6 +82,7 @@ class EmulationError(CupymlaError, RuntimeError):
         thread: the thread in its CTA.
         line: of the instruction in the PTX that was translated; 0 when no instruction is to blame.
         instruction: as it stands there.
+        place: "file:line" of the CUDA source, with its callers where it was inlined, or "".
     """
 
     def __init__(
@@ -83,7 +93,9 @@ class EmulationError(CupymlaError, RuntimeError):
         self.thread = thread
         self.line = site.line if site else 0
         self.instruction = site.text if site else ""
+        self.place = site.place if site else ""
         sentence = SENTENCES.get(code, "the grid did not end and left no message").format(*values)
         where = f"CTA {cta}, thread {thread}"
-        at = f", line {self.line}, {self.instruction}" if site else ""
+        at = f", PTX line {self.line}, {self.instruction}" if site else ""
+        at += f" ({self.place})" if self.place else ""
         super().__init__(f"{where}{at}: {sentence}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from . import lower_copy, lower_math, lower_sync, lower_tensor
+from . import lower_copy, lower_math, lower_sync, lower_tensor, lower_warp
 from .code import Code
 
 How = Literal["model", "observed", "rewritten", "dropped", "left out"]
@@ -76,6 +76,8 @@ def _mixed(parts: Parts) -> bool:
     return parts[0] in ("add", "sub", "fma") and len(parts) > 2 and parts[-2] == "f32" and parts[-1] in ("f16", "bf16")
 
 
+_BY_THREADS = frozenset({"cta_group::2", "tile::gather4", "tile::scatter4"})
+
 ROWS: tuple[Row, ...] = (
     Row(
         "`tcgen05.alloc`, `.dealloc`, `.relinquish_alloc_permit`",
@@ -100,7 +102,15 @@ ROWS: tuple[Row, ...] = (
         lambda parts: parts[:3] == ("tcgen05", "mma", "ws") and "sp" not in parts,
         lower_tensor.mma_ws,
     ),
-    Row("`tcgen05.mma.sp`, `.mma.ws.sp`", "left out", "sparse A; no kernel here uses it", _tcgen05("mma")),
+    Row(
+        "`tcgen05.mma.sp`",
+        "model",
+        "kinds f16, tf32, f8f6f4, i8; A of 128 rows per CTA in shared or Tensor Memory; selectors 0 and 1; the rest of "
+        "what dense products have",
+        lambda parts: parts[:3] == ("tcgen05", "mma", "sp") and "block_scale" not in parts,
+        lower_tensor.mma,
+    ),
+    Row("`tcgen05.mma.sp` with `.block_scale`, `.mma.ws.sp`", "left out", "no kernel here uses them", _tcgen05("mma")),
     Row(
         "`tcgen05.ld`",
         "model",
@@ -142,10 +152,10 @@ ROWS: tuple[Row, ...] = (
         "commit",
     ),
     Row(
-        "`cp.async.bulk.tensor` with `.cta_group::2` or `.tile::gather4`",
+        "`cp.async.bulk.tensor` with `.cta_group::2`, `.tile::gather4` or `.tile::scatter4`",
         "model",
         "carried out by threads from the request that the tensor map was encoded from; not .im2col",
-        lambda parts: parts[:3] == ("cp", "async", "bulk") and bool({"cta_group::2", "tile::gather4"} & set(parts)),
+        lambda parts: parts[:3] == ("cp", "async", "bulk") and not _BY_THREADS.isdisjoint(parts),
         lower_copy.bulk,
     ),
     Row(
@@ -167,7 +177,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "other `cp.async.bulk`, `cp.reduce.async.bulk`",
         "model",
-        "executed by the TMA; when, is the mode's choice. Prefetches are dropped; .tile::scatter4 is left out",
+        "executed by the TMA; when, is the mode's choice. Prefetches are dropped",
         _begins("cp.async.bulk", "cp.reduce.async.bulk"),
         lower_copy.bulk,
     ),
@@ -272,15 +282,16 @@ ROWS: tuple[Row, ...] = (
     Row(
         "`clusterlaunchcontrol`",
         "model",
-        "every request to cancel fails, as it does on hardware once all CTAs have been launched",
+        "requests fail where all CTAs have begun; with `resident_clusters` on the host others are handed over",
         _begins("clusterlaunchcontrol"),
         lower_sync.cluster_launch,
     ),
     Row(
         "`ldmatrix` and `stmatrix` of 8-bit elements",
-        "left out",
-        "`.m16n16`, `.m8n16`, `.m16n8`",
-        lambda parts: parts[0] in ("ldmatrix", "stmatrix") and bool({"m16n16", "m8n16", "m16n8"} & set(parts)),
+        "model",
+        "`.m16n16`, `.m8n16` (from 4- and 6-bit elements too), `.m16n8`",
+        lambda parts: parts[0] in ("ldmatrix", "stmatrix") and not lower_warp.SHAPES.isdisjoint(parts),
+        lower_warp.byte_matrices,
     ),
 )
 

@@ -1,8 +1,8 @@
 """Bulk copies: instructions that the model executes when their completion is waited for.
 
 Each form of copy in a module becomes one function that reads its operands from memory and executes the instruction as
-sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a pair of CTAs
-and gathers, which sm_90a does not have, are carried out by threads.
+sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a pair of CTAs,
+gathers and scatters, which sm_90a does not have, are carried out by threads.
 
 Source: PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy", "Tensor copy".
 """
@@ -42,7 +42,7 @@ def _wait(code: Code) -> None:
 
 def _cleaned(parts: Sequence[str]) -> list[str]:
     """Qualifiers as sm_90a has them: without CTA groups, cache hints and gathers."""
-    gone = ("cta_group::1", "cta_group::2", "L2::cache_hint", "tile::gather4", "tile::scatter4")
+    gone = ("cta_group::1", "cta_group::2", "L2::cache_hint", "tile::gather4")
     return [part for part in parts if part not in gone]
 
 
@@ -50,7 +50,7 @@ def _reject(code: Code) -> None:
     for part in code.instruction.parts:
         if part.startswith("im2col") and part != "im2col":
             raise code.error(f".{part} is left out")
-        if part in ("ignore_oob", "cp_mask", "tile::scatter4"):
+        if part in ("ignore_oob", "cp_mask"):
             raise code.error(f".{part} is left out")
 
 
@@ -153,6 +153,9 @@ def _to_global(code: Code) -> None:
     code.call("grid_ahead", code.site)
     if "L2::cache_hint" in parts:
         operands.pop()
+    if "tile::scatter4" in parts:
+        _scatter(code, operands)
+        return
     opcode = ".".join(_cleaned(parts))
     if tensor:
         base, coordinates = _tensor(operands[0])
@@ -172,6 +175,19 @@ def _to_global(code: Code) -> None:
     number = code.value(Constant(str(code.thunks.number(form.lines))))
     words = [(number, 32), (from_, 32), (bytes_, 32), *form.words]
     code.call("store", code.buffer(words), len(words), code.site)
+
+
+def _scatter(code: Code, operands: Sequence[Operand]) -> None:
+    """A store to four rows; see `execute_store` in cuda/emulate/queue.cuh."""
+    base, coordinates = _tensor(operands[0])
+    if len(coordinates) != 5:
+        raise code.error(f"expected a column and four rows, found {len(coordinates)} coordinates")
+    source, zero = code.shared(operands[1], named=True), code.value(Constant("0"))
+    number, flags = code.value(Constant("0xffffffff")), code.value(Constant("1"))
+    words = [(number, 32), (source, 32), (zero, 32)]
+    words += [(code.value(base, 64), 64), (zero, 32), (zero, 32), (source, 32), (flags, 32)]
+    words += [(code.value(item), 32) for item in coordinates]
+    code.call("scatter", code.buffer(words), code.site)
 
 
 def zero_fill(code: Code) -> None:

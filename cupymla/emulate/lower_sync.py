@@ -129,45 +129,36 @@ def negated(operand: Operand) -> bool:
     return isinstance(operand, Negated)
 
 
-# Writes a request's answer, 16 bytes that stand for a refusal, and counts them, in one CTA or in all of the cluster.
-_REFUSE = """
-.reg .b32 %rank, %size, %to, %at;
-.reg .pred %more;
-mov.b32 %rank, 0;
-mov.u32 %size, %cluster_nctarank;
-each:
-mapa.shared::cluster.u32 %to, {answer}, %rank;
-mapa.shared::cluster.u32 %at, {barrier}, %rank;
-{guard} st.shared::cluster.v4.b32 [%to], {{0, 0, 0, 0}};
-{guard} mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%at], 16;
-add.u32 %rank, %rank, 1;
-setp.lt.u32 %more, %rank, %size;
-@%more bra each;
-"""
-
-
 def cluster_launch(code: Code) -> None:
-    """clusterlaunchcontrol: a request is answered like a bulk copy, when the mode says; the answer is always no."""
+    """clusterlaunchcontrol: a request is answered like a bulk copy, when the mode says.
+
+    The answer's four words are 1 and the first CTA of the cluster that was handed over, or zeros.
+    """
     parts = code.instruction.parts
-    if "is_canceled" in parts:
-        code.line(f"setp.ne.b32 {code.operand(0)}, 0, 0;")
-        return
     if "query_cancel" in parts:
-        for target in code.items(code.operand(0)):
-            if str(target) != "_":
-                code.line(f"mov.b32 {target}, 0;")
+        _query_cancel(code)
         return
     answer, barrier = (code.shared(code.operand(i), _named_space(code)) for i in (0, 1))
-    multicast = "multicast::cluster::all" in parts
-    lines = [f".reg .b32 %w{i}; ld.b32 %w{i}, [%ops+{8 * i}];" for i in range(3)]
-    guard = ""
-    if not multicast:
-        lines.append(".reg .pred %mine; .reg .b32 %self; mov.u32 %self, %cluster_ctarank;")
-        guard = "@%mine"
-    body = _REFUSE.format(answer="%w0", barrier="%w1", guard=guard)
-    if not multicast:
-        body = body.replace("each:", "each:\nsetp.eq.u32 %mine, %rank, %self;")
-    number = code.thunks.number([*lines, body])
-    mask = code.value(Constant("65535" if multicast else "0"))
-    words = [(code.value(Constant(str(number))), 32), (barrier, 32), (mask, 32), (answer, 32), (barrier, 32)]
-    code.call("load", code.buffer([*words, (mask, 32)]), 6, code.site)
+    mask = 65535 if "multicast::cluster::all" in parts else 0
+    words = [(code.value(Constant("0xffffffff")), 32), (barrier, 32), (code.value(Constant(str(mask))), 32)]
+    code.call("try_cancel", code.buffer([*words, (answer, 32)]), code.site)
+
+
+def _query_cancel(code: Code) -> None:
+    low, high = code.temporary(64), code.temporary(64)
+    code.line(f"mov.b128 {{{low}, {high}}}, {code.operand(1)};")
+    words = [code.temporary(32) for _ in range(4)]
+    code.line(f"mov.b64 {{{words[0]}, {words[1]}}}, {low};")
+    code.line(f"mov.b64 {{{words[2]}, {words[3]}}}, {high};")
+    if "is_canceled" in code.instruction.parts:
+        code.call("query_cancel", words[0], code.site)
+        code.line(f"setp.ne.b32 {code.operand(0)}, {words[0]}, 0;")
+        return
+    asked = next((part for part in code.instruction.parts if part.startswith("get_first_ctaid")), "")
+    _, _, dimension = asked.partition("::")
+    if dimension:
+        code.line(f"mov.b32 {code.operand(0)}, {words[1 + 'xyz'.index(dimension)]};")
+        return
+    for target, word in zip(code.items(code.operand(0)), words[1:], strict=False):
+        if str(target) != "_":
+            code.line(f"mov.b32 {target}, {word};")

@@ -154,16 +154,25 @@ def _collector(code: Code) -> tuple[str, str]:
 
 
 def mma(code: Code) -> None:
-    """tcgen05.mma: its operands go to the model as ten words, see `Mma` in cuda/emulate/mma.cuh."""
+    """tcgen05.mma and .mma.sp: operands go to the model as ten words, see `Mma` in cuda/emulate/mma.cuh.
+
+    Where a scaled product has its factors' addresses, a sparse one has that of its metadata.
+    """
     parts = code.instruction.parts
     kind = _kind(code)
-    if _collector(code)[0] not in ("", "a"):
+    buffer, use = _collector(code)
+    if buffer not in ("", "a"):
         raise code.error("a dense tcgen05.mma has collector buffer a; those of B belong to .ws")
     scaled = "block_scale" in parts
     if scaled != (kind.startswith("mxf")):
         raise code.error(f".kind::{kind} {'has no' if scaled else 'needs'} .block_scale")
-    operands = code.instruction.operands
-    a_in_tmem = isinstance(code.operand(1), Address)
+    operands = list(code.instruction.operands)
+    a_in_tmem, sparse = isinstance(code.operand(1), Address), "sp" in parts
+    if sparse and scaled:
+        raise code.error("tcgen05.mma.sp with .block_scale is left out")
+    metadata = _tmem(code, operands.pop(3)) if sparse else ""
+    if "ashift" in parts and (not a_in_tmem or scaled or use in ("fill", "use")):
+        raise code.error(".ashift takes A in Tensor Memory, without .block_scale and collector hints to fill or use")
     rest = list(operands[4:])
     vector = scales = None
     masks: tuple[Operand, ...] = ()
@@ -176,7 +185,7 @@ def mma(code: Code) -> None:
         raise code.error(f"disable-output-lane has {4 * group} words in .cta_group::{group}")
     if not 1 <= len(rest) <= 2:
         raise code.error("operands that tcgen05.mma does not have")
-    flags = KINDS[kind] | group << 3 | (vector or 0) << 5 | a_in_tmem << 8 | ("ashift" in parts) << 9
+    flags = KINDS[kind] | group << 3 | (vector or 0) << 5 | a_in_tmem << 8 | ("ashift" in parts) << 9 | sparse << 15
     words = [(_tmem(code, operands[1]), 32) if a_in_tmem else (code.value(operands[1], 64), 64)]
     words.append((code.value(operands[2], 64), 64))
     words.append((_joined(code, _tmem(code, operands[0]), code.value(operands[3])), 64))
@@ -186,7 +195,7 @@ def mma(code: Code) -> None:
         code.line(f"or.b32 {enable}, {enable}, {constant(rest[1]) << 8};")
     words.append((enable, 32))
     zero = code.value(Constant("0"))
-    a_scale, b_scale = [_tmem(code, scale) for scale in scales] if scales else [zero, zero]
+    a_scale, b_scale = [_tmem(code, scale) for scale in scales] if scales else [metadata or zero, zero]
     words.append((_joined(code, a_scale, b_scale), 64))
     lanes = [code.value(mask) for mask in masks]
     lanes += [zero] * (8 - len(lanes))

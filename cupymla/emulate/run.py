@@ -83,6 +83,8 @@ class Settings:
         stalls: whether mode "random" holds single threads up behind a wait while others run ahead.
         removed: number of a site that does nothing, for mutation tests; 0 for none.
         approximation: on the host, where in its error ex2.approx lies; a GPU's is its own.
+        resident_clusters: how many clusters run at a time, 0 for all. The others begin when one ends, or are handed to
+            those that ask by clusterlaunchcontrol.try_cancel. On the host only.
     """
 
     mode: Mode = "eager"
@@ -92,6 +94,7 @@ class Settings:
     stalls: bool = True
     removed: int = 0
     approximation: Approximation = "exact"
+    resident_clusters: int = 0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -101,6 +104,8 @@ class Settings:
                 raise InputError("checks", "among " + ", ".join(CHECKS), repr(check))
         if self.approximation not in APPROXIMATIONS:
             raise InputError("approximation", "one of " + ", ".join(APPROXIMATIONS), repr(self.approximation))
+        if self.resident_clusters < 0:
+            raise InputError("resident_clusters", "a number of clusters, or 0 for all", self.resident_clusters)
 
 
 class EmulatedKernel:
@@ -171,6 +176,9 @@ class EmulatedKernel:
         maps: Sequence[KnownMap | ForeignMap] = (),
     ) -> None:
         """Launch without waiting. A kernel object has one launch under way at a time."""
+        if settings.resident_clusters:
+            expected = "0 on a GPU, whose own scheduler says which clusters begin"
+            raise InputError("resident_clusters", expected, settings.resident_clusters)
         with driver.on_device(self._device):
             self._prepare(geometry, stream, settings, tables.table(parameters, maps))
             Launcher(self, replace(geometry, pdl=False), parameters)(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import Source, parse
+from ..ptx import Places, Source, parse
 from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
 from .instructions import PLAIN, row_for
@@ -29,6 +29,7 @@ class Site:
         text: the instruction as it stands there.
         kernel: the function it is in.
         mutation: what a mutation test calls its removal, or "".
+        place: where it comes from in CUDA sources, or ""; see `ptx.Places`.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Site:
     text: str
     kernel: str
     mutation: str
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class _Translator:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._source: Source = module.source
+        self._places = Places(module.source.text)
         self._sites: list[Site] = []
         self._thunks = Thunks()
         self._registers = Registers()
@@ -164,7 +167,8 @@ class _Translator:
 
     def _site(self, instruction: Instruction, number: int, function: Function, mutation: str) -> Site:
         text = " ".join(self._source.text[instruction.start : instruction.end].split())
-        return Site(number, self._source.line(instruction.start), text, function.name, mutation)
+        line = self._source.line(instruction.start)
+        return Site(number, line, text, function.name, mutation, self._places.of(line))
 
     def _require_plain(self, instruction: Instruction) -> None:
         if instruction.parts[0] not in PLAIN:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ..errors import UnsupportedError
+
 _NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
 """Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""
 
@@ -158,6 +160,18 @@ class Declaration:
             elif value is not None:
                 arrays[name] = value
         return arrays, options
+
+    def for_backward(self, backward: Declaration, options: Options) -> dict[str, Any]:
+        """The options of the gradient's function, from those of a call of this one.
+
+        Raises UnsupportedError where the call has an option that the gradient knows nothing of: it would be another
+        function's.
+        """
+        for name, parameter in self.options.items():
+            if name not in backward.options and options.get(name, parameter.default) != parameter.default:
+                wanted = f"{self.name}: a gradient with {name}={options[name]!r}"
+                raise UnsupportedError(wanted, "every device", f"gradients with {name}={parameter.default!r}")
+        return {name: options.get(name, parameter.default) for name, parameter in backward.options.items()}
 
     def passed(self, options: Options) -> dict[str, Any]:
         """The options that the function itself takes."""

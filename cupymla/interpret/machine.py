@@ -203,9 +203,9 @@ class Machine:
                 return
             quiet = 0 if busy or self.events != before else quiet + 1
             if quiet > 60 * len(running) + 200:
-                raise Trap("deadlock: " + "; ".join(map(self._waiting, running)), self.program.name)
+                raise Trap("deadlock: " + ";\n  ".join(map(self._waiting, running)), self.program.name)
             if self.count > self.layout.max_steps:
-                where = "; ".join(map(self._waiting, running))
+                where = ";\n  ".join(map(self._waiting, running))
                 raise Trap(f"no end after {self.count} instructions: {where}", self.program.name)
 
     def _finish(self, ended: Group, running: list[Group]) -> None:
@@ -219,7 +219,8 @@ class Machine:
 
     def _waiting(self, group: Group) -> str:
         steps = self.program.steps
-        places = [f"{f.lanes.count} at line {steps[f.pc].line} {steps[f.pc].text[:60]}" for f in group.fronts]
+        at = [(front.lanes.count, steps[front.pc]) for front in group.fronts]
+        places = [f"{n} at PTX line {s.line} {s.text[:60]}" + (f" ({s.location})" if s.location else "") for n, s in at]
         return f"CTA {group.cta.number} threads {group.first}+: " + ", ".join(places)
 
     # One turn --------------------------------------------------------------------------------------------------

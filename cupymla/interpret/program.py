@@ -15,7 +15,6 @@ from ..ptx.syntax import (
     Address,
     Block,
     Constant,
-    Directive,
     Function,
     Guard,
     Instruction,
@@ -51,7 +50,7 @@ class Step:
         guard: the predicate it runs under.
         line: its line in the PTX text.
         text: as it stands there.
-        location: "file:line" of the CUDA source, or "".
+        location: where it comes from in CUDA sources, or ""; see `ptx.Places`.
         run: what executes it; set when the program is bound.
         test: reads the guard; set likewise.
         target: where a branch goes.
@@ -136,12 +135,9 @@ class Program:
         self.launch_registers = _extent(found, ".maxnreg") or (self.threads and at_launch(self.threads, ctas))
         self._module = module
         self._dynamic: list[tuple[str, int]] = []
-        self._files: dict[str, str] = {}
         for item in module.items:
             if isinstance(item, Variable):
                 self._variable(item)
-            elif isinstance(item, Directive) and item.words[0] == ".file":
-                self._files[item.words[1]] = item.words[2].strip('"')
         self.facts = _facts(self.constants)
         self._flatten(found.body)
         for dynamic, alignment in self._dynamic:
@@ -199,7 +195,7 @@ class Program:
     def _flatten(self, body: Block) -> None:
         source = self._module.source
         scopes: dict[int, dict[str, str]] = {}
-        location = ""
+        places = ptx.Places(source.text)
         for statement, around in body.walk():
             for block in around[1:]:
                 if id(block) not in scopes:
@@ -210,15 +206,9 @@ class Program:
                 self._declare(statement, scope, len(around), len(scopes))
             elif isinstance(statement, Label):
                 self.labels[scope.get(statement.name, statement.name)] = len(self.steps)
-            elif isinstance(statement, Directive):
-                location = self._location(statement, location)
             elif isinstance(statement, Instruction):
-                self._step(statement, names, source.line(statement.start), location)
-
-    def _location(self, directive: Directive, before: str) -> str:
-        if directive.words[0] != ".loc":
-            return before
-        return f"{self._files.get(directive.words[1], '?')}:{directive.words[2]}"
+                line = source.line(statement.start)
+                self._step(statement, names, line, places.of(line))
 
     def _step(self, instruction: Instruction, scopes: list[dict[str, str]], line: int, location: str) -> None:
         operands = tuple(_renamed(operand, scopes) for operand in instruction.operands)

@@ -13,7 +13,7 @@ class Trap(CupymlaError, RuntimeError):
         where: kernel, CTA and threads; "" where no thread is at fault.
         line: line of the PTX text, counted from 1; 0 when no instruction is at fault.
         instruction: the instruction as it stands there, or "".
-        location: "file:line" of the CUDA source, where the PTX names it, or "".
+        location: "file:line" of the CUDA source, with its callers where it was inlined, or "".
     """
 
     def __init__(self, what: str, where: str = "", line: int = 0, instruction: str = "", location: str = "") -> None:

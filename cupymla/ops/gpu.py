@@ -291,4 +291,7 @@ def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ct
     """Raise CompileError unless the parameter record has the size that the kernel was compiled with."""
     expected = facts["parameter_bytes"]
     if ctypes.sizeof(record) != expected:
-        raise CompileError(source.path, f"parameter record of {expected} bytes, Python's has {ctypes.sizeof(record)}")
+        twin = f"its twin {record.__module__}.{record.__qualname__} has {ctypes.sizeof(record)}"
+        raise CompileError(
+            source.path, f"parameter record of {expected} bytes, {twin}; the tests of plans compare fields"
+        )

@@ -47,6 +47,11 @@ class OperatorEntry:
         """The package that holds it."""
         return f"cupymla.ops.{self.name}"
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What its kernels are compiled for."""
+        return tuple(dict.fromkeys(kernel.arch for kernel in self.kernels))
+
 
 OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(

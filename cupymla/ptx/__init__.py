@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from .lexer import PtxError, Source
 from .parser import parse
+from .places import Places
 
-__all__ = ["PtxError", "Source", "parse"]
+__all__ = ["Places", "PtxError", "Source", "parse"]

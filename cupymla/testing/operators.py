@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .. import arch as arches
 from ..build import KernelSource
+from ..errors import InputError
 from ..ops import registry
 from ..ops.case import Case, Choice
 from ..ops.registry import KernelEntry, OperatorEntry
@@ -160,3 +161,18 @@ def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[K
         return []
     plan: Any = import_module(f"{entry.module}.plan")
     return [source for target in targets for source in plan.sources(target)]
+
+
+def defining(sources: Sequence[KernelSource], settings: Sequence[str]) -> list[KernelSource]:
+    """The kernel variants that are compiled with all of these definitions, each "NAME=VALUE".
+
+    Raises InputError for a definition that none of them has.
+    """
+    for setting in settings:
+        name = setting.partition("=")[0]
+        values = {f"{known}={value}" for source in sources for known, value in source.defines if known == name}
+        names = {known for source in sources for known, _ in source.defines}
+        if setting not in values:
+            raise InputError("--define", "one of " + ", ".join(sorted(values or names)), repr(setting))
+    wanted = set(settings)
+    return [source for source in sources if wanted <= {f"{name}={value}" for name, value in source.defines}]

@@ -2,6 +2,7 @@
 
     python -m cupymla.testing.without_gpu OP ... [--arch SM] [--most-flops N]
     python -m cupymla.testing.without_gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
+    python -m cupymla.testing.without_gpu OP --list                             the names of all small cases
 
 When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
 It never makes a kernel "verified".
@@ -10,6 +11,7 @@ It never makes a kernel "verified".
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ from .. import arch as arches
 from ..build import compiler
 from ..emulate import MODES, Settings
 from ..errors import InputError
+from ..ops import registry
 from ..ops.case import Case
 from ..ops.registry import KernelEntry
 from ..ptx.approximation import ULPS
@@ -35,6 +38,7 @@ MULTIPROCESSORS = (1, 132, 3)
 MANY_MULTIPROCESSORS = {"nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11)}
 NEWEST_INTERPRETED = (9, 0)
 MOST_FLOPS = 4e8
+TURNS = 3  # of a case that is asked for by name: one number of multiprocessors is one plan
 # These kernels read shared memory past what they filled and drop what they read: it is NaN here, so it would show.
 READS_UNWRITTEN = frozenset({"nvfp4_gemv"})
 
@@ -87,23 +91,34 @@ def require_launched(subject: Subject, kernel: KernelEntry, launched: Sequence[s
 
 
 def run_cases(
-    subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None
+    subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None, turns: int = 1
 ) -> list[Sequence[Report]] | None:
     """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
 
     With a kernel, that one is chosen wherever the target has another one as well, and no other may run.
+
+    Args:
+        subject: the operator.
+        arch: the target.
+        cases: what to run.
+        kernel: the one to choose; None leaves it to the plan.
+        turns: how often an interpreted case runs, each time on another number of multiprocessors with another seed.
     """
     choice = subject.choice(kernel) if kernel else None
     chosen = against.constant(subject, choice.setting).applied if choice else nullcontext
-    turns = 1 if is_interpreted(arch) else len(MODES)
+    counts = multiprocessors(subject.name)
+    if not is_interpreted(arch):
+        turns = len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
     for number, case in enumerate(cases):
         for turn in range(turns):
             start = time.monotonic()
-            what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
+            whole = turns * number + turn
+            how = f"{counts[whole % len(counts)]} SM" if is_interpreted(arch) else MODES[turn]
+            what = f"{subject.name} {arch} {case.name} {how}"
             try:
-                with chosen(), machine_for(subject.name, arch, turns * number + turn) as made:
+                with chosen(), machine_for(subject.name, arch, whole) as made:
                     found = made.check(subject.name, case)
                     if kernel:
                         require_launched(subject, kernel, made.launched)
@@ -113,7 +128,8 @@ def run_cases(
                 failed += 1
                 print(f"{what}: {type(error).__name__}: {error}", flush=True)
             else:
-                print(f"{what}: ok, {time.monotonic() - start:.1f} s", flush=True)
+                ran = ", ".join(dict.fromkeys(made.launched)) or "nothing launched"
+                print(f"{what}: ok, {time.monotonic() - start:.1f} s ({ran})", flush=True)
     return None if failed else reports
 
 
@@ -147,28 +163,43 @@ def named(subject: Subject, names: Sequence[str]) -> list[Case]:
     known = {case.name: case for case in subject.cases.CASES}
     for name in names:
         if name not in known:
-            raise InputError("--case", f"a case of cupymla/ops/{subject.name}/cases.py", repr(name), subject.name)
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(n for n in known if name in n)[:3]
+            like = f" such as {', '.join(near)}" if near else ""
+            expected = f"a case of cupymla/ops/{subject.name}/cases.py{like} (--list shows all)"
+            raise InputError("--case", expected, repr(name), subject.name)
     return [known[name] for name in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all cases passed, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.without_gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("operators", nargs="+", metavar="OP")
+    parser.add_argument("operators", nargs="+", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
     parser.add_argument("--case", action="append", metavar="NAME", help="only this case; repeatable; writes nothing")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases, each with what it protects")
     parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
     options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except InputError as error:
+        parser.error(str(error))
+
+
+def _run(options: argparse.Namespace) -> int:
     complete = True
     for name in options.operators:
         subject = Subject(name)
         kernels = [k for k in subject.entry.kernels if options.arch is None or k.arch in options.arch]
         if not kernels:
-            raise InputError("OP and --arch", "an operator with a kernel for the target", f"{name}, {options.arch}")
+            raise InputError("--arch", "one of " + ", ".join(subject.entry.targets), ", ".join(options.arch), name)
+        if options.list:
+            for case in small_cases(subject, options.most_flops):
+                print(f"{case.name}  ({case.intent})")
+            continue
         if options.case:
             cases = named(subject, options.case)
             for arch in dict.fromkeys(kernel.arch for kernel in kernels):
-                complete &= run_cases(subject, arch, cases) is not None
+                complete &= run_cases(subject, arch, cases, turns=TURNS) is not None
             continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)

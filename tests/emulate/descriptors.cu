@@ -5,9 +5,11 @@
 #include <cstdio>
 
 #include <cute/arch/mma_sm100_desc.hpp>
+#include <cute/atom/copy_traits_sm100.hpp>
 #include <cute/atom/mma_traits_sm100.hpp>
 #include <cute/tensor.hpp>
 
+#include "emulate/byte_matrix.cuh"
 #include "emulate/descriptor.cuh"
 
 using namespace cute;
@@ -69,13 +71,58 @@ void instruction(const char* name, uint32_t kind, model::Element a, model::Eleme
 
 template <class A, class Scale, int kM, int kN>
 void scaled(const char* name, uint32_t kind, uint32_t vector, model::Element a, bool ue8m0) {
-  const auto descriptor = UMMA::make_instr_desc_block_scaled<A, A, float, Scale, kM, kN, UMMA::Major::K, UMMA::Major::K>();
+  constexpr auto kMajor = UMMA::Major::K;
+  const auto descriptor = UMMA::make_instr_desc_block_scaled<A, A, float, Scale, kM, kN, kMajor, kMajor>();
   const uint32_t word = static_cast<uint32_t>(descriptor);
   model::Shape shape;
   const int defect = model::decode_instruction(kind, kM == 256 ? 2 : 1, vector, word, shape);
   const bool same = defect == model::kSound && shape.m == kM && shape.n == kN && shape.a == a && shape.b == a &&
                     shape.scale_is_ue8m0 == ue8m0;
   std::printf("instruction %s %#010x %s\n", name, word, same ? "same" : "WRONG");
+}
+
+// Where CuTe's traits put a bit of a thread's row or register, both counted in one order of their own.
+template <class Layout>
+uint32_t bit_of(Layout layout, uint32_t thread, uint32_t bit) {
+  return static_cast<uint32_t>(layout(thread, bit));
+}
+
+// Which row and byte of shared memory has that place in the traits' order; `rows` threads have rows of their own.
+template <class Rows>
+model::MatrixByte byte_at(Rows rows, uint32_t count, uint32_t place) {
+  for (uint32_t row = 0; row < count; ++row) {
+    for (uint32_t byte = 0; byte < 16; ++byte) {
+      if (bit_of(rows, row, 8 * byte) == place) return {row, byte};
+    }
+  }
+  return {~0u, ~0u};
+}
+
+// SM100_U8x8_LDSM_T and U8x16 change the order of bytes between ldmatrix and what their traits describe: registers a
+// and b of a matrix become {a0, a1, b0, b1} and {a2, a3, b2, b3}.
+template <class Operation, bool kTall, bool kStores>
+void bytes(const char* name, uint32_t registers) {
+  using Traits = Copy_Traits<Operation>;
+  int wrong = 0;
+  const uint32_t rows = registers * 8;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    for (uint32_t i = 0; i < 4 * registers; ++i) {
+      uint32_t reg = i / 4, byte = i % 4;
+      if (kTall) reg = i / 8 * 2 + i / 2 % 2, byte = i % 8 / 4 * 2 + i % 2;
+      const uint32_t per_matrix = kTall ? 16 : 8;
+      model::MatrixByte ours = model::loaded_byte(kTall, lane, reg % 2, byte);
+      if (kStores) ours = model::stored_byte(lane, byte);
+      ours.row += per_matrix * (kTall ? reg / 2 : reg);
+      model::MatrixByte theirs;
+      if (kStores) {
+        theirs = byte_at(typename Traits::DstLayout{}, rows, bit_of(typename Traits::SrcLayout{}, lane, 8 * i));
+      } else {
+        theirs = byte_at(typename Traits::SrcLayout{}, rows, bit_of(typename Traits::DstLayout{}, lane, 8 * i));
+      }
+      wrong += ours.row != theirs.row || ours.byte != theirs.byte;
+    }
+  }
+  std::printf("bytes %s %u %s\n", name, registers, wrong ? "WRONG" : "same");
 }
 
 // The fragment of one CTA; of a pair, the first one's.
@@ -91,6 +138,23 @@ void result(const char* name, uint32_t group, bool ws) {
     }
   }
   std::printf("result %s %d %d %s\n", name, kM, kN, wrong ? "WRONG" : "same");
+}
+
+// The metadata of a sparse A of 128 rows and kK elements, four bits at a time; kBits stand for one element, and
+// fragments count in kUnit bits.
+template <class Element, int kK, int kBits, int kUnit>
+void metadata(const char* name, uint32_t kind) {
+  const auto fragment = UMMA::tmem_e_frg<Element>::make(make_shape(make_shape(Int<128>{}, Int<kK>{}), _1{}, _1{}));
+  constexpr uint32_t kLane = (1u << 21) / kUnit;  // the distance of two lanes
+  int wrong = 0;
+  for (int m = 0; m < 128; ++m) {
+    for (int k = 0; k < kK; k += 4 / kBits) {
+      const auto theirs = static_cast<uint32_t>(fragment.layout()(make_coord(m, k), 0, 0));
+      const model::MetadataPlace ours = model::metadata_place(kind, 0, m, k);
+      wrong += theirs != ours.lane * kLane + (ours.column * 32 + ours.bit) / kUnit;
+    }
+  }
+  std::printf("metadata %s %s\n", name, wrong ? "WRONG" : "same");
 }
 
 template <int kN>
@@ -133,5 +197,16 @@ int main() {
   results<64>();
   results<128>();
   results<256>();
+  metadata<half_t, 32, 1, 1>("f16", model::kF16);
+  metadata<tfloat32_t, 16, 2, 2>("tf32", model::kTf32);
+  metadata<uint8_t, 64, 1, 1>("f8f6f4", model::kF8f6f4);
+  bytes<SM100_U8x8_LDSM_T, true, false>("m16n16", 2);
+  bytes<SM100_U8x16_LDSM_T, true, false>("m16n16", 4);
+  bytes<SM100_SU4_DU8x16_x1_LDSM_N, false, false>("m8n16", 1);
+  bytes<SM100_SU6_DU8x16_x2_LDSM_N, false, false>("m8n16", 2);
+  bytes<SM100_SU4_DU8x16_x4_LDSM_N, false, false>("m8n16", 4);
+  bytes<SM100_U8x4_STSM_T, false, true>("m16n8", 1);
+  bytes<SM100_U8x8_STSM_T, false, true>("m16n8", 2);
+  bytes<SM100_U8x16_STSM_T, false, true>("m16n8", 4);
   return 0;
 }

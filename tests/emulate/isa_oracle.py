@@ -160,9 +160,18 @@ def instruction(
     kind: str, m: int, n: int, a: str, b: str, *, a_transposed: bool = False, b_transposed: bool = False,
     d_f16: bool = False, negated: tuple[bool, bool] = (False, False), ue8m0: bool = True,
     ids: tuple[int, int] = (0, 0), saturate: bool = False, max_shift: int = 0,
+    sparse: bool = False, selector: int = 0,
 ) -> int:  # fmt: skip
-    """The instruction descriptor of a dense product; `max_shift` of a weight-stationary one, in columns."""
-    word = negated[0] << 13 | negated[1] << 14 | a_transposed << 15 | b_transposed << 16 | n >> 3 << 17
+    """The instruction descriptor; `max_shift` of a weight-stationary product in columns, `selector` of a sparse one."""
+    word = (
+        selector
+        | sparse << 2
+        | negated[0] << 13
+        | negated[1] << 14
+        | a_transposed << 15
+        | b_transposed << 16
+        | n >> 3 << 17
+    )
     if kind.startswith("mxf"):
         codes = (CODES[a], CODES[b]) if kind == "mxf8f6f4" else (1, 1)
         return word | codes[0] << 7 | codes[1] << 10 | ids[1] << 4 | ue8m0 << 23 | m >> 7 << 27 | ids[0] << 29
@@ -247,6 +256,39 @@ def put_a(tmem: Array, words: Array, group: int, m: int, offset: int, ws: bool =
         else:
             cta, lane, _ = result_place(group, m, 512, row, 0)
             tmem[cta, lane, offset : offset + 8] = words[row]
+
+
+CODES_OF_PAIRS, CODES_OF_FOUR = (0b0100, 0b1110), (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b0110, 0b1110)
+"""Metadata that means something: in kind tf32 for every two elements of a row, in the others for every four."""
+
+
+def random_codes(rng: np.random.Generator, kind: str, m: int) -> Array:
+    """Metadata of a sparse matrix of m rows, one code for each chunk."""
+    if kind == "tf32":
+        return rng.choice(np.array(CODES_OF_PAIRS, np.uint32), (m, K[kind]))
+    return rng.choice(np.array(CODES_OF_FOUR, np.uint32), (m, K[kind] // 2))
+
+
+def expanded(stored: Array, codes: Array, kind: str) -> Array:
+    """A sparse matrix in full, twice as wide as what is stored of it."""
+    full = np.zeros((len(stored), 2 * stored.shape[1]), stored.dtype)
+    for row, chunk in np.ndindex(codes.shape):
+        code = int(codes[row, chunk])
+        if kind == "tf32":
+            full[row, 2 * chunk + {0b0100: 0, 0b1110: 1}[code]] = stored[row, chunk]
+        else:
+            for i, place in enumerate((code & 3, code >> 2)):
+                full[row, 4 * chunk + place] = stored[row, 2 * chunk + i]
+    return full
+
+
+def put_metadata(tmem: Array, codes: Array, kind: str, offset: int) -> None:
+    """Codes of 128 rows into the Tensor Memory of one CTA, where the ISA's figures for M = 128 and 256 have them."""
+    if kind in ("f16", "tf32"):
+        # Rows are 16 a + 8 b + c and chunks 4 d + e: lane 16 a + 8 d + c, bits 16 b + 4 e of one column.
+        codes = codes.reshape(8, 2, 8, 2, 4).transpose(0, 3, 2, 1, 4).reshape(128, 1, 8)
+    words = (codes.reshape(128, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
+    tmem[:, offset : offset + words.shape[1]] = words
 
 
 def put_scales(tmem: Array, factors: Array, offset: int, first_byte: int, cta: int) -> None:

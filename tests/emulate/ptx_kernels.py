@@ -177,14 +177,18 @@ def mma_ws(kind: str, a_in_tmem: bool = False, hints: tuple[str, ...] = ("",), m
     return setup + "\n".join(lines) + "\n}\n"
 
 
-def mma(kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", scale: int = 0, disabled: int = 0) -> str:
+def mma(
+    kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", scale: int = 0, disabled: int = 0,
+    shifted: bool = False, sparse: bool = False,
+) -> str:  # fmt: skip
     """One tcgen05.mma.
 
     %a0 and %a1 hold A and B, %a2 the offset of D and the instruction descriptor, %a3 whether D is added, %a4 the
-    offsets of the scale factors. `scale` is scale-input-d, `disabled` has a bit for every lane that keeps its D.
+    offsets of the scale factors, or of a sparse A's metadata. `scale` is scale-input-d, `disabled` has a bit for every
+    lane that keeps its D.
     """
     scaled = kind.startswith("mxf")
-    qualifiers = f".block_scale{vector}" if scaled else ""
+    qualifiers = f".block_scale{vector}" if scaled else ".ashift" if shifted else ""
     a = "[%r1]" if a_in_tmem else "%a0"
     place = "add.u32 %r1, %tmem, %r1;" if a_in_tmem else "add.u64 %a0, %a0, %start;"
     between, setup = ("[%r6], [%r7], " if scaled else ""), ""
@@ -193,6 +197,7 @@ def mma(kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", sc
         setup = "\n".join(f"mov.b32 %r{10 + i}, {word:#x};" for i, word in enumerate(words))
         between = "{" + ", ".join(f"%r{10 + i}" for i in range(4 * group)) + "}, "
     last = f", {scale}" if scale else ""
+    stem, metadata = ("tcgen05.mma.sp", "[%r6], ") if sparse else ("tcgen05.mma", "")
     return f"""
     {{
     .reg .pred q;
@@ -207,6 +212,6 @@ def mma(kind: str, group: int = 1, a_in_tmem: bool = False, vector: str = "", sc
     add.u32 %r6, %r6, %tmem;
     add.u32 %r7, %r7, %tmem;
     {setup}
-    tcgen05.mma.cta_group::{group}.kind::{kind}{qualifiers} [%r2], {a}, %a1, %r3, {between}q{last};
+    {stem}.cta_group::{group}.kind::{kind}{qualifiers} [%r2], {a}, %a1, {metadata}%r3, {between}q{last};
     }}
 """

@@ -62,8 +62,14 @@ def test_a_kernel_of_arrays_and_numbers_runs_in_every_mode(kernel: Path, capsys:
 
 @pytest.mark.parametrize(
     "words",
-    [["--grid", "4"], ["--arg", "f99:1"], ["--arg", "missing.npy"], ["--entry", "other"]],
-    ids=["grid", "type", "file", "entry"],
+    [
+        ["--grid", "4"],
+        ["--arg", "f99:1"],
+        ["--arg", "missing.npy"],
+        ["--entry", "other"],
+        ["--resident-clusters", "-1"],
+    ],
+    ids=["grid", "type", "file", "entry", "residents"],
 )
 @pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
 def test_bad_options_are_refused(kernel: Path, words: list[str]) -> None:

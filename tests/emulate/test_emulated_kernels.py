@@ -141,6 +141,12 @@ def test_cutlasss_nvfp4_gemm_equals_numpys(tmp_path: Path) -> None:
         for seed in range(3):
             found, wanted = loaded.run(Settings(mode, seed, ALL[1:]))
             np.testing.assert_array_equal(found, wanted)
+    # Four clusters of which one or two run: the others' tiles are handed over by the scheduler's requests.
+    larger = cutlass_nvfp4.Runner(tmp_path, 512, 2048, 256)
+    for mode in MODES:
+        for resident in (0, 1, 2):
+            found, wanted = larger.run(Settings(mode, 1, ALL[1:], resident_clusters=resident))
+            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.slow

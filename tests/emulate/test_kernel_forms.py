@@ -401,6 +401,79 @@ def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
     np.testing.assert_array_equal(found, (np.arange(CTAS * THREADS) + THREADS) % (CTAS * THREADS))
 
 
+ROW_FORMATS = {"b8": 8, "b8x16.b6x16_p32": 6, "b8x16.b4x16_p64": 4}
+
+
+def packed_rows(elements: Array, bits: int) -> Array:
+    """Rows of 16 elements as rows of 16 bytes: narrow ones at the front, ones behind them."""
+    places = np.ones((len(elements), 128), np.uint8)
+    places[:, : 16 * bits] = (elements[..., None] >> np.arange(bits) & 1).reshape(len(elements), -1)
+    return np.packbits(places, axis=1, bitorder="little")
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "form"),
+    [("m16n16", count, form) for count in (1, 2) for form in ROW_FORMATS]
+    + [("m8n16", count, form) for count in (1, 2, 4) for form in ROW_FORMATS if form != "b8"],
+)
+def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: Where) -> None:
+    """Rows lie in any order, with gaps; a register of a quad's lane holds four neighbours, transposed or not."""
+    tall = shape == "m16n16"
+    registers, height = count * (2 if tall else 1), 16 if tall else 8
+    listed = "{" + ", ".join(f"%r{8 + i}" for i in range(registers)) + "}"
+    body = f"""
+    mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
+    xor.b32 %r4, %thread, 5; mad.lo.u32 %r4, %r4, 32, %smem; st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
+    bar.sync 1, {THREADS};
+    ldmatrix.sync.aligned.{shape}.x{count}{".trans" if tall else ""}.shared.{form} {listed}, [%r4];
+    mad.wide.u32 %d1, %n, {4 * registers}, %out;
+""" + "".join(f"st.global.b32 [%d1+{4 * i}], %r{8 + i};\n" for i in range(registers))
+    bits = ROW_FORMATS[form]
+    elements = np.random.default_rng(count).integers(0, 1 << bits, (CTAS * THREADS, 16)).astype(np.uint8)
+    given = np.ascontiguousarray(packed_rows(elements, bits)).view(np.uint32)
+    found = run(body, given, np.zeros((CTAS * THREADS, registers), np.uint32), where).view(np.uint8)
+    rows = elements.reshape(-1, 32, 16)[:, : count * height].reshape(-1, count, height, 16)
+    matrices = rows.swapaxes(-1, -2) if tall else rows
+    # (warp, matrix, half, row, quad's lane, byte) to (warp, row and lane, matrix and half, byte).
+    wanted = matrices.reshape(-1, count, registers // count, 8, 4, 4).transpose(0, 3, 4, 1, 2, 5)
+    np.testing.assert_array_equal(found.reshape(-1, 8, 4, count, registers // count, 4), wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
+    """A lane's register holds two neighbours of a row of eight and two of the row eight below; memory has columns."""
+    body = f"""
+    mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
+    mad.lo.u32 %r4, %thread, 16, %smem;
+    mov.b32 %r5, 0; st.shared.v4.b32 [%r4], {{%r5, %r5, %r5, %r5}};
+    bar.warp.sync -1;
+    stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r4], {{{", ".join(f"%r{i}" for i in range(count))}}};
+    bar.sync 1, {THREADS};
+    {LEAVE}
+"""
+    given = np.random.default_rng(count).integers(0, 256, (CTAS * THREADS, 16)).astype(np.uint8)
+    found = run(body, given.view(np.uint32), np.zeros_like(given), where)
+    # (warp, row, quad's lane, matrix, lower half, neighbour): column 2 lane + neighbour, row + 8 half of a matrix.
+    lanes = given.reshape(-1, 8, 4, 4, 2, 2)[:, :, :, :count]
+    wanted = np.zeros((len(lanes), 32, 16), np.uint8)
+    wanted[:, : 8 * count] = lanes.transpose(0, 3, 2, 5, 4, 1).reshape(-1, 8 * count, 16)
+    np.testing.assert_array_equal(found.reshape(-1, 32, 16), wanted)
+
+
+def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None:
+    body = f"""
+    mad.lo.u32 %r4, %thread, 16, %smem; mov.b32 %r0, 7;
+    stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [%r4], {{%r0, %r0, %r0, %r0}};
+    bar.sync 1, {THREADS};
+    setp.eq.u32 %p, %thread, 0;
+    @%p cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], 512;
+    @%p cp.async.bulk.commit_group; @%p cp.async.bulk.wait_group 0;
+"""
+    given = np.zeros((CTAS * THREADS, 16), np.uint8)
+    with pytest.raises(EmulationError, match=r"fence\.proxy\.async"):
+        run(body, given, given, where)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("multicast", [False, True])
 def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mode, where: Where) -> None:

@@ -15,11 +15,14 @@ from isa_oracle import (
     K,
     a_words,
     column_mask,
+    expanded,
     instruction,
     multiply,
     place,
     put_a,
+    put_metadata,
     put_scales,
+    random_codes,
     random_matrix,
     result_place,
     results,
@@ -35,7 +38,7 @@ from cupymla.emulate.host.library import Model
 pytestmark = pytest.mark.compile
 
 B_START = 32768
-A_COLUMN, A_SCALES, B_SCALES = 256, 400, 440
+A_COLUMN, A_SCALES, B_SCALES, METADATA = 256, 400, 440, 480
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Case:
     saturate: bool = False
     scale: int = 0
     disabled: int = 0
+    shifted: bool = False
+    sparse: bool = False
+    selector: int = 0
     ws: bool = False
     mask: int = 0
     max_shift: int = 0
@@ -72,6 +78,8 @@ class Case:
         flags += [f"-{self.scale}"] if self.scale else []
         flags += [f"id{self.ids[0]}{self.ids[1]}"] if any(self.ids) else []
         flags += [f"b{self.block}", "ue8" if self.ue8m0 else "ue4"] if self.block else []
+        flags += ["ashift"] if self.shifted else []
+        flags += [f"sp{self.selector}"] if self.sparse else []
         flags += ["ws"] if self.ws else []
         flags += [f"mask{self.mask:x}"] if self.mask else []
         return f"{self.kind}-{self.a}-{self.b}-{self.m}x{self.n}-" + "-".join(flags)
@@ -126,6 +134,9 @@ def cases() -> list[Case]:
     found.append(Case("i8", "u8", "u8", 128, 32, accumulate=True))
     found.append(Case("f16", "f16", "f16", 128, 32, disabled=0xFFFF0000FFFFFFFF00000001DEADBEEF))
     found.append(Case("f16", "f16", "f16", 256, 32, 2, disabled=(1 << 255) | 0xF << 120 | 5))
+    for kind, a in (("f16", "f16"), ("tf32", "tf32"), ("f8f6f4", "e4m3"), ("i8", "s8")):
+        for group, m in ((1, 128), (2, 128), (2, 256)):
+            found.append(Case(kind, a, a, m, 64, group, a_in_tmem=True, shifted=True, accumulate=group == 1))
     # Block scaling: types, vector sizes, bytes of the factors, both groups.
     for a in KIND_TYPES["mxf8f6f4"]:
         found.append(Case("mxf8f6f4", a, "e4m3", 128, 64, block=32))
@@ -181,6 +192,30 @@ def stationary_cases() -> list[Case]:
     return list(dict.fromkeys(found))
 
 
+def sparse_cases() -> list[Case]:
+    """Sparse A: every kind, pair of types, place of A and selector, both groups; B transposed and in other layouts."""
+    found = []
+    for kind, a in (("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e5m2"), ("i8", "s8")):
+        for group, m, n in ((1, 128, 16), (1, 128, 256), (2, 256, 64)):
+            for a_in_tmem in (False, True):
+                for selector in (0, 1) if kind in ("f16", "tf32") else (0,):
+                    found.append(Case(kind, a, a, m, n, group, a_in_tmem=a_in_tmem, sparse=True, selector=selector))
+        for swizzle in (0, 4):
+            found.append(Case(kind, a, a, 128, 64, 1, swizzle, sparse=True))
+    for kind in ("f8f6f4", "i8"):
+        types = KIND_TYPES[kind]
+        found += [Case(kind, a, b, 128, 64, sparse=True) for a in types for b in types]
+    for swizzle in (0, 6, 4, 2):
+        found.append(Case("f16", "f16", "f16", 128, 64, 1, swizzle, transposed=(True, True), sparse=True))
+        found.append(Case("i8", "u8", "s8", 128, 128, 1, swizzle, transposed=(True, True), sparse=True))
+    found.append(Case("tf32", "tf32", "tf32", 128, 64, 1, 1, transposed=(True, True), sparse=True))
+    found.append(Case("f16", "f16", "f16", 128, 64, accumulate=True, scale=3, negated=(True, False), sparse=True))
+    found.append(Case("f16", "f16", "f16", 128, 64, disabled=0xFFFF0000FFFF << 40, d_f16=True, sparse=True))
+    found.append(Case("f16", "f16", "f16", 128, 64, a_in_tmem=True, shifted=True, sparse=True))
+    found.append(Case("i8", "s8", "s8", 128, 64, accumulate=True, saturate=True, sparse=True))
+    return list(dict.fromkeys(found))
+
+
 class Problem:
     """A case with its numbers in place."""
 
@@ -190,7 +225,7 @@ class Problem:
         k, packed = K[case.kind], case.kind.startswith("mxf4")
         self.a = random_matrix(rng, case.a, case.m, k)
         shift = case.mask >> 56 & 63
-        self.b = random_matrix(rng, case.b, case.n + (64 if shift else 0), k)
+        self.b = random_matrix(rng, case.b, case.n + (64 if shift else 0), k << case.sparse)
         self.smem, self.tmem = blank(case.group)
         group, a_descriptor, b_descriptor = case.group, 0, 0
         a_rows, b_rows = case.m // group, len(self.b) // group
@@ -207,10 +242,16 @@ class Problem:
         word = instruction(
             case.kind, case.m, case.n, case.a, case.b, a_transposed=case.transposed[0], b_transposed=case.transposed[1],
             d_f16=case.d_f16, negated=case.negated, ue8m0=case.ue8m0, ids=case.ids, saturate=case.saturate,
-            max_shift=case.max_shift,
+            max_shift=case.max_shift, sparse=case.sparse, selector=case.selector,
         )  # fmt: skip
         self.before = self._before(rng)
-        last = case.mask if case.ws else A_SCALES | B_SCALES << 32
+        if case.sparse:
+            self.codes = random_codes(rng, case.kind, case.m)
+            self.tmem[:, :, METADATA : METADATA + 2] = 0xFFFFFFFF
+            for cta in range(group):
+                codes = self.codes[128 * cta : 128 * cta + 128]
+                put_metadata(self.tmem[cta], codes, case.kind, METADATA + case.selector)
+        last = METADATA if case.sparse else case.mask if case.ws else A_SCALES | B_SCALES << 32
         self.arguments = [first, with_start(b_descriptor, B_START), word << 32, int(case.accumulate), last]
 
     def _scales(self, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -263,7 +304,7 @@ class Problem:
         vector = ""
         if case.kind == "mxf4nvf4":
             vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
-        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled)
+        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled, case.shifted, case.sparse)
         if case.ws:
             text = mma_ws(case.kind, case.a_in_tmem, hints, masked=case.mask != 0)
         operands = text, self.smem, self.tmem, self.arguments, case.group
@@ -276,7 +317,14 @@ class Problem:
         shift = case.mask >> 56 & 63
         b = self.b[shift : shift + case.n].copy()
         b[zero_columns(case.mask, case.m, case.n)] = 0
-        product = multiply(case.kind, self.a, b, self.scales, case.block)
+        a = self.a
+        if case.shifted:
+            # The rows of each CTA move by one, the last one stays.
+            parts = self.a.reshape(case.group, case.m // case.group, -1)
+            a = np.concatenate([parts[:, 1:], parts[:, -1:]], axis=1).reshape(self.a.shape)
+        if case.sparse:
+            a = expanded(a, self.codes, case.kind)
+        product = multiply(case.kind, a, b, self.scales, case.block)
         if case.negated[0] != case.negated[1]:
             product = -product
         before = results(self.tmem, case.group, case.m, case.n, 0, case.ws)
@@ -312,7 +360,7 @@ def _words(values: Array, case: Case) -> Array:
     return values.astype(np.float32).view(np.uint32)
 
 
-@pytest.mark.parametrize("case", [*cases(), *stationary_cases()], ids=str)
+@pytest.mark.parametrize("case", [*cases(), *stationary_cases(), *sparse_cases()], ids=str)
 def test_products_agree_bit_for_bit(case: Case, where: Where) -> None:
     """Every operand is exact and every sum fits, so there is one right answer; other columns stay untouched."""
     problem = Problem(case)
@@ -350,6 +398,9 @@ SAME_BITS = [
     Case("f8f6f4", "e4m3", "e2m3", 32, 128, a_in_tmem=True, ws=True),
     Case("i8", "s8", "u8", 128, 64, mask=column_mask((9, 2), (4, 0, 0, 0), (1, 0, 0, 0)), ws=True),
     Case("tf32", "tf32", "tf32", 64, 64, ws=True),
+    Case("f16", "bf16", "bf16", 256, 128, 2, a_in_tmem=True, accumulate=True, sparse=True, selector=1),
+    Case("tf32", "tf32", "tf32", 128, 64, transposed=(True, True), swizzle=1, sparse=True),
+    Case("f8f6f4", "e4m3", "e5m2", 128, 256, sparse=True),
 ]
 # Bits that keep any random bytes finite and of moderate size.
 _MASKS = {"bf16": 0xBFFFBFFF, "f16": 0xBBFFBBFF, "tf32": 0xBFFFFFFF}
@@ -394,6 +445,42 @@ def test_what_the_tables_do_not_have_is_refused(name: str, where: Where) -> None
     assert (caught.value.cta, caught.value.thread) == (0, 0) and caught.value.line > 0
 
 
+# The same for a sparse one.
+BAD_SPARSE = {
+    "dense": (23, (2, 1 << 32 + 2)),
+    "M of 64": (50, (2, 12 << 32 + 24)),
+    "selector 2": (51, (2, 2 << 32)),
+    "an odd column": (52, (4, 1)),
+    "lane 16": (52, (4, 16 << 16)),
+    "columns that are not there": (12, (4, 1 << 9)),
+    "B swizzled by 32 bytes": (16, (1, 4 << 61)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SPARSE)
+def test_what_sparse_products_do_not_have_is_refused(name: str, where: Where) -> None:
+    code, (index, bits) = BAD_SPARSE[name]
+    problem = Problem(Case("f16", "f16", "f16", 128, 64, sparse=True))
+    problem.arguments[index] ^= bits
+    with pytest.raises(EmulationError) as caught:
+        problem.run(where)
+    assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma.sp")
+
+
+@pytest.mark.parametrize(("kind", "a"), [("f16", "f16"), ("tf32", "tf32"), ("i8", "s8")])
+def test_metadata_that_means_nothing_is_refused(kind: str, a: str, where: Where) -> None:
+    """Codes that name one place twice, and in kind tf32 all but two."""
+    good = [0b0100, 0b1110] if kind == "tf32" else [4, 8, 9, 12, 13, 6, 14]
+    for code in range(16):
+        problem = Problem(Case(kind, a, a, 128, 64, sparse=True))
+        problem.tmem[0, 77, METADATA] = problem.tmem[0, 77, METADATA] & ~np.uint32(0xF00) | np.uint32(code << 8)
+        if code in good:
+            problem.run(where)
+        else:
+            with pytest.raises(EmulationError, match="means nothing"):
+                problem.run(where)
+
+
 # The same for a weight-stationary product of 64 rows.
 BAD_STATIONARY = {
     "reserved instruction bit": (18, (2, 1 << 32 + 29)),
@@ -417,6 +504,12 @@ def test_what_weight_stationary_products_do_not_have_is_refused(name: str, where
     with pytest.raises(EmulationError) as caught:
         problem.run(where)
     assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma.ws")
+
+
+def test_a_shift_of_64_rows_is_refused(where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 64, 32, a_in_tmem=True, shifted=True))
+    with pytest.raises(EmulationError, match="128 or 256"):
+        problem.run(where)
 
 
 def test_a_dense_product_has_no_maximum_shift(where: Where) -> None:
@@ -495,6 +588,30 @@ def test_collector_buffers_are_filled_before_use(code: int, hints: tuple[str, ..
     with pytest.raises(EmulationError) as caught:
         problem.run(where, hints=hints)
     assert caught.value.code == code and hints[-1] in caught.value.instruction
+
+
+@pytest.mark.parametrize("model", ["native", "ptx"])
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_b_may_not_change_between_fill_and_use(mode: Any, model: Model) -> None:
+    """Another B at the same place; hardware could multiply by either."""
+    if not library.available():
+        pytest.skip("needs a C++ compiler on x86-64")
+    change = f"""
+    mov.b32 %r40, 0x12345678; st.shared.b32 [%smem+{B_START}], %r40;
+    fence.proxy.async.shared::cta;
+"""
+    problem = Problem(Case("f16", "f16", "f16", 64, 64, ws=True))
+    text = mma_ws("f16", hints=(FILL, USE))
+    first, second = text.split("setp.eq.b32 q, 0, 0;", 1)
+    commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];\n"
+    wait = "again: mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;\n@!%p bra again;\n"
+    renew = "mbarrier.inval.shared::cta.b64 [%bar];\nmbarrier.init.shared::cta.b64 [%bar], 1;\nfence.proxy.async;\n"
+    changed = first + "setp.eq.b32 q, 0, 0;\n" + commit + wait + renew + change + second
+    same = changed.replace(change, "")
+    given = problem.smem, problem.tmem, problem.arguments
+    run(same, *given, settings=Settings(mode), model=model)
+    with pytest.raises(EmulationError, match="is not what the buffer was filled with"):
+        run(changed, *given, settings=Settings(mode), model=model)
 
 
 def test_scale_factors_that_are_not_in_all_quarters_are_found_out(where: Where) -> None:

@@ -1,4 +1,4 @@
-"""Tensor copies that Hopper's TMA does not have: gathers of four rows, copies for the other CTA of a pair."""
+"""Tensor copies that Hopper's TMA does not have: gathers and scatters of four rows, copies for a pair's other CTA."""
 
 from __future__ import annotations
 
@@ -109,6 +109,33 @@ MULTICAST = f"""
 """
 
 
+# Four rows of shared memory, swizzled like a gather's, to rows of the tensor; `{column}` is the first column.
+SCATTER = """
+    {{
+    .reg .b32 %word, %value, %place, %line;
+    mov.b32 %word, 0;
+fill:
+    mad.lo.u32 %value, %word, 0x20002, 0x10000;
+    shl.b32 %place, %word, 2;
+    add.u32 %place, %place, %smem;
+    shr.u32 %line, %place, 3;
+    and.b32 %line, %line, 0x70;
+    xor.b32 %place, %place, %line;
+    st.shared.b32 [%place], %value;
+    add.u32 %word, %word, 1;
+    setp.lt.u32 %p, %word, {words};
+    @%p bra fill;
+    }}
+    {fence}
+    mov.b32 %r1, {column};
+    mov.b32 %r2, {rows[0]}; mov.b32 %r3, {rows[1]}; mov.b32 %r4, {rows[2]}; mov.b32 %r5, {rows[3]};
+    cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%map, {{%r1, %r2, %r3, %r4, %r5}}], [%smem];
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+"""
+FENCE = "fence.proxy.async.shared::cta;"
+
+
 def source() -> np.ndarray[Any, Any]:
     return np.arange(ROWS * COLUMNS, dtype=np.uint16).reshape(ROWS, COLUMNS)
 
@@ -163,6 +190,58 @@ def test_a_multicast_reaches_all_ctas_and_their_barriers(mode: Mode, where: Wher
     found = run(MULTICAST, 4, 2, where, mode)
     for cta in (0, 1):
         np.testing.assert_array_equal(found[cta], swizzled(source()[12:16, 8:72], 0))
+
+
+def scattered(
+    rows: tuple[int, ...], column: int, where: Where, settings: Settings, width: int = WIDTH, box: int = 1,
+    fence: str = FENCE, dtype: str = "uint16",
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    """The tensor after one scatter of the numbers 0, 1, ... (as 16-bit words)."""
+    data = Memory(source(), where)
+    size = {"uint16": 2, "uint32": 4}[dtype]
+    request = TileMap(data.pointer, dtype, (2 * COLUMNS // size, ROWS), (2 * COLUMNS,), (2 * width // size, box))
+    text = SCATTER.format(words=4 * width // 2, rows=rows, column=column * 2 // size, fence=fence)
+    kernel = Kernel(HEAD + text + TAIL, "scatter.ptx", where, 32)
+    out = Memory(np.zeros((4, WIDTH), np.uint16), where)
+    kernel.launch(Geometry((1, 1, 1), 32, 1024), [tile_map(request, where), out.parameter], settings)
+    return data.read()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("column", "width", "dtype"), [(8, 64, "uint16"), (96, 64, "uint16"), (-16, 32, "uint32")])
+def test_scatter(column: int, width: int, dtype: str, mode: Mode, where: Where) -> None:
+    """Four rows go where they are told to; what would lie outside the tensor is dropped, to all sides."""
+    wanted = source()
+    given = np.arange(4 * width, dtype=np.uint16).reshape(4, width)
+    first, last = max(column, 0), min(column + width, COLUMNS)
+    for at, row in ((0, 63), (3, 5)):
+        wanted[row, first:last] = given[at, first - column : last - column]
+    for seed in range(3):
+        found = scattered((63, 64, -1, 5), column, where, Settings(mode, seed), width, dtype=dtype)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_a_scatter_needs(where: Where) -> None:
+    """A fence before it, for its last row too, its wait at the end, and a map of single rows."""
+    with pytest.raises(EmulationError, match=r"fence\.proxy\.async"):
+        scattered((1, 2, 3, 4), 0, where, Settings("eager"), fence="")
+    with pytest.raises(EmulationError, match="2 and 1"):
+        scattered((1, 2, 3, 4), 0, where, Settings("eager"), box=4)
+
+
+def test_a_scatter_that_nobody_waits_for(where: Where) -> None:
+    data = Memory(source(), where)
+    request = TileMap(data.pointer, "uint16", (COLUMNS, ROWS), (2 * COLUMNS,), (WIDTH, 1))
+    text = SCATTER.format(words=128, rows=(1, 2, 3, 4), column=0, fence=FENCE).replace(".wait_group 0", ".wait_group 1")
+    kernel = Kernel(HEAD + text + TAIL, "scatter.ptx", where, 32)
+    parameters = [tile_map(request, where), Memory(np.zeros((4, WIDTH), np.uint16), where).parameter]
+    with pytest.raises(EmulationError, match="bulk store"):
+        kernel.launch(Geometry((1, 1, 1), 32, 1024), parameters, Settings("lazy"))
+
+
+def test_a_gather_needs_a_map_of_single_rows(where: Where) -> None:
+    with pytest.raises(EmulationError, match="2 and 1"):
+        run(GATHER, 4, 1, where, "eager")
 
 
 def test_a_map_that_nobody_spoke_of_is_a_failure(where: Where) -> None:

@@ -64,12 +64,33 @@ def copies() -> list[str]:
     return [f"tcgen05.cp.cta_group::1.{shape}{form} [%r1], %rd1;" for shape in shapes for form in formats]
 
 
+FORMATS = ("b8", "b8x16.b6x16_p32", "b8x16.b4x16_p64")
 STATIONARY = [
     f"tcgen05.mma.ws.cta_group::1.kind::{kind}{hint} [%r1], {a}, %rd2, %r3, %p1{mask};"
     for kind in ("f16", "tf32", "f8f6f4", "i8")
     for hint in ("", *(f".collector::b{i}::{use}" for i in range(4) for use in ("fill", "use", "lastuse", "discard")))
     for a in ("%rd1", "[%r2]")
     for mask in ("", ", %rd3", ", 0")
+]
+
+SPARSE = [
+    f"tcgen05.mma.sp.cta_group::1.kind::{kind} [%r1], {a}, %rd2, [%r4], %r3, %p1;"
+    for kind in ("f16", "tf32", "f8f6f4", "i8")
+    for a in ("%rd1", "[%r2]")
+]
+SHIFTED = [
+    f"tcgen05.mma.cta_group::1.kind::f16.ashift{hint} [%r1], [%r2], %rd2, %r3, %p1;"
+    for hint in ("", ".collector::a::lastuse", ".collector::a::discard")
+]
+MATRICES = [
+    *(f"ldmatrix.sync.aligned.m16n16.x1.trans.shared.{form} {{%r1, %r2}}, [%r5];" for form in FORMATS),
+    *(f"ldmatrix.sync.aligned.m16n16.x2.trans.{form} {{%r1, %r2, %r3, %r4}}, [%rd5];" for form in FORMATS),
+    *(f"ldmatrix.sync.aligned.m8n16.x1.shared::cta.{form} {{%r1}}, [%r5+16];" for form in FORMATS[1:]),
+    *(f"ldmatrix.sync.aligned.m8n16.x2.shared.{form} {{%r1, %r2}}, [%r5];" for form in FORMATS[1:]),
+    *(f"ldmatrix.sync.aligned.m8n16.x4.shared.{form} {{%r1, %r2, %r3, %r4}}, [%r5];" for form in FORMATS[1:]),
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r5], {%r1};",
+    "stmatrix.sync.aligned.m16n8.x2.trans.b8 [%rd5], {%r1, %r2};",
+    "stmatrix.sync.aligned.m16n8.x4.trans.shared::cta.b8 [%r5], {%r1, %r2, %r3, %r4};",
 ]
 
 ARITHMETIC = [
@@ -137,6 +158,7 @@ PAIRED = [
     "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r1, 32;",
     "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;",
     "tcgen05.shift.cta_group::2.down [%r1];",
+    "tcgen05.mma.cta_group::2.kind::f16.ashift [%r1], [%r2], %rd2, %r3, %p1;",
     "tcgen05.cp.cta_group::2.32x128b.warpx4 [%r1], %rd1;",
     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %h1;",
 ]
@@ -151,6 +173,8 @@ BULK = [
     f"cp.async.bulk.tensor.4d.{_INTO}.im2col.{_DONE} [%r1], [%rd1, {{%r2, %r3, %r4, %r5}}], [%r6], {{%h1, %h2}};",
     f"cp.async.bulk.{_INTO}.{_DONE} [%r1], [%rd1], 256, [%r2];",
     f"{_TENSOR}.global.shared::cta.bulk_group [%rd1, {{%r2, %r3}}], [%r1];",
+    f"{_TENSOR}.global.shared::cta.tile::scatter4.bulk_group.L2::cache_hint "
+    "[%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r1], %rd2;",
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r2, %r3}], [%r1];",
     "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%rd1], [%r1], %r2, %rd2;",
     "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r2, %r3}];",
@@ -196,7 +220,11 @@ def test_lines_are_kept_track_of() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
+        (
+            "tcgen05.mma.sp.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, [%r2], %r3, [%r4], [%r5], %p1;",
+            "left out",
+        ),
+        ("tcgen05.mma.sp.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "needs .block_scale"),
         ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
         ("tcgen05.mma.ws.cta_group::2.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", ".cta_group::1 only"),
         ("tcgen05.mma.ws.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, %p1;", "has no .ws"),
@@ -205,9 +233,14 @@ def test_lines_are_kept_track_of() -> None:
         ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::b1::keep [%r1], %rd1, %rd2, %r3, %p1;", "lastuse"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16.ashift [%r1], [%r2], %rd2, %r3, %p1;", ".ashift"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, {%r1, %r2, %r3, %r4}, %p1;", "expected D"),
+        ("tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], %rd1, %rd2, %r3, %p1;", "takes A in Tensor Memory"),
+        ("tcgen05.mma.cta_group::1.kind::f16.ashift.collector::a::use [%r1], [%r2], %rd2, %r3, %p1;", "without"),
         ("tcgen05.mma.cta_group::1.kind::f16.collector::b1::fill [%r1], %rd1, %rd2, %r3, %p1;", "belong to .ws"),
         ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];", "left out"),
-        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "left out"),
+        ("ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r1, %r2}, [%r3];", "does not have"),
+        ("ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r3];", "does not have"),
+        ("ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r1, %r2}, [%r3];", "expected 4 registers"),
+        ("stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r3], {%r1};", "does not have"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4];", "no .x64"),
         ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r4];", "expected 2 registers"),
         ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "other multicasts"),
@@ -216,7 +249,7 @@ def test_lines_are_kept_track_of() -> None:
         ("quantum.leap.b32 %r1, %r2;", "no translation is known"),
         (
             "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, {%r2, %r3, %r5, %r6}], [%r1];",
-            "left out",
+            "four rows",
         ),
     ],
 )
@@ -240,8 +273,8 @@ def test_sites_name_their_instructions() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "group",
-    [moves(), copies(), STATIONARY, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
-    ids=["move", "copy", "stationary", "math", "sync", "paired", "bulk"],
+    [moves(), copies(), STATIONARY, SPARSE, SHIFTED, MATRICES, ARITHMETIC, SYNCHRONISATION, PAIRED, BULK],
+    ids=["move", "copy", "stationary", "sparse", "shifted", "matrix", "math", "sync", "paired", "bulk"],
 )
 def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path) -> None:
     """Each instruction is real sm_100a PTX, and its translation is real sm_90a PTX that links with the model."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 
 import cupymla
 from cupymla import InputError, UnsupportedError
+from cupymla.interop.table import declared
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
@@ -117,6 +120,23 @@ def test_gradient_through_statistics_is_refused(rng: Any) -> None:
     with pytest.raises(ValueError, match="cannot be differentiated"):
         lse = mla.sparse_mla_fwd(q, kv, indices)[2]
         jax.grad(lambda q: mla.attn_dist(q, kv, indices, lse).sum())(q)
+
+
+def test_gradient_of_what_the_backward_does_not_know_is_refused(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option of the forward alone: its gradient would be that of another function."""
+    q, kv, indices = selection(rng)
+    backward = declared("sparse_mla_bwd")
+    kept = [p for p in backward.signature.parameters.values() if p.name != "sm_scale"]
+    lesser = dataclasses.replace(backward)
+    object.__setattr__(lesser, "signature", inspect.Signature(kept))
+    monkeypatch.setattr("cupymla.interop.jax.functions.declared", lambda name: lesser)
+
+    def loss(q: Any, scale: float | None) -> Any:
+        return mla.sparse_mla_fwd(q, kv, indices, sm_scale=scale)[0].astype(jnp.float32).sum()
+
+    with pytest.raises(UnsupportedError, match=r"gradient with sm_scale=0\.25.*gradients with sm_scale=None"):
+        jax.grad(loss)(q, 0.25)
+    jax.grad(loss)(q, None)
 
 
 def mapped(function: Any, axes: Any, arguments: Any) -> tuple[np.ndarray[Any, Any], ...]:

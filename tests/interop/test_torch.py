@@ -81,6 +81,7 @@ def selection(seed: int = 0, s_q: int = 6, s_kv: int = 40, h: int = 4) -> tuple[
 
 def test_opcheck_with_gradients() -> None:
     q, kv, indices, sink = selection()
+    mla.register()
     operator = torch.ops.cupymla.sparse_mla_fwd.default
     torch.library.opcheck(operator, (q, kv, indices, None, sink), {"causal": True, "q_start": 20})
 

@@ -55,11 +55,17 @@ INIT = """mov.u32 %r1, tile; setp.eq.s32 %p1, %r0, 0; @%p1 mbarrier.init.shared:
 WAIT = "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], {parity}; @!%p2 bra WAIT;"
 
 
+def test_a_deadlock_names_the_places_where_threads_wait() -> None:
+    lines = "\n.loc 1 42 7, function_name $L__info_string0, inlined_at 1 20 3\n"
+    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*64 at PTX line \d+ .* \(\?:42, from \?:20\)"):
+        run(INIT.format(count=1) + lines + WAIT.format(parity=0), np.zeros(64, np.uint32), threads=64)
+
+
 def test_mbarrier_deadlock_and_underflow() -> None:
     arrive = "mbarrier.arrive.shared::cta.b64 _, [%r1];"
     out = np.zeros(64, np.uint32)
     run(INIT.format(count=64) + arrive + WAIT.format(parity=0), out, threads=64)
-    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*64 at line"):
+    with pytest.raises(Trap, match=r"deadlock: CTA 0 .*64 at PTX line"):
         run(INIT.format(count=65) + arrive + WAIT.format(parity=0), out, threads=64)
     with pytest.raises(Trap, match="mbarrier underflow"):
         # Bytes that never come keep the phase open while a second arrival is made.

@@ -19,6 +19,8 @@ torch: Any = pytest.importorskip("torch", reason="the oracle's gradients are tor
 
 Array = npt.NDArray[Any]
 D_V = 512
+WITHOUT_EFFECT = frozenset({"out", "lse", "lse_base", "deterministic", "dkv_dtype", "attn_dist", "normalize"})
+"""Arguments that change nothing of an `Oracle`: what the forward gave, units, and how and what else is written."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ def solve(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    **_: Any,
+    **others: Any,
 ) -> Oracle:
     """All results for arguments as the public functions take them; lse in natural units."""
+    unknown = sorted(others.keys() - WITHOUT_EFFECT)
+    assert not unknown, f"the oracle knows nothing of {', '.join(unknown)}"
     has_batch = q.ndim == 4
     if not has_batch:
         q, kv, indices = q[None], kv[None], indices[None]

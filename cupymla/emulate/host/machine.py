@@ -43,6 +43,7 @@ class _Request(ctypes.Structure):
         ("dynamic_bytes", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
         ("parameter_bytes", ctypes.c_uint32),
+        ("resident", ctypes.c_uint32),
         ("approximation", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
@@ -180,10 +181,12 @@ class HostProgram:
             ctypes.memmove(ctypes.addressof(packed) + offset, source, size)
         return packed
 
-    def _execute(self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], chosen: Settings, switches: int) -> str:
+    def _execute(
+        self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], settings: Settings, switches: int
+    ) -> str:
         request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
-        request.seed = chosen.seed + 1
-        request.approximation = APPROXIMATIONS.index(chosen.approximation)
+        request.seed, request.resident = settings.seed + 1, settings.resident_clusters
+        request.approximation = APPROXIMATIONS.index(settings.approximation)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"

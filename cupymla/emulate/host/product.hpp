@@ -143,7 +143,9 @@ inline void multiply_on_host(const Mma& mma, const Shape& shape, const Operation
   idle.pop_back();
   Product& work = *held;
   const uint32_t a_rows = shape.m / mma.cta_group, b_rows = shape.n / mma.cta_group;
-  if (mma.a_in_tmem) {
+  // The model reads and expands what is not a plain matrix of shared memory.
+  const bool plain_a = !mma.a_in_tmem && !shape.sparse;
+  if (!plain_a) {
     for (uint32_t i = 0; i < shape.m * a_copies(mma, shape); ++i) {
       read_a(mma, shape, i / shape.m, i % shape.m, operation, home);
     }
@@ -153,13 +155,18 @@ inline void multiply_on_host(const Mma& mma, const Shape& shape, const Operation
   decode_column_mask(mma.column_mask, mask);
   for (uint32_t half = 0; half < mma.cta_group; ++half) {
     const uint32_t rank = rank_of_half(mma, half);
-    if (!mma.a_in_tmem) {
+    if (plain_a) {
       float* a = work.a[half * a_rows];
       read_operand(a, 64, 1, mma.a, shape.a_transposed, shape.a, 0, a_rows, shape.k, rank, operation);
       for (uint32_t i = 0; shape.a_negated && i < a_rows * 64; ++i) a[i] = -a[i];
     }
     float* b = &work.b[0][half * b_rows];
     read_operand(b, 1, 256, mma.b, shape.b_transposed, shape.b, mask.shift, b_rows, shape.k, rank, operation);
+  }
+  if (mma.ws && mma.collector_use != kCollectorDiscard) {
+    uint64_t sum = 0;
+    for (uint32_t n = 0; n < shape.n; ++n) sum += row_sum(&work.b[0][n], 256, shape.k, n);
+    check_collector(mma, sum, operation, home);
   }
   const float sign = shape.b_negated ? -1.0f : 1.0f;
   for (uint32_t k = 0; k < shape.k; ++k) {

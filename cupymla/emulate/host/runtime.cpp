@@ -94,6 +94,16 @@ void require_released(Thread& t, uint64_t address, const char* instruction) {
          t.index, at[0], at[1], at[2], static_cast<unsigned long long>(address), instruction);
 }
 
+uint32_t take_cluster(uint32_t* first) {
+  auto& waiting = the->waiting;
+  if (waiting.empty()) return 0;
+  const uint64_t at = (shuffle_bits(the->random) >> 32) * waiting.size() >> 32;
+  const Cluster& taken = the->clusters[waiting[at]];
+  for (int d = 0; d < 3; ++d) first[d] = taken.first[d];
+  waiting.erase(waiting.begin() + static_cast<int64_t>(at));
+  return 1;
+}
+
 uint64_t last_work() { return the->worked * kNanosecondsPerSwitch; }
 uint64_t now() { return the->switches * kNanosecondsPerSwitch; }
 uint64_t draw(Thread& t) { return shuffle_bits(t.random); }
@@ -248,9 +258,25 @@ class Faults {
   struct sigaction segv_ = {}, bus_ = {};
 };
 
+// Lets clusters begin while there is room for them, in the order of the grid.
+void begin_clusters(std::vector<Thread*>& alive) {
+  auto& running = the->running;
+  const auto over = [](uint32_t index) { return the->clusters[index].ended == the->clusters[index].threads.size(); };
+  running.erase(std::remove_if(running.begin(), running.end(), over), running.end());
+  while (!the->waiting.empty() && running.size() < the->resident && the->failure.empty()) {
+    const uint32_t index = the->waiting.front();
+    the->waiting.erase(the->waiting.begin());
+    running.push_back(index);
+    for (Thread* t : the->clusters[index].threads) {
+      t->rest.until += the->switches;
+      alive.push_back(t);
+    }
+  }
+}
+
 void schedule() {
   std::vector<Thread*> alive, ready;
-  for (auto& t : the->threads) alive.push_back(t.get());
+  begin_clusters(alive);
   while (!alive.empty()) {
     the->alive = alive.size();
     ready.clear();
@@ -274,6 +300,7 @@ void schedule() {
     if (!the->copies.empty()) run_copies();
     if (the->limit && the->turns > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
+    if (!the->waiting.empty()) begin_clusters(alive);
   }
   if (the->failure.empty() && !the->copies.empty()) run_copies();
 }
@@ -285,7 +312,7 @@ void schedule() {
 // Called from Python.
 
 struct LaunchRequest {
-  uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes;
+  uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
   uint32_t approximation;
   uint64_t seed, limit;
 };
@@ -305,8 +332,10 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   const uint32_t ctas = grid[0] * grid[1] * grid[2], size = extent[0] * extent[1] * extent[2];
   std::vector<Cta> all(ctas);
   std::vector<std::vector<Cta*>> clusters(ctas / size, std::vector<Cta*>(size));
-  std::vector<uint32_t> ended(clusters.size());
+  machine.clusters.resize(clusters.size());
+  machine.resident = request->resident ? request->resident : static_cast<uint32_t>(clusters.size());
   std::vector<uint64_t> issued(clusters.size() * kIssueSlots);
+  std::vector<uint32_t> owners;  // the cluster that each CTA belongs to
   const uint32_t bytes = kSystemBytes + request->static_bytes + request->dynamic_bytes;
   std::vector<std::unique_ptr<unsigned char, void (*)(void*)>> memory;
   for (uint32_t i = 0; i < ctas; ++i) {
@@ -321,8 +350,10 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       rank += cta.in_cluster[d] * rank_scale, rank_scale *= extent[d];
     }
     cta.rank = rank, cta.cluster_size = size, cta.cluster = clusters[cluster_index].data();
-    cta.cluster_ended = &ended[cluster_index], cta.cluster_issued = &issued[cluster_index * kIssueSlots];
+    cta.cluster_ended = &machine.clusters[cluster_index].ended, cta.cluster_issued = &issued[cluster_index * kIssueSlots];
     clusters[cluster_index][rank] = &cta;
+    for (int d = 0; rank == 0 && d < 3; ++d) machine.clusters[cluster_index].first[d] = position[d];
+    owners.push_back(cluster_index);
     cta.smem_bytes = bytes, cta.dynamic_bytes = request->dynamic_bytes, cta.threads = request->block;
     auto* block = static_cast<unsigned char*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
     std::memset(block, 0xff, bytes);
@@ -349,9 +380,11 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->resting = begin != 0, t->rest.until = begin;
       prepare(*t);
       t->warp->lanes[t->lane] = t.get();
+      machine.clusters[owners[i]].threads.push_back(t.get());
       machine.threads.push_back(std::move(t));
     }
   }
+  for (uint32_t i = 0; i < machine.clusters.size(); ++i) machine.waiting.push_back(i);
   const auto faults = std::make_unique<Faults>();
   try {
     if (sigsetjmp(machine.outside, 1) == 0) schedule();

@@ -161,6 +161,9 @@ inline void breathe(Thread& t) {
   if ((draw(t) & 31) == 0) rest(t, Rest{});
 }
 
+// Takes a cluster of the grid that has not begun out of it; 0 where there is none. `first` is its first CTA.
+uint32_t take_cluster(uint32_t* first);
+
 // Memory --------------------------------------------------------------------------------------------------------
 
 // `one` is any CTA of the cluster.

@@ -10,7 +10,18 @@ namespace machine {
 // Where in its error ex2.approx lies; as cupymla/ptx/approximation.py numbers them.
 enum class Approximation : uint32_t { kExact, kAbove, kBelow, kScattered };
 
+// A cluster of the grid.
+struct Cluster {
+  uint32_t first[3] = {};
+  uint32_t ended = 0;
+  std::vector<Thread*> threads;
+};
+
 struct Machine {
+  std::vector<Cluster> clusters;
+  std::vector<uint32_t> waiting;  // clusters that have not begun
+  std::vector<uint32_t> running;
+  uint32_t resident = 0;  // how many run at a time
   std::vector<std::unique_ptr<Thread>> threads;
   std::deque<std::shared_ptr<Copy>> copies;
   uint64_t switches = 0, turns = 0, random = 1, limit = 0, alive = 0, worked = 0;

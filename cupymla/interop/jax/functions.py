@@ -231,8 +231,7 @@ def _gradients(
     known = {**saved, **{gradient.cotangents[name]: slopes[name] for name in live}}
     backward = declared(gradient.backward)
     given = {name: known[name] for name in backward.arrays if name in known}
-    defaults = {name: parameter.default for name, parameter in backward.options.items()}
-    chosen = tuple((name, options.get(name, default)) for name, default in defaults.items())
+    chosen = tuple(declaration.for_backward(backward, options).items())
     made = _flat(backward, tuple(given), chosen)(*given.values())
     facts = {name: _facts(backward, name, array) for name, array in given.items()}
     by_result = dict(zip(backward.results(facts, dict(chosen)), made, strict=True))

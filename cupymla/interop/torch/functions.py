@@ -143,7 +143,6 @@ def _remember(declaration: Declaration) -> Callable[..., None]:
 
 def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tuple[Any, ...]]:
     backward = declared(gradient.backward)
-    defaults = {name: parameter.default for name, parameter in backward.options.items()}
 
     def run(ctx: Any, *slopes: Any) -> tuple[Any, ...]:
         live = {name: s for name, s in zip(declaration.outputs, slopes, strict=True) if s is not None}
@@ -152,7 +151,7 @@ def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tup
             known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
             known |= {gradient.cotangents[name]: slope.contiguous() for name, slope in live.items()}
             given = {name: known[name] for name in backward.arrays if name in known}
-            options = {name: ctx.options.get(name, default) for name, default in defaults.items()}
+            options = declaration.for_backward(backward, ctx.options)
             made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
             results = dict(zip(backward.results(facts(given), options), made, strict=True))
             grads = {name: results[result] for name, result in gradient.results.items() if result in results}
