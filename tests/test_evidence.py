@@ -188,11 +188,12 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(gpu, "run_cases", lambda *_: "fine")
     monkeypatch.setattr(gpu, "check_same_bits", lambda *_: None)
     monkeypatch.setattr(evidence.Recorder, "write", write)
-    subject = operators.Subject(a_kernel()[0].name)
-    steps = gpu.check(subject, tmp_path, ["memcheck"], 60)
+    entry, kernel = a_kernel()
+    subject = operators.Subject(entry.name)
+    steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60)
     assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
     assert kept == {
-        "repeats": {"cases": len(gpu.repeatable(subject)), "runs": gpu.REPEATS},
+        "repeats": {"cases": len(gpu.repeatable(subject, kernel)), "runs": gpu.REPEATS},
         "sanitizers": {"memcheck": "ERROR SUMMARY: 0 errors"},
     }
 
@@ -214,14 +215,14 @@ def test_support_rows_name_every_operator_and_kernel_once() -> None:
 
 
 def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
-    """Evidence speaks for all of an operator's cases or is not written."""
-    entry, _ = a_kernel()
+    """Evidence speaks for all of a kernel's cases or is not written."""
+    entry, kernel = a_kernel()
     cases = operators.Subject(entry.name).cases.CASES
     recorder = evidence.Recorder(tmp_path)
     good = compare("out", np.ones(2), np.ones(2), np.ones(2))
     for case in cases[1:]:
-        recorder.record(entry.name, case, [good])
-    recorder.record(entry.name, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+        recorder.record(entry.name, kernel, case, [good])
+    recorder.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
     assert recorder.write() == []
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,7 @@ from .compare import Report
 from .emulated import emulated
 from .evidence import WithoutGpu
 from .interpreted import Interpreted, interpreted
-from .operators import Subject
+from .operators import Subject, require_launched
 
 MULTIPROCESSORS = (1, 132, 3)
 # nvfp4_gemv puts a CTA of up to 512 threads on every SM, however little there is to do, and a CPU's time goes by CTAs:
@@ -76,13 +76,6 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: Kernel
     return [case for case in every if subject.cases.flops(case) <= most_flops]
 
 
-def require_launched(subject: Subject, kernel: KernelEntry, launched: Sequence[str]) -> None:
-    """Raise AssertionError where another kernel of the target did a kernel's work."""
-    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
-    if not others.isdisjoint(launched):
-        raise AssertionError(f"launched {', '.join(launched)} in the place of {kernel.name}")
-
-
 def run_cases(
     subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None
 ) -> list[Sequence[Report]] | None:
@@ -90,8 +83,6 @@ def run_cases(
 
     With a kernel, that one is chosen wherever the target has another one as well, and no other may run.
     """
-    choice = subject.choice(kernel) if kernel else None
-    chosen = against.constant(subject, choice.setting).applied if choice else nullcontext
     turns = 1 if is_interpreted(arch) else len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
@@ -100,7 +91,8 @@ def run_cases(
             start = time.monotonic()
             what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
             try:
-                with chosen(), machine_for(subject.name, arch, turns * number + turn) as made:
+                chosen = against.chosen(subject, kernel) if kernel else nullcontext()
+                with chosen, machine_for(subject.name, arch, turns * number + turn) as made:
                     found = made.check(subject.name, case)
                     if kernel:
                         require_launched(subject, kernel, made.launched)
