@@ -131,11 +131,25 @@ def test_what_is_said_of_a_kernel_has_come_from_it(
     cases = without_gpu.small_cases(subject, kernel=kernel)
     assert 0 < len(cases) < len(subject.cases.CASES) and {case.intent for case in cases} == {"tensor"}
     case = min(cases, key=subject.cases.flops)
-    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is not None
+    assert without_gpu.run_cases(subject, kernel, [case]) is not None
     choices = subject.cases.CHOICES
     monkeypatch.setitem(choices, kernel.name, choices["nvfp4_gemv"])
-    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is None
+    assert without_gpu.run_cases(subject, kernel, [case]) is None
     assert "launched nvfp4_gemv in the place of nvfp4_gemv_tcgen05" in capsys.readouterr().out
+
+
+def test_a_case_that_launched_nothing_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However right its results are; but for cases in which there is nothing to do."""
+    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    entry, kernel = a_kernel()
+    subject = operators.Subject(entry.name)
+    some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
+    assert without_gpu.run_cases(subject, kernel, [some]) is None
+    assert f"launched nothing in the place of {kernel.name}" in capsys.readouterr().out
+    empty = next(case for case in subject.cases.CASES if subject.cases.flops(case) == 0)
+    assert without_gpu.run_cases(subject, kernel, [empty]) is not None
 
 
 def test_every_kernel_that_has_another_beside_it_can_be_chosen() -> None:

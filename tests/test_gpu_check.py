@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fake_cupy
 import pytest
@@ -69,6 +70,24 @@ def test_a_kernel_that_another_stood_in_for_has_failed(
     for check in (gpu.check_case, gpu.check_same_bits):
         with pytest.raises(Mismatch, match=r"launched nvfp4_gemv\b.* in the place of nvfp4_gemv_tcgen05"):
             check(subject, kernel, case)
+
+
+def test_a_call_that_launches_nothing_has_failed(
+    blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that computes on the CPU what it was given on the GPU, and gets it right."""
+
+    def on_cpu(c: Any = None, **given: Any) -> Any:
+        host = {name: value.get() if hasattr(value, "get") else value for name, value in given.items()}
+        (found,) = subject.reference(host, "same")
+        made = fake_cupy.ComputingArray(found) if c is None else c
+        made[...] = found
+        return made
+
+    monkeypatch.setattr(subject, "call", on_cpu)
+    for kernel in by_name(subject).values():
+        with pytest.raises(Mismatch, match=f"launched nothing in the place of {kernel.name}"):
+            gpu.check_case(subject, kernel, subject.cases_of(kernel)[0])
 
 
 def test_one_kernels_cases_can_be_run_alone(

@@ -127,34 +127,34 @@ def launches() -> Iterator[list[str]]:
         yield launched
 
 
-def _with_kernel(subject: Subject, kernel: KernelEntry, work: Callable[[], T]) -> T:
-    """What work gives in a new thread, a kernel being chosen wherever its target has another one as well.
+def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callable[[], T]) -> T:
+    """What work on a case gives in a new thread, a kernel being chosen wherever its target has another one as well.
 
-    Raises what work raises, and Mismatch when another one was launched.
+    Raises what work raises, and Mismatch when another one was launched, or none.
     """
     with against.chosen(subject, kernel), launches() as launched, ThreadPoolExecutor(1) as fresh:
         made = fresh.submit(work).result()
-    operators.require_launched(subject, kernel, launched)
+    operators.require_launched(subject, kernel, case, launched)
     return made
 
 
 def check_case(subject: Subject, kernel: KernelEntry, case: Case, seed: int = 0) -> list[Report]:
     """Run a case with the caller's outputs and with allocated ones; a report for each output of both.
 
-    Raises Mismatch when the call wrote outside its outputs, and when another kernel was launched.
+    Raises Mismatch when the call wrote outside its outputs, and when another kernel was launched, or none.
     """
 
     def both() -> list[Report]:
         run = Run(subject, case, seed)
         return [*run.reports(run.launch()), *run.reports(run.allocated())]
 
-    return _with_kernel(subject, kernel, both)
+    return _with_kernel(subject, kernel, case, both)
 
 
 def check_same_bits(subject: Subject, kernel: KernelEntry, case: Case, repeats: int = REPEATS, seed: int = 0) -> None:
     """Run a case again and again into poisoned outputs.
 
-    Raises Mismatch unless the bits are equal every time, and when another kernel was launched.
+    Raises Mismatch unless the bits are equal every time, and when another kernel was launched, or none.
     """
 
     def repeated() -> None:
@@ -165,7 +165,7 @@ def check_same_bits(subject: Subject, kernel: KernelEntry, case: Case, repeats: 
                 if value.tobytes() != first[name].tobytes():
                     raise Mismatch(f"{kernel.name} {case.name}: run {repeat} of {repeats} gave other bits in {name}")
 
-    _with_kernel(subject, kernel, repeated)
+    _with_kernel(subject, kernel, case, repeated)
 
 
 def small_grid(subject: Subject, kernel: KernelEntry) -> list[Case]:

@@ -151,11 +151,15 @@ def kernels_for(entry: OperatorEntry, capability: tuple[int, int]) -> tuple[Kern
     return tuple(kernel for kernel in entry.kernels if best and kernel.arch == best.name)
 
 
-def require_launched(subject: Subject, kernel: KernelEntry, launched: Sequence[str]) -> None:
-    """Raise Mismatch where another kernel of the target did a kernel's work."""
+def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched: Sequence[str]) -> None:
+    """Raise Mismatch where another kernel of the target did a kernel's work, or none did the work that there was.
+
+    A case without arithmetic may be one where there is nothing to launch.
+    """
     others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
-    if not others.isdisjoint(launched):
-        raise Mismatch(f"launched {', '.join(launched)} in the place of {kernel.name}")
+    missing = kernel.name not in launched and subject.cases.flops(case) > 0
+    if missing or not others.isdisjoint(launched):
+        raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")
 
 
 def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:

@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from .. import arch as arches
 from ..build import compiler
@@ -76,26 +76,24 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: Kernel
     return [case for case in every if subject.cases.flops(case) <= most_flops]
 
 
-def run_cases(
-    subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None
-) -> list[Sequence[Report]] | None:
-    """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
+def run_cases(subject: Subject, kernel: KernelEntry, cases: Sequence[Case]) -> list[Sequence[Report]] | None:
+    """Run a kernel's cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
 
-    With a kernel, that one is chosen wherever the target has another one as well, and no other may run.
+    The kernel is chosen wherever its target has another one as well, and no other may run.
     """
+    arch = kernel.arch
     turns = 1 if is_interpreted(arch) else len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
     for number, case in enumerate(cases):
         for turn in range(turns):
             start = time.monotonic()
-            what = f"{subject.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
+            what = f"{kernel.name} {arch} {case.name} {MODES[turn] if turns > 1 else ''}".rstrip()
             try:
-                chosen = against.chosen(subject, kernel) if kernel else nullcontext()
-                with chosen, machine_for(subject.name, arch, turns * number + turn) as made:
+                which = turns * number + turn
+                with against.chosen(subject, kernel), machine_for(subject.name, arch, which) as made:
                     found = made.check(subject.name, case)
-                    if kernel:
-                        require_launched(subject, kernel, made.launched)
+                    require_launched(subject, kernel, case, made.launched)
                 compare.require(found)
                 reports.append(found)
             except Exception as error:
@@ -109,7 +107,7 @@ def run_cases(
 def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
     """Run a kernel's small cases; None when one failed."""
     chosen = small_cases(subject, most_flops, kernel)
-    reports = run_cases(subject, kernel.arch, chosen, kernel)
+    reports = run_cases(subject, kernel, chosen)
     digest = evidence.current_hash(subject.entry, kernel)
     if reports is None or digest is None:
         return None
@@ -155,8 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError("OP and --arch", "an operator with a kernel for the target", f"{name}, {options.arch}")
         if options.case:
             cases = named(subject, options.case)
-            for arch in dict.fromkeys(kernel.arch for kernel in kernels):
-                complete &= run_cases(subject, arch, cases) is not None
+            for kernel in kernels:
+                served = [case for case in cases if case in subject.cases_of(kernel)]
+                complete &= run_cases(subject, kernel, served) is not None
             continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)
