@@ -168,7 +168,7 @@ def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
 
 
 def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:
-    """Every kernel variant that the operator's plan can pick, for the given targets or for all."""
+    """The kernel variants of an operator that are compiled ahead of use, for the given targets or for all."""
     targets = dict.fromkeys(kernel.arch for kernel in entry.kernels if archs is None or kernel.arch in archs)
     if not targets:
         return []
