@@ -15,7 +15,7 @@ from cupymla import arch, build
 from cupymla.build.source import KernelSource, units
 from cupymla.ops import registry
 
-LARGEST_HEAD = 256
+LARGE_HEAD, PLAIN = 192, 0
 PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
@@ -31,12 +31,15 @@ def all_sources() -> Iterator[KernelSource]:
 
 
 def all_variants() -> Iterator[Any]:
-    """Every kernel that any call may want. Of those that are compiled on first use only the largest run unasked."""
+    """Every kernel that any call may want. Of those that are compiled on first use only those short of registers run
+    unasked: on tensor cores, with large heads."""
     for entry in PLANNED:
         ahead = sources(entry)
         plan: Any = importlib.import_module(f"{entry.module}.plan")
         for source in getattr(plan, "variants", plan.sources)():
-            unasked = source in ahead or dict(source.defines).get("CUPYMLA_HEAD_SIZE") == LARGEST_HEAD
+            defines = {name: value for name, value in source.defines if isinstance(value, int)}
+            large = defines.get("CUPYMLA_HEAD_SIZE", 0) >= LARGE_HEAD and defines.get("CUPYMLA_ENGINE") != PLAIN
+            unasked = source in ahead or large
             yield pytest.param(source, id=str(source), marks=[] if unasked else [pytest.mark.compile_all])
 
 
