@@ -39,10 +39,11 @@ __device__ __forceinline__ void sync_cluster() {
   }
 }
 
-// Two CTAs meet between passes, for the order in which they add to the distribution, and where there was no block, since
-// the other one may still read `slots` here. Behind the last block nothing of the other CTA is under way to this one's
-// memory: what it sends was waited for (staging_ready, received, drained), and what it read decided whether it sends at
-// all. So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's release would.
+// Two CTAs meet between passes, for the order in which they add to the distribution, and where there was no block,
+// as the other one may still read `slots` here. Behind the last block nothing of the other CTA is under way to this
+// one's memory: what it sends was waited for (staging_ready, received, drained), and what it read decided whether it
+// sends at all. So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's
+// release would.
 template <typename Config>
 __device__ __forceinline__ void end_pass(const Parameters& params, int32_t slots, int32_t pass) {
   if (pass + 1 < params.passes || slots == 0) sync_cluster<Config>();
