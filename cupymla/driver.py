@@ -32,6 +32,7 @@ RawFunction: TypeAlias = Callable[..., int]
 """A driver function called through ctypes: takes what the C function takes, returns the CUresult."""
 
 _NOT_READY = 600
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 @functools.cache
@@ -292,6 +293,32 @@ def capture_id(stream: int) -> int | None:
     if code:
         raise error(code, f"asking whether stream {stream:#x} is being captured")
     return int(number.value) if status.value else None
+
+
+class beside_captures:
+    """A block in which this thread may allocate memory, load kernels and wait while streams are being captured.
+
+    A capture in the driver's default mode forbids all threads what a graph would not repeat, and ends where one does it
+    all the same. So only what no graph has to repeat belongs in such a block. What conflicts with a capture in any case
+    stays forbidden: to wait for a stream that is being captured, or for the legacy default stream while one is that was
+    not made non-blocking. Source: CUDA Driver API, "cuThreadExchangeStreamCaptureMode"; CUDA C++ Programming Guide,
+    "Prohibited and Unhandled Operations". Raises DriverError. It has not run on a GPU yet.
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        self._mode = ctypes.c_int(_RELAXED)
+        self._exchange()
+
+    def __exit__(self, *exception: object) -> None:
+        self._exchange()
+
+    def _exchange(self) -> None:
+        """Give this thread the mode that is kept here, and keep the one it had."""
+        code = function("cuThreadExchangeStreamCaptureMode", ctypes.c_void_p)(ctypes.addressof(self._mode))
+        if code:
+            raise error(code, "changing this thread's capture mode")
 
 
 def capturing(stream: int) -> bool:

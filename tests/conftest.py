@@ -14,6 +14,12 @@ from cupymla.testing.evidence import Recorder
 
 NO_GPU = "needs a CUDA GPU"
 
+# Options without which the tests marked like them are left out.
+ASKED_FOR = {
+    "--interpret-all": "run every small case of every kernel interpreted",
+    "--compile-all": "compile every variant that any call may want",
+}
+
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
 settings.load_profile("cupymla")
@@ -27,15 +33,18 @@ def gpu_present() -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--interpret-all", action="store_true", help="run every small case of every kernel interpreted")
+    for option, meaning in ASKED_FOR.items():
+        parser.addoption(option, action="store_true", help=meaning)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One worker takes all GPU tests, so that they neither compete for memory nor split the evidence."""
-    if not config.getoption("--interpret-all"):
-        unasked = [item for item in items if item.get_closest_marker("interpret_all")]
-        items[:] = [item for item in items if not item.get_closest_marker("interpret_all")]
-        config.hook.pytest_deselected(items=unasked)
+    for option in ASKED_FOR:
+        if not config.getoption(option):
+            marker = option.removeprefix("--").replace("-", "_")
+            unasked = [item for item in items if item.get_closest_marker(marker)]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=unasked)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("gpu"):

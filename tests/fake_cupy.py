@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,36 @@ class ndarray:
         self.shape = host.shape
         self.strides = host.strides
         self.dtype = host.dtype
+
+
+class ComputingArray(ndarray):
+    """One with what the test kit computes on a GPU."""
+
+    __module__ = "cupy"
+
+    def __getitem__(self, key: Any) -> ComputingArray:
+        return ComputingArray(self.host[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.host[key] = value.host if isinstance(value, ndarray) else value
+
+    def __ne__(self, other: object) -> Any:
+        return self.host != other
+
+    def view(self, dtype: Any) -> ComputingArray:
+        return ComputingArray(self.host.view(dtype))
+
+    def reshape(self, shape: tuple[int, ...]) -> ComputingArray:
+        return ComputingArray(self.host.reshape(shape))
+
+    def fill(self, value: Any) -> None:
+        self.host.fill(value)
+
+    def get(self) -> np.ndarray:
+        return self.host.copy()
+
+
+ComputingArray.__name__ = "ndarray"
 
 
 class Entered:
@@ -75,6 +105,19 @@ class FakeCupy(ModuleType):
             raise TypeError(f"CuPy has no {dtype}")
         self.made.append((self.devices[-1], self.streams[-1], shape, dtype))
         return ndarray(np.empty(shape, dtype), self.devices[-1])
+
+
+def computing(stand_in: Any) -> None:
+    """Give a stand-in for the module what the test kit makes arrays with."""
+
+    def strided(memory: ComputingArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> ComputingArray:
+        return ComputingArray(np.lib.stride_tricks.as_strided(memory.host, shape, strides))
+
+    stand_in.array = lambda host: ComputingArray(np.array(host))
+    stand_in.asarray = stand_in.array
+    stand_in.full = lambda *args, **kwargs: ComputingArray(np.full(*args, **kwargs))
+    stand_in.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=strided))
+    stand_in.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:

@@ -39,6 +39,7 @@ class FakeDriver:
         pending: handles of events that are not reached yet.
         captured: id of the capture that a stream takes part in, by the stream's address.
         stream_ids: ids of streams, by address.
+        capture_mode: how captures restrict the calling thread; 0 is the driver's default.
     """
 
     def __init__(self) -> None:
@@ -53,8 +54,10 @@ class FakeDriver:
         self.stream_ids: dict[int, int] = {}
         self.address_device = 0
         self.version = 13010
+        self.capture_mode = 0
         self._events = 0x9000
         self.answer("cuCtxGetCurrent", [ctypes.c_void_p], self._get_current)
+        self.answer("cuThreadExchangeStreamCaptureMode", [ctypes.c_void_p], self._exchange_mode)
         self.answer("cuStreamGetCaptureInfo", [ctypes.c_void_p] * 6, self._get_capture)
         self.answer("cuStreamGetId", [ctypes.c_void_p] * 2, self._get_stream_id)
 
@@ -133,6 +136,12 @@ class FakeDriver:
     def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
         self.calls.append(("cuStreamSynchronize", int(stream)))
         return (OK,)
+
+    def _exchange_mode(self, place: int) -> int:
+        mode = ctypes.c_int.from_address(place)
+        mode.value, self.capture_mode = self.capture_mode, mode.value
+        self.calls.append(("cuThreadExchangeStreamCaptureMode", self.capture_mode))
+        return 0
 
     def _get_capture(self, stream: int | None, status: int, number: int, *rest: int | None) -> int:
         captured = self.captured.get(stream or 0)

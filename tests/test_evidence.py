@@ -130,11 +130,25 @@ def test_what_is_said_of_a_kernel_has_come_from_it(
     cases = without_gpu.small_cases(subject, kernel=kernel)
     assert 0 < len(cases) < len(subject.cases.CASES) and {case.intent for case in cases} == {"tensor"}
     case = min(cases, key=subject.cases.flops)
-    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is not None
+    assert without_gpu.run_cases(subject, kernel, [case]) is not None
     choices = subject.cases.CHOICES
     monkeypatch.setitem(choices, kernel.name, choices["nvfp4_gemv"])
-    assert without_gpu.run_cases(subject, kernel.arch, [case], kernel) is None
+    assert without_gpu.run_cases(subject, kernel, [case]) is None
     assert "launched nvfp4_gemv in the place of nvfp4_gemv_tcgen05" in capsys.readouterr().out
+
+
+def test_a_case_that_launched_nothing_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However right its results are; but for cases in which there is nothing to do."""
+    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    entry, kernel = a_kernel()
+    subject = operators.Subject(entry.name)
+    some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
+    assert without_gpu.run_cases(subject, kernel, [some]) is None
+    assert f"launched nothing in the place of {kernel.name}" in capsys.readouterr().out
+    empty = next(case for case in subject.cases.CASES if subject.cases.flops(case) == 0)
+    assert without_gpu.run_cases(subject, kernel, [empty]) is not None
 
 
 def test_every_kernel_that_has_another_beside_it_can_be_chosen() -> None:
@@ -199,11 +213,12 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(gpu, "run_cases", lambda *_: "fine")
     monkeypatch.setattr(gpu, "check_same_bits", lambda *_: None)
     monkeypatch.setattr(evidence.Recorder, "write", write)
-    subject = operators.Subject(a_kernel()[0].name)
-    steps = gpu.check(subject, tmp_path, ["memcheck"], 60)
+    entry, kernel = a_kernel()
+    subject = operators.Subject(entry.name)
+    steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60)
     assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
     assert kept == {
-        "repeats": {"cases": len(gpu.repeatable(subject)), "runs": gpu.REPEATS},
+        "repeats": {"cases": len(gpu.repeatable(subject, kernel)), "runs": gpu.REPEATS},
         "sanitizers": {"memcheck": "ERROR SUMMARY: 0 errors"},
     }
 
@@ -225,14 +240,14 @@ def test_support_rows_name_every_operator_and_kernel_once() -> None:
 
 
 def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
-    """Evidence speaks for all of an operator's cases or is not written."""
-    entry, _ = a_kernel()
+    """Evidence speaks for all of a kernel's cases or is not written."""
+    entry, kernel = a_kernel()
     cases = operators.Subject(entry.name).cases.CASES
     recorder = evidence.Recorder(tmp_path)
     good = compare("out", np.ones(2), np.ones(2), np.ones(2))
     for case in cases[1:]:
-        recorder.record(entry.name, case, [good])
-    recorder.record(entry.name, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+        recorder.record(entry.name, kernel, case, [good])
+    recorder.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
     assert recorder.write() == []
     assert list(tmp_path.iterdir()) == []
 

@@ -251,16 +251,30 @@ def test_public_call_keeps_the_law_on_a_small_grid(entry: OperatorEntry) -> None
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
 def test_repetition_takes_only_what_promises_equal_bits(entry: OperatorEntry) -> None:
     """With a `deterministic` option, the runs without it may differ; without one, none may."""
-    cases = gpu.repeatable(operators.Subject(entry.name))
-    assert cases
-    if entry.name == "sparse_mla_bwd":
-        assert all(case.deterministic for case in cases)  # type: ignore[attr-defined]
+    subject = operators.Subject(entry.name)
+    for kernel in entry.kernels:
+        cases = gpu.repeatable(subject, kernel)
+        assert cases
+        assert {case.name for case in cases} <= {case.name for case in subject.cases_of(kernel)}
+        if entry.name == "sparse_mla_bwd":
+            assert all(case.deterministic for case in cases)  # type: ignore[attr-defined]
 
 
 def test_kernels_are_chosen_by_compute_capability() -> None:
     entry = OperatorEntry(
-        "x", "", kernels=(KernelEntry("plain", "sm_80"), KernelEntry("hopper", "sm_90a"), KernelEntry("b", "sm_100a"))
+        "x",
+        "",
+        kernels=tuple(
+            KernelEntry(name, arch)
+            for name, arch in (
+                ("plain", "sm_80"),
+                ("plain", "sm_90"),
+                ("hopper", "sm_90a"),
+                ("b", "sm_100a"),
+                ("beside", "sm_100a"),
+            )
+        ),
     )
-    chosen = {c: operators.kernel_for(entry, c) for c in ((7, 5), (8, 6), (9, 0), (10, 0), (12, 0))}
-    names = {capability: kernel.name if kernel else None for capability, kernel in chosen.items()}
-    assert names == {(7, 5): None, (8, 6): "plain", (9, 0): "hopper", (10, 0): "b", (12, 0): None}
+    chosen = {c: operators.kernels_for(entry, c) for c in ((7, 5), (8, 6), (9, 0), (10, 0), (12, 0))}
+    names = {capability: [kernel.name for kernel in kernels] for capability, kernels in chosen.items()}
+    assert names == {(7, 5): [], (8, 6): ["plain"], (9, 0): ["hopper"], (10, 0): ["b", "beside"], (12, 0): []}

@@ -168,7 +168,7 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
     if not driver.available():
         raise UnsupportedError("timing kernels", "this machine, which has no CUDA GPU", "CUDA GPUs")
     capability = driver.compute_capability(0)
-    fitting = [entry for entry in chosen if operators.kernel_for(entry, capability)]
+    fitting = [entry for entry in chosen if operators.kernels_for(entry, capability)]
     lacking = [entry.name for entry in chosen if entry not in fitting]
     if (names and lacking) or not fitting:
         raise UnsupportedError(

@@ -117,7 +117,7 @@ def show_operator(name: str, gpu: str | None) -> Shown:
 def _has_kernel(subject: Subject) -> bool:
     from .. import driver
 
-    return operators.kernel_for(subject.entry, driver.compute_capability(0)) is not None
+    return bool(operators.kernels_for(subject.entry, driver.compute_capability(0)))
 
 
 def _compile_all(terminal: Terminal) -> list[Outcome]:

@@ -224,16 +224,18 @@ class PreparedKernel(Generic[R]):
         self._given = given
         pointer = tensor.launch_stream(given, stream)
         self._stream = None if stream is None else pointer
-        arrays = outputs(self._stream)
-        arrays.require_mutable()
         like = given[0]
         self._device = like.device.index
         # What one framework's current stream orders needs no ordering and no holding at each run; see `tensor.hold`.
         self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
-        with driver.on_device(self._device):
-            self._binding, self._keep = bind(arrays, pointer)
-            if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
-                driver.wait(pointer)
+        # Memory that is allocated here is the call's own: no graph has to repeat that.
+        with driver.beside_captures():
+            arrays = outputs(self._stream)
+            arrays.require_mutable()
+            with driver.on_device(self._device):
+                self._binding, self._keep = bind(arrays, pointer)
+                if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
+                    driver.wait(pointer)
         self.launcher = self._binding.launcher
         self._result = result(arrays)
         if self._loose:

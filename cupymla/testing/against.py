@@ -22,6 +22,7 @@ from .. import build
 from ..build import Kernel, KernelSource
 from ..errors import InputError
 from ..ops.case import Case
+from ..ops.registry import KernelEntry
 from .operators import Subject, as_tuple
 from .timing import Timer
 
@@ -118,6 +119,15 @@ def constant(subject: Subject, setting: str) -> Variant:
             yield
 
     return Variant(setting, applied)
+
+
+def chosen(subject: Subject, kernel: KernelEntry) -> contextlib.AbstractContextManager[None]:
+    """A block in which a kernel runs wherever it can, though its target has another one as well (`CHOICES` of cases).
+
+    What a thread remembers of calls that it made before goes before the choice.
+    """
+    choice = subject.choice(kernel)
+    return constant(subject, choice.setting).applied() if choice else contextlib.nullcontext()
 
 
 def prepared(subject: Subject, inputs: dict[str, Any], variant: Variant) -> Any:

@@ -38,7 +38,7 @@ class Evidence:
         gpu: product name of the GPU.
         driver: its driver's release.
         toolkit: compiler and headers.
-        cases: how many cases passed; they are all there were.
+        cases: how many cases passed; they are all that the kernel can run.
         worst_errors: for each output, the error and its limit in the case that came nearest to its limit.
         ran: "hardware", or "emulated" for code translated to run on another architecture.
         date: ISO 8601, UTC.
@@ -172,42 +172,43 @@ def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
 
 
 class Recorder:
-    """Collects the reports of passed cases, and writes the evidence of each operator whose cases all passed."""
+    """Collects the reports of passed cases, and writes the evidence of each kernel whose cases all passed."""
 
     def __init__(self, folder: Path = FOLDER, ran: Ran = "hardware") -> None:
         self._folder = folder
         self._ran: Ran = ran
-        self._passed: dict[str, dict[str, list[Report]]] = {}
+        self._passed: dict[tuple[str, KernelEntry], dict[str, list[Report]]] = {}
 
-    def record(self, operator: str, case: Case, reports: Sequence[Report]) -> None:
-        """Count a case whose reports hold no failure; ignore any other."""
+    def record(self, operator: str, kernel: KernelEntry, case: Case, reports: Sequence[Report]) -> None:
+        """Count a case of a kernel whose reports hold no failure; ignore any other."""
         if not any(report.failure for report in reports):
-            self._passed.setdefault(operator, {})[case.name] = list(reports)
+            self._passed.setdefault((operator, kernel), {})[case.name] = list(reports)
 
     def write(
         self, device: int = 0, repeats: dict[str, int] | None = None, sanitizers: dict[str, str] | None = None
     ) -> list[Path]:
-        """Write what is complete; returns the files. Nothing is written for operators of which a case is missing.
+        """Write what is complete; returns the files. Nothing is written for kernels of which a case is missing.
 
         `repeats` and `sanitizers` are kept as they are (see Evidence).
         """
         files: list[Path | None] = []
-        for operator, passed in self._passed.items():
+        for (operator, kernel), passed in self._passed.items():
             subject = operators.Subject(operator)
-            if {case.name for case in subject.cases.CASES} <= passed.keys():
-                found = self._evidence(subject.entry, passed, device)
+            if {case.name for case in subject.cases_of(kernel)} <= passed.keys():
+                found = self._evidence(subject.entry, kernel, passed, device)
                 if found is not None:
                     found = replace(found, repeats=dict(repeats or {}), sanitizers=dict(sanitizers or {}))
                     files.append(write(found, self._folder))
         return [file for file in files if file is not None]
 
-    def _evidence(self, entry: OperatorEntry, passed: dict[str, list[Report]], device: int) -> Evidence | None:
+    def _evidence(
+        self, entry: OperatorEntry, kernel: KernelEntry, passed: dict[str, list[Report]], device: int
+    ) -> Evidence | None:
         from .. import driver
         from ..build import compiler
 
-        kernel = operators.kernel_for(entry, driver.compute_capability(device))
-        digest = current_hash(entry, kernel) if kernel else None
-        if kernel is None or digest is None:
+        digest = current_hash(entry, kernel)
+        if digest is None:
             return None
         return Evidence(
             operator=entry.name,

@@ -10,25 +10,34 @@ guard zones before each call, so that what was not written and what was written 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 
+from .. import build, driver
+from ..build import KernelSource
 from ..ops import registry
 from ..ops.case import Case
-from . import compare, operators
+from ..ops.registry import KernelEntry
+from . import against, compare, operators
 from .compare import Mismatch, Report
 from .evidence import Recorder
 from .operators import Subject
 from .poison import Guarded
+
+T = TypeVar("T")
 
 REPEATS = 20
 
@@ -78,98 +87,160 @@ class Run:
     def allocated(self) -> dict[str, operators.Array]:
         """The same call with outputs that the operator allocates."""
         self._poison_beside()
-        results = operators.as_tuple(self._subject.call(**self.arguments))
-        made = {name: result.get() for name, result in zip(self.outputs, results, strict=True)}
-        return {**made, **self._read_beside()}
+        made = self._subject.named(self._subject.call(**self.arguments))
+        return {**{name: result.get() for name, result in made.items()}, **self._read_beside()}
 
     def reports(self, got: dict[str, operators.Array]) -> list[Report]:
         """How outputs compare with the references."""
-        rows = zip(got.items(), self.same.values(), self.exact.values(), strict=True)
-        return [compare.compare(name, value, same, exact) for (name, value), same, exact in rows]
+        return self._subject.compared(got, self.same, self.exact)
 
 
-def check_case(operator: str, case: Case, seed: int = 0) -> list[Report]:
+@contextlib.contextmanager
+def launches() -> Iterator[list[str]]:
+    """A block that notes the kernel of every launch, by its entry's name.
+
+    What a thread has bound before is launched unnoticed, so that calls are to be made in a new one.
+    """
+    names: dict[int, str] = {}
+    launched: list[str] = []
+    load, entry_point = build.kernel, driver.function
+
+    def kernel(source: KernelSource, device: int) -> Any:
+        made = load(source, device)
+        names[made.function] = source.entry
+        return made
+
+    def function(name: str, *argtypes: Any) -> Any:
+        found = entry_point(name, *argtypes)
+        if name != "cuLaunchKernelEx":
+            return found
+
+        def launch(config: Any, chosen: Any, *rest: Any) -> int:
+            code: int = found(config, chosen, *rest)
+            if not code:
+                launched.append(names[chosen.value])
+            return code
+
+        return launch
+
+    with mock.patch.object(build, "kernel", kernel), mock.patch.object(driver, "function", function):
+        yield launched
+
+
+def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callable[[], T]) -> T:
+    """What work on a case gives in a new thread, a kernel being chosen wherever its target has another one as well.
+
+    Raises what work raises, and Mismatch when another one was launched, or none.
+    """
+    with against.chosen(subject, kernel), launches() as launched, ThreadPoolExecutor(1) as fresh:
+        made = fresh.submit(work).result()
+    operators.require_launched(subject, kernel, case, launched)
+    return made
+
+
+def check_case(subject: Subject, kernel: KernelEntry, case: Case, seed: int = 0) -> list[Report]:
     """Run a case with the caller's outputs and with allocated ones; a report for each output of both.
 
-    Raises Mismatch when the call wrote outside its outputs.
+    Raises Mismatch when the call wrote outside its outputs, and when another kernel was launched, or none.
     """
-    run = Run(Subject(operator), case, seed)
-    return [*run.reports(run.launch()), *run.reports(run.allocated())]
+
+    def both() -> list[Report]:
+        run = Run(subject, case, seed)
+        return [*run.reports(run.launch()), *run.reports(run.allocated())]
+
+    return _with_kernel(subject, kernel, case, both)
 
 
-def check_same_bits(operator: str, case: Case, repeats: int = REPEATS, seed: int = 0) -> None:
-    """Run a case again and again into poisoned outputs. Raises Mismatch unless the bits are equal every time."""
-    run = Run(Subject(operator), case, seed)
-    first = run.launch()
-    for repeat in range(2, repeats + 1):
-        for name, value in run.launch().items():
-            if value.tobytes() != first[name].tobytes():
-                raise Mismatch(f"{operator} {case.name}: run {repeat} of {repeats} gave other bits in {name}")
+def check_same_bits(subject: Subject, kernel: KernelEntry, case: Case, repeats: int = REPEATS, seed: int = 0) -> None:
+    """Run a case again and again into poisoned outputs.
+
+    Raises Mismatch unless the bits are equal every time, and when another kernel was launched, or none.
+    """
+
+    def repeated() -> None:
+        run = Run(subject, case, seed)
+        first = run.launch()
+        for repeat in range(2, repeats + 1):
+            for name, value in run.launch().items():
+                if value.tobytes() != first[name].tobytes():
+                    raise Mismatch(f"{kernel.name} {case.name}: run {repeat} of {repeats} gave other bits in {name}")
+
+    _with_kernel(subject, kernel, case, repeated)
 
 
-def repeatable(subject: Subject) -> list[Case]:
-    """The cheapest cases of each intent among those that promise equal bits.
+def small_grid(subject: Subject, kernel: KernelEntry) -> list[Case]:
+    """The cheapest cases of each intent that a kernel can run."""
+    served = {case.name for case in subject.cases_of(kernel)}
+    return subject.small_grid(keep=lambda case: case.name in served)
+
+
+def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
+    """The cheapest cases of each intent that a kernel can run, among those that promise equal bits.
 
     Those are all, but for an operator with a `deterministic` option those that ask for it.
     """
     if "deterministic" not in inspect.signature(subject.call).parameters:
-        return subject.small_grid()
-    return subject.small_grid(keep=lambda case: getattr(case, "deterministic", False))
+        return small_grid(subject, kernel)
+    served = {case.name for case in subject.cases_of(kernel) if getattr(case, "deterministic", False)}
+    return subject.small_grid(keep=lambda case: case.name in served)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One line of the closing table: what was checked, how it went, how long it took, where its log is."""
 
-    operator: str
+    kernel: str
     name: str
     passed: bool
     note: str
     seconds: float
 
 
-def _timed(operator: str, name: str, work: Callable[[], str]) -> Step:
+def _timed(kernel: str, name: str, work: Callable[[], str]) -> Step:
     start = time.monotonic()
     try:
         note, passed = work(), True
     except Exception as error:
         note, passed = f"{type(error).__name__}: {error}", False
-    return Step(operator, name, passed, note, time.monotonic() - start)
+    return Step(kernel, name, passed, note, time.monotonic() - start)
 
 
-def run_cases(subject: Subject, cases: Sequence[Case], recorder: Recorder | None = None) -> str:
+def run_cases(subject: Subject, kernel: KernelEntry, cases: Sequence[Case], recorder: Recorder | None = None) -> str:
     """Check cases; returns a line of statistics. Raises Mismatch with all failures."""
     import cupy
 
     failures, worst = [], 0.0
     for case in cases:
         try:
-            reports = check_case(subject.name, case)
+            reports = check_case(subject, kernel, case)
             compare.require(reports)
         except Mismatch as mismatch:
             failures.append(f"{case.name}: {mismatch}")
             continue
         worst = max([worst, *(report.error / report.limit for report in reports if report.limit)])
         if recorder:
-            recorder.record(subject.name, case, reports)
+            recorder.record(subject.name, kernel, case, reports)
         cupy.get_default_memory_pool().free_all_blocks()
     if failures:
         raise Mismatch(f"{len(failures)} of {len(cases)} cases failed\n" + "\n".join(failures))
     return f"{len(cases)} cases, worst error {worst:.2f} of its limit"
 
 
-def _repeat(subject: Subject, found: dict[str, int]) -> str:
-    cases = repeatable(subject)
+def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int]) -> str:
+    cases = repeatable(subject, kernel)
     for case in cases:
-        check_same_bits(subject.name, case)
+        check_same_bits(subject, kernel, case)
     found.update(cases=len(cases), runs=REPEATS)
     return f"{len(cases)} cases, {REPEATS} runs each, equal bits"
 
 
-def _sanitize(subject: Subject, tool: str, out: Path, timeout: float, found: dict[str, str]) -> str:
+def _sanitize(
+    subject: Subject, kernel: KernelEntry, tool: str, out: Path, timeout: float, found: dict[str, str]
+) -> str:
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    log = out / f"{subject.name}.{tool}.log"
-    worker = [sys.executable, "-m", "cupymla.testing.gpu", "cases", subject.name, "--small", "--plain-allocations"]
+    log = out / f"{subject.name}.{kernel.name}.{tool}.log"
+    worker = [sys.executable, "-m", "cupymla.testing.gpu", "cases", subject.name, "--kernel", kernel.name]
+    worker += ["--small", "--plain-allocations"]
     command = [program, "--tool", tool, "--error-exitcode", "9", *worker]
     with log.open("w") as stream:
         done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, timeout=timeout, check=False)
@@ -181,20 +252,20 @@ def _sanitize(subject: Subject, tool: str, out: Path, timeout: float, found: dic
     return f"{text} ({SANITIZERS[tool]})"
 
 
-def check(subject: Subject, out: Path, sanitizers: Sequence[str], timeout: float) -> list[Step]:
-    """Everything for one operator; writes evidence when all cases passed with equal bits and clean sanitizers."""
+def check(subject: Subject, kernel: KernelEntry, out: Path, sanitizers: Sequence[str], timeout: float) -> list[Step]:
+    """Everything for one kernel; writes evidence when all its cases passed with equal bits and clean sanitizers."""
     recorder = Recorder()
     repeats: dict[str, int] = {}
     summaries: dict[str, str] = {}
     steps = [
-        _timed(subject.name, "cases", lambda: run_cases(subject, subject.cases.CASES, recorder)),
-        _timed(subject.name, "same bits", lambda: _repeat(subject, repeats)),
+        _timed(kernel.name, "cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder)),
+        _timed(kernel.name, "same bits", lambda: _repeat(subject, kernel, repeats)),
     ]
     for tool in sanitizers:
-        work = functools.partial(_sanitize, subject, tool, out, timeout, summaries)
-        steps.append(_timed(subject.name, tool, work))
+        work = functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries)
+        steps.append(_timed(kernel.name, tool, work))
     if all(step.passed for step in steps):
-        steps.append(_timed(subject.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
+        steps.append(_timed(kernel.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
     return steps
 
 
@@ -204,12 +275,12 @@ def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str
 
 
 def _show(steps: Sequence[Step], out: Path) -> None:
-    details = [f"-- {step.operator} {step.name}\n{step.note}" for step in steps]
+    details = [f"-- {step.kernel} {step.name}\n{step.note}" for step in steps]
     (out / "details.txt").write_text("\n".join(details) + "\n")
-    print(f"{'operator':24} {'check':10} {'':6} {'seconds':>8}  note")
+    print(f"{'kernel':24} {'check':10} {'':6} {'seconds':>8}  note")
     for step in steps:
         note = step.note.splitlines()[0][:120] if step.note else ""
-        print(f"{step.operator:24} {step.name:10} {'ok' if step.passed else 'FAILED':6} {step.seconds:8.1f}  {note}")
+        print(f"{step.kernel:24} {step.name:10} {'ok' if step.passed else 'FAILED':6} {step.seconds:8.1f}  {note}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -222,6 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     full.add_argument("--timeout", type=float, default=300.0, help="seconds for one sanitizer run (default: 300)")
     cases = commands.add_parser("cases", help="the cases alone")
     cases.add_argument("operators", nargs="+", metavar="OP")
+    cases.add_argument("--kernel", metavar="NAME", help="of this kernel alone, where the GPU's target has several")
     cases.add_argument("--small", action="store_true", help="the cheapest cases of each intent")
     cases.add_argument("--plain-allocations", action="store_true", help="one cudaMalloc per array, for memcheck")
     return parser
@@ -229,34 +301,36 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all passed, 1 when something failed, 2 without a GPU or a kernel for it."""
-    from .. import driver
-
     options = _parser().parse_args(arguments)
     if not driver.available():
         print("this needs a CUDA GPU, and there is none on this machine", file=sys.stderr)
         return 2
     names = options.operators or [entry.name for entry in registry.OPERATORS]
     capability = driver.compute_capability(0)
-    subjects = [Subject(name) for name in names if operators.kernel_for(registry.named(name), capability)]
-    if not subjects:
+    subjects = [Subject(name) for name in names]
+    kernels = [(subject, kernel) for subject in subjects for kernel in operators.kernels_for(subject.entry, capability)]
+    if options.command == "cases" and options.kernel:
+        kernels = [(subject, kernel) for subject, kernel in kernels if kernel.name == options.kernel]
+    if not kernels:
         print(f"no kernel for {driver.device_name(0)} among: {', '.join(names)}", file=sys.stderr)
         return 2
     if options.command == "cases":
-        return _run_plain(subjects, options.small, options.plain_allocations)
+        return _run_plain(kernels, options.small, options.plain_allocations)
     options.out.mkdir(parents=True, exist_ok=True)
-    steps = [step for s in subjects for step in check(s, options.out, options.sanitizers, options.timeout)]
+    steps = [step for each in kernels for step in check(*each, options.out, options.sanitizers, options.timeout)]
     _show(steps, options.out)
     return 0 if all(step.passed for step in steps) else 1
 
 
-def _run_plain(subjects: Sequence[Subject], small: bool, plain_allocations: bool) -> int:
+def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], small: bool, plain_allocations: bool) -> int:
     import cupy
 
     if plain_allocations:
         # A pool hands out parts of large blocks, inside which an overrun goes unseen.
         cupy.cuda.set_allocator(None)
-    for subject in subjects:
-        print(subject.name, run_cases(subject, subject.small_grid() if small else subject.cases.CASES))
+    for subject, kernel in kernels:
+        cases = small_grid(subject, kernel) if small else subject.cases_of(kernel)
+        print(kernel.name, run_cases(subject, kernel, cases))
     return 0
 
 

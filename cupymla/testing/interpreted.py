@@ -322,6 +322,7 @@ class Interpreted:
             "primary_context": lambda index: _CONTEXT,
             "is_current": lambda index: True,
             "on_device": lambda index: _Entered(),
+            "beside_captures": _Entered,
             "order": lambda first, then: None,
             "capture_id": lambda stream: None,
             "stream_id": lambda stream: stream,

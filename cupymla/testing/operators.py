@@ -20,7 +20,7 @@ from ..ops import registry
 from ..ops.case import Case, Choice
 from ..ops.registry import KernelEntry, OperatorEntry
 from . import compare
-from .compare import Report
+from .compare import Mismatch, Report
 
 Array = npt.NDArray[Any]
 
@@ -96,9 +96,15 @@ class Subject:
         """How results of NumPy inputs, by name, compare with the references: what a call returned and what it wrote
         beside it, all that the references make and nothing else."""
         with np.errstate(all="ignore"):
-            exact, same = self.expected(inputs, "float64"), self.expected(inputs, "same")
-            if results.keys() != same.keys():
-                raise ValueError(f"{self.name}: results {', '.join(results)} where {', '.join(same)} are expected")
+            return self.compared(results, self.expected(inputs, "same"), self.expected(inputs, "float64"))
+
+    def compared(
+        self, results: Mapping[str, Array], same: Mapping[str, Array], exact: Mapping[str, Array]
+    ) -> list[Report]:
+        """The same, where what is expected in both precisions is known."""
+        if results.keys() != same.keys():
+            raise ValueError(f"{self.name}: results {', '.join(results)} where {', '.join(same)} are expected")
+        with np.errstate(all="ignore"):
             return [
                 compare.compare(name, _as(got, same[name]), same[name], exact[name]) for name, got in results.items()
             ]
@@ -135,18 +141,26 @@ def arguments_on(xp: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: strided_like(xp, value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
 
 
-def kernel_for(entry: OperatorEntry, capability: tuple[int, int]) -> KernelEntry | None:
-    """The kernel of an operator that a GPU of this compute capability runs; None when it has none there.
+def kernels_for(entry: OperatorEntry, capability: tuple[int, int]) -> tuple[KernelEntry, ...]:
+    """The kernels of an operator, all of one target, that a GPU of this compute capability runs; there may be none.
 
-    A kernel for exactly this GPU goes before one that many run, a newer target before an older.
+    A target for exactly this GPU goes before one that many run, a newer one before an older.
     """
-    fitting = [kernel for kernel in entry.kernels if arches.named(kernel.arch).runs_on(capability)]
+    targets = [arches.named(kernel.arch) for kernel in entry.kernels]
+    fitting = [arch for arch in targets if arch.runs_on(capability)]
+    best = max(fitting, key=lambda arch: (arch.exact, arch.capability), default=None)
+    return tuple(kernel for kernel in entry.kernels if best and kernel.arch == best.name)
 
-    def preference(kernel: KernelEntry) -> tuple[bool, tuple[int, int]]:
-        arch = arches.named(kernel.arch)
-        return arch.exact, arch.capability
 
-    return max(fitting, key=preference, default=None)
+def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched: Sequence[str]) -> None:
+    """Raise Mismatch where another kernel of the target did a kernel's work, or none did the work that there was.
+
+    A case without arithmetic may be one where there is nothing to launch.
+    """
+    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
+    missing = kernel.name not in launched and subject.cases.flops(case) > 0
+    if missing or not others.isdisjoint(launched):
+        raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")
 
 
 def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
@@ -155,7 +169,7 @@ def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:
 
 
 def variants(entry: OperatorEntry, archs: Sequence[str] | None = None) -> list[KernelSource]:
-    """Every kernel variant that the operator's plan can pick, for the given targets or for all."""
+    """The kernel variants of an operator that are compiled ahead of use, for the given targets or for all."""
     targets = dict.fromkeys(kernel.arch for kernel in entry.kernels if archs is None or kernel.arch in archs)
     if not targets:
         return []

@@ -15,7 +15,7 @@ import difflib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from .. import arch as arches
 from ..build import compiler
@@ -30,7 +30,7 @@ from .compare import Report
 from .emulated import emulated
 from .evidence import WithoutGpu
 from .interpreted import Interpreted, interpreted
-from .operators import Subject
+from .operators import Subject, require_launched
 
 MULTIPROCESSORS = (1, 132, 3)
 # nvfp4_gemv puts a CTA of up to 512 threads on every SM, however little there is to do, and a CPU's time goes by CTAs:
@@ -83,29 +83,20 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: Kernel
     return [case for case in every if subject.cases.flops(case) <= most_flops]
 
 
-def require_launched(subject: Subject, kernel: KernelEntry, launched: Sequence[str]) -> None:
-    """Raise AssertionError where another kernel of the target did a kernel's work."""
-    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
-    if not others.isdisjoint(launched):
-        raise AssertionError(f"launched {', '.join(launched)} in the place of {kernel.name}")
-
-
 def run_cases(
-    subject: Subject, arch: str, cases: Sequence[Case], kernel: KernelEntry | None = None, turns: int = 1
+    subject: Subject, kernel: KernelEntry, cases: Sequence[Case], turns: int = 1
 ) -> list[Sequence[Report]] | None:
-    """Run cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
+    """Run a kernel's cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
 
-    With a kernel, that one is chosen wherever the target has another one as well, and no other may run.
+    The kernel is chosen wherever its target has another one as well, and no other may run.
 
     Args:
         subject: the operator.
-        arch: the target.
+        kernel: the one to choose.
         cases: what to run.
-        kernel: the one to choose; None leaves it to the plan.
         turns: how often an interpreted case runs, each time on another number of multiprocessors with another seed.
     """
-    choice = subject.choice(kernel) if kernel else None
-    chosen = against.constant(subject, choice.setting).applied if choice else nullcontext
+    arch = kernel.arch
     counts = multiprocessors(subject.name)
     if not is_interpreted(arch):
         turns = len(MODES)
@@ -116,12 +107,11 @@ def run_cases(
             start = time.monotonic()
             whole = turns * number + turn
             how = f"{counts[whole % len(counts)]} SM" if is_interpreted(arch) else MODES[turn]
-            what = f"{subject.name} {arch} {case.name} {how}"
+            what = f"{kernel.name} {arch} {case.name} {how}"
             try:
-                with chosen(), machine_for(subject.name, arch, whole) as made:
+                with against.chosen(subject, kernel), machine_for(subject.name, arch, whole) as made:
                     found = made.check(subject.name, case)
-                    if kernel:
-                        require_launched(subject, kernel, made.launched)
+                    require_launched(subject, kernel, case, made.launched)
                 compare.require(found)
                 reports.append(found)
             except Exception as error:
@@ -136,7 +126,7 @@ def run_cases(
 def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
     """Run a kernel's small cases; None when one failed."""
     chosen = small_cases(subject, most_flops, kernel)
-    reports = run_cases(subject, kernel.arch, chosen, kernel)
+    reports = run_cases(subject, kernel, chosen)
     digest = evidence.current_hash(subject.entry, kernel)
     if reports is None or digest is None:
         return None
@@ -198,8 +188,9 @@ def _run(options: argparse.Namespace) -> int:
             continue
         if options.case:
             cases = named(subject, options.case)
-            for arch in dict.fromkeys(kernel.arch for kernel in kernels):
-                complete &= run_cases(subject, arch, cases, turns=TURNS) is not None
+            for kernel in kernels:
+                served = [case for case in cases if case in subject.cases_of(kernel)]
+                complete &= run_cases(subject, kernel, served, turns=TURNS) is not None
             continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)

@@ -32,12 +32,12 @@ def missing_kernels() -> list[str]:
     """What this machine's GPU cannot run."""
     from cupymla import driver
     from cupymla.ops import registry
-    from cupymla.testing.operators import kernel_for
+    from cupymla.testing.operators import kernels_for
 
     if not driver.available():
         return ["a CUDA GPU"]
     capability = driver.compute_capability(0)
-    lacking = [name for name in NEEDED if kernel_for(registry.named(name), capability) is None]
+    lacking = [name for name in NEEDED if not kernels_for(registry.named(name), capability)]
     return [f"a kernel of {name} for {driver.device_name(0)}" for name in lacking]
 
 

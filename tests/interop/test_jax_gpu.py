@@ -13,7 +13,7 @@ from threads_kit import in_threads
 
 from cupymla import driver
 from cupymla.testing import compare
-from cupymla.testing.operators import Subject, kernel_for
+from cupymla.testing.operators import Subject, kernels_for
 
 pytestmark = pytest.mark.gpu
 jax = pytest.importorskip("jax")
@@ -69,7 +69,7 @@ def arrays_of(inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("problem", SERVED, ids=lambda problem: problem.name)
 def test_right_under_jit(problem: kit.Problem, mla: Any) -> None:
     subject = Subject(problem.declaration.name)
-    if kernel_for(subject.entry, driver.compute_capability(0)) is None:
+    if not kernels_for(subject.entry, driver.compute_capability(0)):
         pytest.skip("no kernel for this GPU")
     inputs = kit.batch_first(problem, problem.inputs())
     arrays, options = arrays_of(inputs)
@@ -165,7 +165,7 @@ def test_memory_of_inputs_is_used_again_only_behind_the_call(hopper: None, mla: 
 
 def test_operators_without_a_kernel_say_so(mla: Any) -> None:
     subject = Subject("sparse_mla_bwd_phase1")
-    if kernel_for(subject.entry, driver.compute_capability(0)) is not None:
+    if kernels_for(subject.entry, driver.compute_capability(0)):
         pytest.skip("there is a kernel")
     arrays, options = arrays_of(subject.cases.inputs(subject.small_grid(1)[0], 0))
     with pytest.raises(Exception, match=r"sparse_mla_bwd_phase1.* is not supported on"):

@@ -13,7 +13,7 @@ from threads_kit import in_threads
 from cupymla import driver
 from cupymla.testing import compare
 from cupymla.testing.frameworks import to_torch
-from cupymla.testing.operators import Subject, kernel_for
+from cupymla.testing.operators import Subject, kernels_for
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -63,7 +63,7 @@ def require_right(subject: Subject, inputs: dict[str, Any], results: Any) -> Non
 def test_right(problem: kit.Problem, mla: Any) -> None:
     """Twice, for the second call takes the remembered way; with other addresses, for only those are new to it."""
     subject = Subject(problem.declaration.name)
-    if kernel_for(subject.entry, driver.compute_capability(0)) is None:
+    if not kernels_for(subject.entry, driver.compute_capability(0)):
         pytest.skip("no kernel for this GPU")
     inputs = problem.inputs()
     plain = {name: value for name, value in inputs.items() if not name.startswith("return_")}

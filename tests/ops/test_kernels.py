@@ -5,35 +5,54 @@ A run in which all cases of an operator pass writes its evidence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from cupymla import driver
 from cupymla.ops import registry
 from cupymla.ops.case import Case
+from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare, gpu, operators
 from cupymla.testing.evidence import Recorder
+from cupymla.testing.operators import Subject
 
 SUBJECTS = [operators.Subject(entry.name) for entry in registry.OPERATORS if entry.kernels]
-CASES = [pytest.param(s.name, case, id=f"{s.name}-{case.name}") for s in SUBJECTS for case in s.cases.CASES]
-REPEATED = [pytest.param(s.name, case, id=f"{s.name}-{case.name}") for s in SUBJECTS for case in gpu.repeatable(s)]
 
 
-def require_kernel(operator: str) -> None:
-    if operators.kernel_for(registry.named(operator), driver.compute_capability(0)) is None:
-        pytest.skip(f"{operator} has no kernel for {driver.device_name(0)}")
+def params(chosen: Callable[[Subject, KernelEntry], list[Case]]) -> list[Any]:
+    """Operator, kernel and case, whichever GPU there is: of kernels of one name that of the target written last."""
+    kernels = {
+        (subject.name, kernel.name): (subject, kernel) for subject in SUBJECTS for kernel in subject.entry.kernels
+    }
+    return [
+        pytest.param(subject.name, name, case, id=f"{name}-{case.name}")
+        for (_, name), (subject, kernel) in kernels.items()
+        for case in chosen(subject, kernel)
+    ]
+
+
+def kernel_here(subject: Subject, name: str) -> KernelEntry:
+    """The kernel of that name for this GPU; skips the test where there is none."""
+    for kernel in operators.kernels_for(subject.entry, driver.compute_capability(0)):
+        if kernel.name == name:
+            return kernel
+    pytest.skip(f"{subject.name} has no kernel {name} for {driver.device_name(0)}")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("operator", "case"), CASES)
-def test_kernel_keeps_the_law(operator: str, case: Case, evidence: Recorder) -> None:
-    require_kernel(operator)
-    reports = gpu.check_case(operator, case)
+@pytest.mark.parametrize(("operator", "name", "case"), params(Subject.cases_of))
+def test_kernel_keeps_the_law(operator: str, name: str, case: Case, evidence: Recorder) -> None:
+    subject = Subject(operator)
+    kernel = kernel_here(subject, name)
+    reports = gpu.check_case(subject, kernel, case)
     compare.require(reports)
-    evidence.record(operator, case, reports)
+    evidence.record(operator, kernel, case, reports)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("operator", "case"), REPEATED)
-def test_kernel_gives_the_same_bits(operator: str, case: Case) -> None:
-    require_kernel(operator)
-    gpu.check_same_bits(operator, case)
+@pytest.mark.parametrize(("operator", "name", "case"), params(gpu.repeatable))
+def test_kernel_gives_the_same_bits(operator: str, name: str, case: Case) -> None:
+    subject = Subject(operator)
+    gpu.check_same_bits(subject, kernel_here(subject, name), case)

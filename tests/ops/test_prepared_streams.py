@@ -108,6 +108,38 @@ def test_a_call_prepared_in_a_capture_does_not_wait(cupy: fake_cupy.FakeCupy, fa
     assert done(fake) == [("bind", HOME)]
 
 
+def test_a_call_is_prepared_beside_captures_of_other_streams(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    """In their default mode they forbid all threads to allocate; the thread has its own mode back afterwards."""
+    modes = []
+    make = cupy.ndarray
+
+    def ndarray(shape: tuple[int, ...], dtype: Any) -> fake_cupy.ndarray:
+        modes.append(fake.capture_mode)
+        return make(shape, dtype)
+
+    cupy.ndarray = ndarray  # type: ignore[method-assign]
+    call(fake, memory=Memory()).prepared()
+    assert modes == [2]
+    interesting = ("cuThreadExchangeStreamCaptureMode", "bind", "cuStreamSynchronize")
+    steps = [step[:2] for step in fake.calls if step[0] in interesting]
+    exchanged = "cuThreadExchangeStreamCaptureMode"
+    assert steps == [(exchanged, 2), ("bind", HOME), ("cuStreamSynchronize", HOME), (exchanged, 0)]
+
+
+def test_a_thread_has_its_capture_mode_back_when_a_call_cannot_be_prepared(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver
+) -> None:
+    given = [tensor.view(fake_cupy.ndarray(np.zeros(4, np.float32)), "x")]
+
+    def outputs(own: int | None) -> gpu.OutputArrays:
+        assert fake.capture_mode == 2
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        gpu.PreparedKernel(given, None, outputs, lambda arrays, pointer: pytest.fail("bound"))
+    assert fake.capture_mode == 0
+
+
 def test_runs_order_arrays_of_other_producers(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
     prepared = call(fake, beside=[Foreign(index=0)]).prepared()
     del fake.calls[:]

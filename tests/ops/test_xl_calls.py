@@ -15,6 +15,7 @@ import pytest
 
 from cupymla import driver, launch, tensor
 from cupymla.errors import InputError
+from cupymla.ops import gpu
 from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
@@ -228,6 +229,27 @@ def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpr
     machine.call(calls)
     assert streams.done == [("zero", 0x50), ("zero", 0x60)] * 2
     assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
+
+
+def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Interpreted, streams: Streams) -> None:
+    """No capture comes again: what a thread remembers of ended ones is bounded, and costs no stream its workspace."""
+    arguments = plain_call(machine)
+    captures = 2 * gpu._MEMO_LIMIT
+    remembered_captures = []
+
+    def calls() -> None:
+        xl_paged_attention(**arguments, stream=0x60)
+        for capture in range(captures):
+            streams.captures[0x50] = capture
+            xl_paged_attention(**arguments, stream=0x50)
+            remembered_captures.append(len(cuda._capture_workspaces.entries))
+        xl_paged_attention(**arguments, stream=0x60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda.Binding, "launch", lambda self, stream: None)
+        machine.call(calls)
+    assert [stream for _, stream in streams.done] == [0x60, *[0x50] * captures]
+    assert max(remembered_captures) <= gpu._MEMO_LIMIT
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops.xl_paged_attention import cuda, launches, plan
-from cupymla.ops.xl_paged_attention.spec import Problem
+from cupymla.ops.xl_paged_attention.checks import FLOATS, FP8
+from cupymla.ops.xl_paged_attention.paging import HEAD_SIZES, LAYOUTS
+from cupymla.ops.xl_paged_attention.spec import NAME, Problem
 
 PROBLEM = Problem(
     device=Device("cuda", 0), num_seqs=4, num_heads=32, num_kv_heads=8, head_size=128, num_blocks=100, block_size=16,
@@ -176,6 +179,27 @@ def test_variants_compiled_ahead_are_ones_that_a_plan_picks() -> None:
         for (head_size, dtype, kv_dtype, name), source in zip(plan.AHEAD, offered, strict=False):
             problem = replace(PROBLEM, dtype=dtype, kv_dtype=kv_dtype, kv_layout=layouts[name], head_size=head_size)
             assert plan.plan(problem, arch.named(target)).source == source
+
+
+def test_whatever_a_plan_picks_is_among_the_variants() -> None:
+    """And nothing else is, but companions."""
+    chosen = set()
+    for target, capability in (*((name, None) for name in plan.TARGETS), ("sm_80", (8, 6))):
+        for head_size, dtype, layout in product(HEAD_SIZES, FLOATS, LAYOUTS):
+            for kv_dtype, block_size in product((dtype, *FP8), (1, 3, 16)):
+                problem = replace(
+                    PROBLEM,
+                    head_size=head_size,
+                    dtype=dtype,
+                    kv_dtype=kv_dtype,
+                    kv_layout=layout,
+                    block_size=block_size,
+                )
+                chosen.add(plan.plan(problem, arch.named(target), capability).source)
+    offered = plan.variants()
+    assert len(set(offered)) == len(offered)
+    assert set(plan.sources()) <= set(offered)
+    assert {source for source in offered if source.entry == NAME} == chosen
 
 
 def test_later_architectures_take_the_same_source() -> None:

@@ -17,7 +17,6 @@ struct Config {
   static constexpr int kTileColumns = 64;               // 16-bit elements in a 128-byte swizzled row
   static constexpr int kKeyTiles = kDQk / kTileColumns;
   static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
-  static constexpr int kBlockBytes = kKeyTiles * kTileBytes;
 
   // A block arrives in parts, so that the first products start before its last columns are in, and is freed in halves.
   static constexpr int kParts = 4;

@@ -39,6 +39,16 @@ __device__ __forceinline__ void sync_cluster() {
   }
 }
 
+// Two CTAs meet between passes, for the order in which they add to the distribution, and where there was no block,
+// as the other one may still read `slots` here. Behind the last block nothing of the other CTA is under way to this
+// one's memory: what it sends was waited for (staging_ready, received, drained), and what it read decided whether it
+// sends at all. So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's
+// release would.
+template <typename Config>
+__device__ __forceinline__ void end_pass(const Parameters& params, int32_t slots, int32_t pass) {
+  if (pass + 1 < params.passes || slots == 0) sync_cluster<Config>();
+}
+
 // For addresses that are used once in a pass: worked out before it, they would be kept, and spilled, all the time.
 __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
   make_opaque(position.batch);
@@ -94,7 +104,7 @@ __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Pa
     consume(consumer, query, pass);
     // Row statistics are written anew; the distribution is added to in the order of the passes.
     named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
-    sync_cluster<Config>();
+    end_pass<Config>(params, query.slots, pass);
   }
 }
 
@@ -132,7 +142,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     Producer<Config> producer(storage, params);
     for (int32_t pass = 0; pass < params.passes; ++pass) {
       producer.run(query, pass, q_map, dout_map);
-      sync_cluster<Config>();
+      end_pass<Config>(params, query.slots, pass);
     }
   } else if (warpgroup == 0) {
     registers_take<Config::kConsumerRegisters>();

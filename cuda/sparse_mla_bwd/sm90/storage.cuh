@@ -20,8 +20,8 @@
 // named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
 // named 2        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
 //                |                                          |              | is out (all warps have read the last)
-// cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over;
-//                |                                          |              | nothing reaches for the other CTA again
+// cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over that
+//                |                                          |              | is not the last, or has no block
 //
 // staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
 // The last three mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.

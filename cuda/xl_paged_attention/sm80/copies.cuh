@@ -115,6 +115,11 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const T
   return existing;
 }
 
+// An address that another lane holds. Whole addresses, as bases to add to would take registers through all of a tile.
+__device__ __forceinline__ const uint8_t* from_lane(const uint8_t* pointer, int lane) {
+  return reinterpret_cast<const uint8_t*>(__shfl_sync(kFullWarp, reinterpret_cast<uint64_t>(pointer), lane));
+}
+
 // Copies a tile of a cache whose tokens are rows of contiguous channels, one row of kPitch bytes for each token;
 // returns which tokens exist. What does not exist, and channels past the head, become zero.
 template <typename Config>
@@ -129,8 +134,8 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
   const uint32_t existing = __ballot_sync(kFullWarp, exists);
   const int64_t block = exists ? source.block[0] : 0;
   const int64_t inside = exists ? source.inside[0] : 0;
-  const int64_t k_row = block * params.k_block_bytes + inside * params.k_token_bytes;
-  const int64_t v_row = block * params.v_block_bytes + inside * params.v_token_bytes;
+  const uint8_t* const k_row = source.keys + block * params.k_block_bytes + inside * params.k_token_bytes;
+  const uint8_t* const v_row = source.values + block * params.v_block_bytes + inside * params.v_token_bytes;
 #pragma unroll
   for (int pass = 0; pass < divide_up(Config::kTile * kUnits, 32); ++pass) {
     // The last pass may be half a warp's; its other half repeats what it does.
@@ -140,8 +145,8 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
     const bool take = ((existing >> token) & 1u) != 0 && unit < kRowUnits;
     const uint32_t to = stage + token * Config::kPitch + unit * kUnitBytes;
     const int64_t offset = take ? unit * kUnitBytes : 0;
-    const uint8_t* key = source.keys + __shfl_sync(kFullWarp, k_row, token) + offset;
-    const uint8_t* value = source.values + __shfl_sync(kFullWarp, v_row, token) + offset;
+    const uint8_t* key = from_lane(k_row, token) + offset;
+    const uint8_t* value = from_lane(v_row, token) + offset;
     const uint32_t bytes = take ? kUnitBytes : 0u;
     if constexpr (kHalves) {
       stream_copy_8_or_zeros(to, key, bytes);

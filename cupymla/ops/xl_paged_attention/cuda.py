@@ -209,8 +209,10 @@ def _log2(size: int) -> int:
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()
-# By device, stream, framework and capture, each with the id of its stream outside of captures.
+# By device, stream and framework, each with the id of its stream.
 _workspaces: ThreadMemo[tuple[int, Workspace]] = ThreadMemo()
+# By capture as well. No capture comes again once it has ended: many of them must not push out the others.
+_capture_workspaces: ThreadMemo[Workspace] = ThreadMemo()
 
 
 def _given(views: Views) -> list[View]:
@@ -252,15 +254,19 @@ def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -
 def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
     """This thread's workspace for a stream, or for a stream of a capture; the latter is kept for good."""
     capture = driver.capture_id(stream)
-    place = (like.device.index, stream, like.framework, capture)
+    place = (like.device.index, stream, like.framework)
+    if capture is not None:
+        kept = _capture_workspaces.entries.get((*place, capture))
+        if kept is None or kept.size_bytes < binding.workspace_bytes:
+            made = Workspace(like, binding.workspace_bytes, stream)
+            kept = _capture_workspaces.add((*place, capture), made)
+            captured.keep(kept)
+        return kept
     # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
-    told_apart = capture is None and stream > driver.PER_THREAD_STREAM
-    number = driver.stream_id(stream) if told_apart else stream
+    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
     found = _workspaces.entries.get(place)
     if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
         found = _workspaces.add(place, (number, Workspace(like, binding.workspace_bytes, stream)))
-        if capture is not None:
-            captured.keep(found[1])
     return found[1]
 
 

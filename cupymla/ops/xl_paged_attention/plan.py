@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ...arch import Arch
 from ...build.source import KernelSource
@@ -73,10 +74,15 @@ def plan(problem: Problem, arch: Arch, capability: tuple[int, int] | None = None
         kv_layout=problem.kv_layout,
         block_size=problem.block_size,
     )
-    smem_per_sm = _SMEM_PER_SM.get((arch.name, capability or arch.capability))
-    if smem_per_sm is not None:
-        chosen = replace(chosen, defines=(*chosen.defines, ("CUPYMLA_SMEM_PER_SM", smem_per_sm)))
-    return Plan(chosen)
+    return Plan(_on_gpu(chosen, capability or arch.capability))
+
+
+def _on_gpu(source: KernelSource, capability: tuple[int, int]) -> KernelSource:
+    """A variant for a GPU of this compute capability, which may have less shared memory than the target."""
+    smem_per_sm = _SMEM_PER_SM.get((source.arch, capability))
+    if smem_per_sm is None:
+        return source
+    return replace(source, defines=(*source.defines, ("CUPYMLA_SMEM_PER_SM", smem_per_sm)))
 
 
 def engine(dtype: str, kv_layout: str, block_size: int) -> str:
@@ -148,8 +154,8 @@ AHEAD = (
     (128, "float32", "float32", "plain"),
 )
 """Head size, dtype, kv_dtype and engine of the variants that are compiled ahead of use: each engine, each way of
-reading a cache, the common sizes. All together there would be 150 for each target; the others are compiled when a call
-wants them, in one to four seconds each."""
+reading a cache, the common sizes. The others (`variants`) are compiled when a call wants them, in one to four seconds
+each."""
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
@@ -169,6 +175,33 @@ def _companions(target: str) -> Iterator[KernelSource]:
     yield companion("reshape_and_cache", target, query=QUERY_CODE["bfloat16"], cache=0)
     yield companion("rel_shift", target, unit=2)
     yield companion("copy_blocks", target, unit=16)
+
+
+def variants(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant that a call may want, of one target or of all: about 240 for each."""
+    targets = [name for name in TARGETS if arch_name in (None, name)]
+    return tuple(source for target in targets for source in (*_every_attention(target), *_every_companion(target)))
+
+
+def _every_attention(target: str) -> Iterator[KernelSource]:
+    lesser = [capability for name, capability in _SMEM_PER_SM if name == target]
+    for head_size, dtype in product(HEAD_SIZES, FLOATS):
+        engines = ("plain",) if dtype == "float32" else tuple(ENGINES)
+        for kv_dtype, engine_name in product((dtype, *FP8), engines):
+            source = _source(target, head_size, dtype, kv_dtype, engine_name)
+            yield source
+            yield from (_on_gpu(source, capability) for capability in lesser)
+
+
+def _every_companion(target: str) -> Iterator[KernelSource]:
+    for code in QUERY_CODE.values():
+        yield from (companion("relative_scores", target, head_size=size, query=code) for size in HEAD_SIZES)
+        yield companion("spread_bias", target, query=code)
+        yield from (
+            companion("reshape_and_cache", target, query=code, cache=cache) for cache in (0, *CACHE_CODE.values())
+        )
+    yield from (companion("rel_shift", target, unit=size) for size in (2, 4))
+    yield from (companion("copy_blocks", target, unit=size) for size in (1, 2, 4, 8, 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""What `python -m cupymla.testing.gpu` says of a kernel has come from it. Run on the emulator's machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_cupy
+import pytest
+
+from cupymla import driver
+from cupymla.emulate.host import machine as host_machine
+from cupymla.ops.registry import KernelEntry
+from cupymla.testing import evidence, gpu, operators
+from cupymla.testing.compare import Mismatch
+from cupymla.testing.emulated import Emulated, emulated
+from cupymla.testing.operators import Subject
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(not host_machine.available(), reason="needs a C++ compiler on x86-64"),
+]
+
+
+@pytest.fixture
+def blackwell() -> Iterator[Emulated]:
+    """A GPU of compute capability 10.0, as far as the check can tell."""
+    with emulated("sm_100a", 4) as machine:
+        fake_cupy.computing(machine._cupy)
+        yield machine
+
+
+@pytest.fixture
+def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """nvfp4_gemv, which has two kernels for sm_100a, with the smallest case that both can run and one for one alone."""
+    found = Subject("nvfp4_gemv")
+    for_both = min((case for case in found.cases.CASES if case.intent == "tensor"), key=found.cases.flops)
+    for_one = min((case for case in found.small_grid() if case.intent == "shapes"), key=found.cases.flops)
+    monkeypatch.setattr(found.cases, "CASES", (for_both, for_one))
+    return found
+
+
+def by_name(subject: Subject) -> dict[str, KernelEntry]:
+    return {kernel.name: kernel for kernel in operators.kernels_for(subject.entry, driver.compute_capability(0))}
+
+
+def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
+    blackwell: Emulated, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "version", lambda: (13, 0))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "REPEATS", 2)
+    assert gpu.main(["check", subject.name, "--out", str(tmp_path / "out"), "--sanitizers"]) == 0
+    found = {
+        name: evidence.read(evidence.path(subject.name, kernel, tmp_path)) for name, kernel in by_name(subject).items()
+    }
+    assert {name: told and told.cases for name, told in found.items()} == {"nvfp4_gemv": 2, "nvfp4_gemv_tcgen05": 1}
+    assert set(blackwell.launched) == set(found)
+
+
+def test_a_kernel_that_another_stood_in_for_has_failed(
+    blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = by_name(subject)["nvfp4_gemv_tcgen05"]
+    (case,) = subject.cases_of(kernel)
+    monkeypatch.setitem(subject.cases.CHOICES, kernel.name, subject.cases.CHOICES["nvfp4_gemv"])
+    for check in (gpu.check_case, gpu.check_same_bits):
+        with pytest.raises(Mismatch, match=r"launched nvfp4_gemv\b.* in the place of nvfp4_gemv_tcgen05"):
+            check(subject, kernel, case)
+
+
+def test_a_call_that_launches_nothing_has_failed(
+    blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that computes on the CPU what it was given on the GPU, and gets it right."""
+
+    def on_cpu(c: Any = None, **given: Any) -> Any:
+        host = {name: value.get() if hasattr(value, "get") else value for name, value in given.items()}
+        (found,) = subject.reference(host, "same")
+        made = fake_cupy.ComputingArray(found) if c is None else c
+        made[...] = found
+        return made
+
+    monkeypatch.setattr(subject, "call", on_cpu)
+    for kernel in by_name(subject).values():
+        with pytest.raises(Mismatch, match=f"launched nothing in the place of {kernel.name}"):
+            gpu.check_case(subject, kernel, subject.cases_of(kernel)[0])
+
+
+def test_one_kernels_cases_can_be_run_alone(
+    blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the sanitizers run them."""
+    monkeypatch.setattr(driver, "available", lambda: True)
+    arguments = ["cases", subject.name, "--small", "--kernel"]
+    assert gpu.main([*arguments, "nvfp4_gemv_tcgen05"]) == 0
+    assert set(blackwell.launched) == {"nvfp4_gemv_tcgen05"}
+    assert capsys.readouterr().out.startswith("nvfp4_gemv_tcgen05 1 cases")
+    assert gpu.main([*arguments, "no such kernel"]) == 2
