@@ -186,6 +186,13 @@ def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[
     assert f"such as {cases[0].name}" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         without_gpu.main(["no such operator", "--list"])
+    with pytest.raises(SystemExit, match="2"):
+        without_gpu.main(["nvfp4_gemv", "--kernel", "no such kernel"])
+    assert "one of nvfp4_gemv, nvfp4_gemv_tcgen05" in capsys.readouterr().err
+    streaming = next(case for case in operators.Subject("nvfp4_gemv").cases.CASES if case.intent != "tensor")
+    with pytest.raises(SystemExit, match="2"):
+        without_gpu.main(["nvfp4_gemv", "--kernel", "nvfp4_gemv_tcgen05", "--case", streaming.name])
+    assert "cases of nvfp4_gemv_tcgen05" in capsys.readouterr().err
     assert "sparse_mla_fwd" in capsys.readouterr().err
 
 

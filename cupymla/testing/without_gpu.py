@@ -1,6 +1,6 @@
 """Operators' small cases on a CPU: kernels up to sm_90a in the PTX interpreter, later ones in the host emulator.
 
-    python -m cupymla.testing.without_gpu OP ... [--arch SM] [--most-flops N]
+    python -m cupymla.testing.without_gpu OP ... [--arch SM] [--kernel NAME] [--most-flops N]
     python -m cupymla.testing.without_gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
     python -m cupymla.testing.without_gpu OP --list                             the names of all small cases
 
@@ -165,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.without_gpu", description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="+", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
+    parser.add_argument("--kernel", metavar="NAME", help="this kernel alone, where a target has several")
     parser.add_argument("--case", action="append", metavar="NAME", help="only this case; repeatable; writes nothing")
     parser.add_argument("--list", action="store_true", help="print the names of the cases, each with what it protects")
     parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
@@ -182,12 +183,19 @@ def _run(options: argparse.Namespace) -> int:
         kernels = [k for k in subject.entry.kernels if options.arch is None or k.arch in options.arch]
         if not kernels:
             raise InputError("--arch", "one of " + ", ".join(subject.entry.targets), ", ".join(options.arch), name)
+        if options.kernel:
+            known = dict.fromkeys(kernel.name for kernel in kernels)
+            if options.kernel not in known:
+                raise InputError("--kernel", "one of " + ", ".join(known), repr(options.kernel), name)
+            kernels = [kernel for kernel in kernels if kernel.name == options.kernel]
         if options.list:
             for case in small_cases(subject, options.most_flops):
                 print(f"{case.name}  ({case.intent})")
             continue
         if options.case:
             cases = named(subject, options.case)
+            if unserved := [case.name for case in cases if not any(case in subject.cases_of(k) for k in kernels)]:
+                raise InputError("--case", f"cases of {options.kernel}", ", ".join(unserved), name)
             for kernel in kernels:
                 served = [case for case in cases if case in subject.cases_of(kernel)]
                 complete &= run_cases(subject, kernel, served, turns=TURNS) is not None
