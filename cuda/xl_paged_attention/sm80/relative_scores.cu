@@ -35,6 +35,8 @@ constexpr int kHeadSize = CUPYMLA_HEAD_SIZE;
 constexpr int kRelativeThreads = 128;
 constexpr int kRelativeWarps = kRelativeThreads / 32;
 constexpr bool kPlain = sizeof(Query) == 4;
+// On an SM at once, at least; 0 leaves it to ptxas, which for fp32 spills around the division of 64-bit numbers.
+constexpr int kRelativeCtas = kPlain ? 1 : 0;
 constexpr int kSeqs = kPlain ? 1 : 16;       // of a warp's product
 constexpr int kDistances = kPlain ? 8 : 32;  // of the same
 
@@ -146,7 +148,8 @@ __device__ __forceinline__ void score_block(const RelativeParameters& params, in
 
 }  // namespace cupymla::xl_paged_attention
 
-extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kRelativeThreads)
+extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kRelativeThreads,
+                                             cupymla::xl_paged_attention::kRelativeCtas)
     relative_scores(const __grid_constant__ cupymla::xl_paged_attention::RelativeParameters params) {
   using namespace cupymla::xl_paged_attention;
   cupymla::griddepcontrol_launch_dependents();
