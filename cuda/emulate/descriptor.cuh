@@ -232,6 +232,7 @@ CUPYMLA_BOTH DescriptorDefect decode_instruction(uint32_t kind, uint32_t cta_gro
     return kDefectTranspose;
   const bool bytes = kind != kTf32 && kind != kF16;
   if (shape.b_transposed && bytes && shape.n % (cta_group == 2 ? 32 : 16)) return kDefectTranspose;
+  if (ws && sparse && shape.n > 128) return kDefectShape;
   return has_shape(kind, cta_group, ws, shape.m, shape.n) ? kSound : kDefectShape;
 }
 
@@ -261,8 +262,9 @@ struct MetadataPlace {
   uint32_t lane, column, bit;
 };
 
-// The bits that belong to element k of a CTA's row, with all 128 lanes in use. The ISA has figures; these are CuTe's
-// fragments (tmem_e_frg) and, for the selector, CUTLASS's use of it.
+// The bits that belong to element k of a CTA's row, with all 128 lanes in use; for .ws, among the lanes of a group.
+// The ISA has figures; these are CuTe's fragments (tmem_e_frg and tmem_e_frg_ws) and, for the selector, CUTLASS's
+// use of it.
 CUPYMLA_BOTH MetadataPlace metadata_place(uint32_t kind, uint32_t selector, uint32_t row, uint32_t k) {
   if (kind != kF16 && kind != kTf32) return MetadataPlace{row, k / 32, k % 32 / 4 * 4};
   const uint32_t half = kind == kTf32 ? 8 : 16, each = kind == kTf32 ? 2 : 1;

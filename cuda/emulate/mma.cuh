@@ -36,7 +36,7 @@ struct Mma {
         collector(words[3] >> 11 & 3),
         collector_use(words[3] >> 13 & 3), a_scale(static_cast<uint32_t>(words[5])),
         b_scale(static_cast<uint32_t>(words[5] >> 32)), column_mask(ws ? words[5] : 0),
-        metadata(static_cast<uint32_t>(words[5])), rank(issuer >> 10),
+        metadata(static_cast<uint32_t>(ws ? words[6] : words[5])), rank(issuer >> 10),
         disabled(words + 6) {}
 
   __device__ __forceinline__ Shape shape() const {
@@ -45,7 +45,7 @@ struct Mma {
     return shape;
   }
   __device__ __forceinline__ bool lane_disabled(uint32_t half, uint32_t lane) const {
-    return disabled[half * 2 + lane / 64] >> (lane % 64) & 1;
+    return !ws && (disabled[half * 2 + lane / 64] >> (lane % 64) & 1);
   }
 };
 
@@ -109,20 +109,23 @@ __device__ __forceinline__ void read_tmem_row(float* out, const Cta& cta, uint32
 }
 
 // Where D's columns are split over groups of lanes, each group multiplies the rows of A in Tensor Memory that lie in
-// lanes of its own: A has a copy in every group, unless a kernel means to multiply by different matrices.
+// lanes of its own: A has a copy in every group, unless a kernel means to multiply by different matrices. So it is with
+// the metadata of a sparse A.
 __device__ __forceinline__ uint32_t a_copies(const Mma& mma, const Shape& shape) {
-  return mma.a_in_tmem ? splits(mma, shape) : 1;
+  return mma.a_in_tmem || shape.sparse ? splits(mma, shape) : 1;
 }
 
-// A row of a sparse A in its full length, from the elements that are stored. `row` counts in the CTA.
+// A row of a sparse A in its full length, from the elements that are stored. `r` counts in the CTA, `lane` is the first
+// of the row's group of lanes.
 __device__ __forceinline__ void expand_row(float* row, const Mma& mma, const Shape& shape, const Cta& cta, uint32_t r,
-                                           uint32_t site) {
+                                           uint32_t lane, uint32_t site) {
   float full[64];
   const uint32_t chunk = mma.kind == kTf32 ? 2 : 4;
   for (uint32_t k = 0; k < shape.k; ++k) full[k] = 0;
   for (uint32_t k = 0; k < shape.k; k += chunk) {
     const MetadataPlace place = metadata_place(mma.kind, shape.selector, r, k);
-    const uint32_t code = read_tmem(cta, place.lane, column_of(mma.metadata) + place.column) >> place.bit & 15u;
+    const uint32_t word = read_tmem(cta, lane + place.lane, column_of(mma.metadata) + place.column);
+    const uint32_t code = word >> place.bit & 15u;
     // The codes that mean something: bit i for code i.
     if (!((mma.kind == kTf32 ? 0x4010u : 0x7350u) >> code & 1)) fail(kSparseMetadata, site, code, r, k);
     if (mma.kind == kTf32) {
@@ -152,7 +155,7 @@ __device__ __forceinline__ void read_a(const Mma& mma, const Shape& shape, uint3
     decode_matrix(mma.a, shape.a_transposed, matrix);
     read_smem_row(row, matrix, shape.a, stored, m % rows, rank, operation.thread, operation.site);
   }
-  if (shape.sparse) expand_row(row, mma, shape, cta_of(rank), m % rows, operation.site);
+  if (shape.sparse) expand_row(row, mma, shape, cta_of(rank), m % rows, copy * shape.m, operation.site);
   for (uint32_t k = 0; k < shape.k; ++k) __stcg(&scratch.a[copy * shape.m + m][k], shape.a_negated ? -row[k] : row[k]);
 }
 

@@ -95,7 +95,7 @@ __device__ __forceinline__ void require_column_mask(const Mma& mma, const Shape&
 // Metadata of a sparse A: its place is known where all lanes of a CTA hold rows. B has twice the elements along K, for
 // which a swizzle of 32 bytes has no room.
 __device__ __forceinline__ void require_sparse(const Mma& mma, const Shape& shape, uint32_t site) {
-  if (shape.m != 128 * mma.cta_group) fail(kSparseShape, site, shape.m, mma.cta_group);
+  if (!mma.ws && shape.m != 128 * mma.cta_group) fail(kSparseShape, site, shape.m, mma.cta_group);
   const bool halves = mma.kind == kF16 || mma.kind == kTf32;
   if (shape.selector > halves) fail(kSparseSelector, site, shape.selector, mma.kind);
   if (lane_of(mma.metadata) || column_of(mma.metadata) % 2) fail(kSparseAddress, site, mma.metadata);

@@ -95,11 +95,11 @@ ROWS: tuple[Row, ...] = (
         lower_tensor.mma,
     ),
     Row(
-        "`tcgen05.mma.ws` (dense)",
+        "`tcgen05.mma.ws`, `.mma.ws.sp`",
         "model",
         "kinds f16, tf32, f8f6f4, i8; A in shared or Tensor Memory, where each group of lanes reads its own copy; "
         "zero-column masks; collector buffers b0 to b3: use without a fill, or of another B, is a failure",
-        lambda parts: parts[:3] == ("tcgen05", "mma", "ws") and "sp" not in parts,
+        lambda parts: parts[:3] == ("tcgen05", "mma", "ws"),
         lower_tensor.mma_ws,
     ),
     Row(
@@ -110,7 +110,7 @@ ROWS: tuple[Row, ...] = (
         lambda parts: parts[:3] == ("tcgen05", "mma", "sp") and "block_scale" not in parts,
         lower_tensor.mma,
     ),
-    Row("`tcgen05.mma.sp` with `.block_scale`, `.mma.ws.sp`", "left out", "no kernel here uses them", _tcgen05("mma")),
+    Row("`tcgen05.mma.sp` with `.block_scale`", "left out", "no kernel here uses it", _tcgen05("mma")),
     Row(
         "`tcgen05.ld`",
         "model",

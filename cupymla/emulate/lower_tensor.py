@@ -205,7 +205,11 @@ def mma(code: Code) -> None:
 
 
 def mma_ws(code: Code) -> None:
-    """tcgen05.mma.ws: the same ten words; where a scaled product has its factors' addresses, the zero-column mask."""
+    """tcgen05.mma.ws and .ws.sp: the same ten words.
+
+    Where a scaled product has its factors' addresses, the zero-column mask; where there would be disabled lanes, the
+    address of a sparse A's metadata.
+    """
     parts = code.instruction.parts
     kind = _kind(code)
     if kind not in WS_KINDS:
@@ -218,19 +222,20 @@ def mma_ws(code: Code) -> None:
     buffers = {"": 0, "b0": 0, "b1": 1, "b2": 2, "b3": 3}
     if buffer not in buffers:
         raise code.error(f"tcgen05.mma.ws has collector buffers b0 to b3, not {buffer}")
-    operands = code.instruction.operands
+    operands, sparse = list(code.instruction.operands), "sp" in parts
+    metadata = _tmem(code, operands.pop(3)) if sparse else code.value(Constant("0"))
     if not 5 <= len(operands) <= 6 or isinstance(operands[4], Vector):
         raise code.error("expected D, A, B, instruction descriptor, enable-input-d and perhaps a zero-column mask")
     a_in_tmem = isinstance(operands[1], Address)
     hints = 1 << 10 | buffers[buffer] << 11 | COLLECTOR_USES[use or "discard"] << 13
-    flags = KINDS[kind] | 1 << 3 | a_in_tmem << 8 | hints
+    flags = KINDS[kind] | 1 << 3 | a_in_tmem << 8 | hints | sparse << 15
     words = [(_tmem(code, operands[1]), 32) if a_in_tmem else (code.value(operands[1], 64), 64)]
     words.append((code.value(operands[2], 64), 64))
     words.append((_joined(code, _tmem(code, operands[0]), code.value(operands[3])), 64))
     words.append((code.value(Constant(str(flags)), 64), 64))
     words.append((code.value(operands[4]), 32))
     words.append((code.value(operands[5] if len(operands) == 6 else Constant("0"), 64), 64))
-    words += [(code.value(Constant("0"), 64), 64)] * 4
+    words += [(metadata, 32), *[(code.value(Constant("0"), 64), 64)] * 3]
     code.call("mma", code.buffer(words), code.site)
 
 

@@ -140,21 +140,29 @@ void result(const char* name, uint32_t group, bool ws) {
   std::printf("result %s %d %d %s\n", name, kM, kN, wrong ? "WRONG" : "same");
 }
 
-// The metadata of a sparse A of 128 rows and kK elements, four bits at a time; kBits stand for one element, and
-// fragments count in kUnit bits.
-template <class Element, int kK, int kBits, int kUnit>
+// The metadata of a sparse A of kM rows and kK elements, four bits at a time; kBits stand for one element, and
+// fragments count in kUnit bits. Of fewer than 128 rows there are copies.
+template <class Fragment, int kM, int kK, int kBits, int kUnit>
 void metadata(const char* name, uint32_t kind) {
-  const auto fragment = UMMA::tmem_e_frg<Element>::make(make_shape(make_shape(Int<128>{}, Int<kK>{}), _1{}, _1{}));
+  const auto fragment = Fragment::make(make_shape(make_shape(Int<kM>{}, Int<kK>{}), _1{}, _1{}));
   constexpr uint32_t kLane = (1u << 21) / kUnit;  // the distance of two lanes
   int wrong = 0;
   for (int m = 0; m < 128; ++m) {
     for (int k = 0; k < kK; k += 4 / kBits) {
-      const auto theirs = static_cast<uint32_t>(fragment.layout()(make_coord(m, k), 0, 0));
-      const model::MetadataPlace ours = model::metadata_place(kind, 0, m, k);
-      wrong += theirs != ours.lane * kLane + (ours.column * 32 + ours.bit) / kUnit;
+      const int at = m % kM + kM * (k + kK * (m / kM));
+      const auto theirs = static_cast<uint32_t>(fragment.layout()(at, 0, 0));
+      const model::MetadataPlace ours = model::metadata_place(kind, 0, m % kM, k);
+      wrong += theirs != (ours.lane + m / kM * kM) * kLane + (ours.column * 32 + ours.bit) / kUnit;
     }
   }
-  std::printf("metadata %s %s\n", name, wrong ? "WRONG" : "same");
+  std::printf("metadata %s %d %s\n", name, kM, wrong ? "WRONG" : "same");
+}
+
+template <int kM>
+void stationary_metadata() {
+  metadata<UMMA::tmem_e_frg_ws<half_t>, kM, 32, 1, 1>("ws f16", model::kF16);
+  metadata<UMMA::tmem_e_frg_ws<tfloat32_t>, kM, 16, 2, 2>("ws tf32", model::kTf32);
+  metadata<UMMA::tmem_e_frg_ws<uint8_t>, kM, 64, 1, 1>("ws f8f6f4", model::kF8f6f4);
 }
 
 template <int kN>
@@ -197,9 +205,12 @@ int main() {
   results<64>();
   results<128>();
   results<256>();
-  metadata<half_t, 32, 1, 1>("f16", model::kF16);
-  metadata<tfloat32_t, 16, 2, 2>("tf32", model::kTf32);
-  metadata<uint8_t, 64, 1, 1>("f8f6f4", model::kF8f6f4);
+  metadata<UMMA::tmem_e_frg<half_t>, 128, 32, 1, 1>("f16", model::kF16);
+  metadata<UMMA::tmem_e_frg<tfloat32_t>, 128, 16, 2, 2>("tf32", model::kTf32);
+  metadata<UMMA::tmem_e_frg<uint8_t>, 128, 64, 1, 1>("f8f6f4", model::kF8f6f4);
+  stationary_metadata<32>();
+  stationary_metadata<64>();
+  stationary_metadata<128>();
   bytes<SM100_U8x8_LDSM_T, true, false>("m16n16", 2);
   bytes<SM100_U8x16_LDSM_T, true, false>("m16n16", 4);
   bytes<SM100_SU4_DU8x16_x1_LDSM_N, false, false>("m8n16", 1);

@@ -283,12 +283,13 @@ def expanded(stored: Array, codes: Array, kind: str) -> Array:
 
 
 def put_metadata(tmem: Array, codes: Array, kind: str, offset: int) -> None:
-    """Codes of 128 rows into the Tensor Memory of one CTA, where the ISA's figures for M = 128 and 256 have them."""
+    """A CTA's codes into its Tensor Memory, as the ISA's figures have them; of fewer than 128 rows several copies."""
+    m = len(codes)
     if kind in ("f16", "tf32"):
         # Rows are 16 a + 8 b + c and chunks 4 d + e: lane 16 a + 8 d + c, bits 16 b + 4 e of one column.
-        codes = codes.reshape(8, 2, 8, 2, 4).transpose(0, 3, 2, 1, 4).reshape(128, 1, 8)
-    words = (codes.reshape(128, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
-    tmem[:, offset : offset + words.shape[1]] = words
+        codes = codes.reshape(-1, 2, 8, 2, 4).transpose(0, 3, 2, 1, 4).reshape(m, 1, 8)
+    words = (codes.reshape(m, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(axis=-1).astype(np.uint32)
+    tmem[:, offset : offset + words.shape[1]] = np.tile(words, (128 // m, 1))
 
 
 def put_scales(tmem: Array, factors: Array, offset: int, first_byte: int, cta: int) -> None:

@@ -163,16 +163,20 @@ freed:
 """
 
 
-def mma_ws(kind: str, a_in_tmem: bool = False, hints: tuple[str, ...] = ("",), masked: bool = False) -> str:
+def mma_ws(
+    kind: str, a_in_tmem: bool = False, hints: tuple[str, ...] = ("",), masked: bool = False, sparse: bool = False,
+) -> str:  # fmt: skip
     """tcgen05.mma.ws, once for each collector hint; D is added to from the second on.
 
-    Arguments are those of `mma`, but that %a4 is the zero-column mask, and %a5 is added to B's descriptor each time.
+    Arguments are those of `mma`, but that %a4 is the zero-column mask or the offset of a sparse A's metadata, and
+    %a5 is added to B's descriptor each time.
     """
     setup = mma(kind, 1, a_in_tmem).rsplit("tcgen05.mma", 1)[0]
     a, mask = "[%r1]" if a_in_tmem else "%a0", ", %a4" if masked else ""
+    stem, metadata = ("tcgen05.mma.ws.sp", "[%r6], ") if sparse else ("tcgen05.mma.ws", "")
     lines = []
     for hint in hints:
-        lines.append(f"tcgen05.mma.ws.cta_group::1.kind::{kind}{hint} [%r2], {a}, %a1, %r3, q{mask};")
+        lines.append(f"{stem}.cta_group::1.kind::{kind}{hint} [%r2], {a}, %a1, {metadata}%r3, q{mask};")
         lines.append("add.u64 %a1, %a1, %a5;\nsetp.eq.b32 q, 0, 0;")
     return setup + "\n".join(lines) + "\n}\n"
 

@@ -32,5 +32,5 @@ def test_the_decoder_reads_what_cutlass_builds(tmp_path: Path) -> None:
     assert len([line for line in told if line.startswith("instruction")]) == 9
     assert len([line for line in told if line.startswith("result")]) == 21
     assert len([line for line in told if line.startswith("bytes")]) == 8
-    assert len([line for line in told if line.startswith("metadata")]) == 3
+    assert len([line for line in told if line.startswith("metadata")]) == 12
     assert [line for line in told if not line.endswith(" same")] == []

@@ -213,6 +213,12 @@ def sparse_cases() -> list[Case]:
     found.append(Case("f16", "f16", "f16", 128, 64, disabled=0xFFFF0000FFFF << 40, d_f16=True, sparse=True))
     found.append(Case("f16", "f16", "f16", 128, 64, a_in_tmem=True, shifted=True, sparse=True))
     found.append(Case("i8", "s8", "s8", 128, 64, accumulate=True, saturate=True, sparse=True))
+    for kind, a in (("f16", "f16"), ("tf32", "tf32"), ("f8f6f4", "e4m3"), ("i8", "u8")):
+        for m in (32, 64, 128):
+            found.append(Case(kind, a, a, m, 64, sparse=True, ws=True))
+            found.append(Case(kind, a, a, m, 128, a_in_tmem=True, sparse=True, ws=True))
+            if kind in ("f16", "tf32"):
+                found.append(Case(kind, a, a, m, 64, accumulate=True, sparse=True, selector=1, ws=True))
     return list(dict.fromkeys(found))
 
 
@@ -306,7 +312,7 @@ class Problem:
             vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
         text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled, case.shifted, case.sparse)
         if case.ws:
-            text = mma_ws(case.kind, case.a_in_tmem, hints, masked=case.mask != 0)
+            text = mma_ws(case.kind, case.a_in_tmem, hints, case.mask != 0, case.sparse)
         operands = text, self.smem, self.tmem, self.arguments, case.group
         after, _ = run(*operands, settings=settings, where=where, model=model)
         return after
@@ -401,6 +407,7 @@ SAME_BITS = [
     Case("f16", "bf16", "bf16", 256, 128, 2, a_in_tmem=True, accumulate=True, sparse=True, selector=1),
     Case("tf32", "tf32", "tf32", 128, 64, transposed=(True, True), swizzle=1, sparse=True),
     Case("f8f6f4", "e4m3", "e5m2", 128, 256, sparse=True),
+    Case("f16", "bf16", "bf16", 32, 128, a_in_tmem=True, sparse=True, selector=1, ws=True),
 ]
 # Bits that keep any random bytes finite and of moderate size.
 _MASKS = {"bf16": 0xBFFFBFFF, "f16": 0xBBFFBBFF, "tf32": 0xBFFFFFFF}
@@ -465,6 +472,17 @@ def test_what_sparse_products_do_not_have_is_refused(name: str, where: Where) ->
     with pytest.raises(EmulationError) as caught:
         problem.run(where)
     assert caught.value.code == code and caught.value.instruction.startswith("tcgen05.mma.sp")
+
+
+def test_each_group_of_lanes_has_metadata_of_its_own(where: Where) -> None:
+    problem = Problem(Case("f16", "f16", "f16", 64, 64, sparse=True, ws=True))
+    found = problem.run(where)
+    problem.tmem[0, 64:, METADATA] = 0xEEEEEEEE
+    other = problem.run(where)
+    assert (found[0, :64, :32] == other[0, :64, :32]).all() and (found[0, 64:, :32] != other[0, 64:, :32]).any()
+    problem.arguments[2] ^= 40 << 32 + 17  # N of 256
+    with pytest.raises(EmulationError, match="M, N or K"):
+        problem.run(where)
 
 
 @pytest.mark.parametrize(("kind", "a"), [("f16", "f16"), ("tf32", "tf32"), ("i8", "s8")])

@@ -74,9 +74,13 @@ STATIONARY = [
 ]
 
 SPARSE = [
-    f"tcgen05.mma.sp.cta_group::1.kind::{kind} [%r1], {a}, %rd2, [%r4], %r3, %p1;"
-    for kind in ("f16", "tf32", "f8f6f4", "i8")
-    for a in ("%rd1", "[%r2]")
+    "tcgen05.mma.ws.sp.cta_group::1.kind::tf32 [%r1], %rd1, %rd2, [%r2], %r3, %p1;",
+    "tcgen05.mma.ws.sp.cta_group::1.kind::i8.collector::b2::fill [%r1], [%r2], %rd2, [%r2], %r3, %p1, %rd3;",
+    *(
+        f"tcgen05.mma.sp.cta_group::1.kind::{kind} [%r1], {a}, %rd2, [%r4], %r3, %p1;"
+        for kind in ("f16", "tf32", "f8f6f4", "i8")
+        for a in ("%rd1", "[%r2]")
+    ),
 ]
 SHIFTED = [
     f"tcgen05.mma.cta_group::1.kind::f16.ashift{hint} [%r1], [%r2], %rd2, %r3, %p1;"
@@ -225,7 +229,6 @@ def test_lines_are_kept_track_of() -> None:
             "left out",
         ),
         ("tcgen05.mma.sp.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "needs .block_scale"),
-        ("tcgen05.mma.ws.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "left out"),
         ("tcgen05.mma.ws.cta_group::2.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;", ".cta_group::1 only"),
         ("tcgen05.mma.ws.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, %p1;", "has no .ws"),
         ("tcgen05.mma.ws.cta_group::1.kind::f16.collector::a::fill [%r1], %rd1, %rd2, %r3, %p1;", "b0 to b3"),
