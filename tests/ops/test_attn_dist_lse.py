@@ -32,12 +32,13 @@ def require(arch: str, inputs: dict[str, Any]) -> Array:
 
 def exact_inputs(score: float, sm_scale: float = 1.0, lse_base: str = "e") -> dict[str, Any]:
     """Scores that are `score` less 0 to 3 in units of sm_scale, without any rounding."""
-    inputs = SUBJECT.cases.inputs(sized(16, 512, 64, 1, 64, "_lse", "options", selection="full"), 1)
+    inputs: dict[str, Any] = SUBJECT.cases.inputs(sized(16, 512, 64, 1, 64, "_lse", "options", selection="full"), 1)
     inputs["q"][:] = inputs["kv"][:] = 0
     inputs["q"][..., :2] = 1
     inputs["kv"][..., 0] = score
     inputs["kv"][..., 1] = -np.arange(len(inputs["kv"])) % 4 - 3
-    return inputs | {"sm_scale": sm_scale, "lse_base": lse_base}
+    inputs |= {"sm_scale": sm_scale, "lse_base": lse_base}
+    return inputs
 
 
 @pytest.mark.compile
