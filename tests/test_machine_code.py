@@ -48,6 +48,10 @@ def test_instructions_are_counted_without_guards_modifiers_and_padding() -> None
         ("sm_89", 1024, 32, 0, 1),
         ("sm_90a", 32, 16, 0, 32),
         ("sm_80", 1024, 65, 0, 0),
+        # A warp's registers lie in one of four parts, as cuda_occupancy.h has it.
+        ("sm_90a", 96, 224, 0, 2),  # two warps in each
+        ("sm_90a", 288, 104, 0, 1),  # four
+        ("sm_90a", 288, 184, 0, 0),  # three asked of each, for nine warps
     ],
 )
 def test_ctas_of_an_sm_by_hand(target: str, threads: int, registers: int, smem_bytes: int, ctas: int) -> None:

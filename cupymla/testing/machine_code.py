@@ -31,10 +31,10 @@ from . import operators
 WHEEL = "nvidia-cuda-nvdisasm"
 MOST_CHANGES = 12
 
-# Per SM: registers, and in which numbers a warp gets them; what each CTA takes of shared memory beside its own; threads
-# and CTAs. Source: CUDA C++ Programming Guide, "Compute Capabilities"; shared memory of an SM is 1 KB more than a block
-# can have.
-_REGISTERS, _WARP_REGISTERS, _CTA_SMEM = 65536, 256, 1024
+# Per SM: registers, in how many parts, each with warps of its own, and in which numbers a warp gets them; what each CTA
+# takes of shared memory beside its own; threads and CTAs. Source: CUDA C++ Programming Guide, "Compute Capabilities";
+# cuda_occupancy.h for the parts; shared memory of an SM is 1 KB more than a block can have.
+_REGISTERS, _PARTS, _WARP_REGISTERS, _CTA_SMEM = 65536, 4, 256, 1024
 _THREADS, _CTAS = {(8, 9): 1536}, {(8, 9): 24}
 _USUAL_THREADS, _USUAL_CTAS = 2048, 32
 
@@ -75,8 +75,11 @@ def ctas_per_sm(arch: Arch, threads: int, registers: int, smem_bytes: int) -> in
     """How many CTAs of these needs an SM can hold, by arithmetic; 0 where one is too much for it."""
     warps = -(-threads // 32)
     warp_registers = -(-registers * 32 // _WARP_REGISTERS) * _WARP_REGISTERS
+    # A launch is refused as if each part had to take as many warps as the fullest.
+    if warp_registers * -(-warps // _PARTS) * _PARTS > _REGISTERS:
+        return 0
     return min(
-        _REGISTERS // (warp_registers * warps),
+        _REGISTERS // _PARTS // warp_registers * _PARTS // warps,
         (arch.smem_bytes + _CTA_SMEM) // (smem_bytes + _CTA_SMEM),
         _THREADS.get(arch.capability, _USUAL_THREADS) // threads,
         _CTAS.get(arch.capability, _USUAL_CTAS),

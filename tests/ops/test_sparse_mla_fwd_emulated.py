@@ -7,7 +7,9 @@ no GPU.
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from sass_kit import machine_code, require_single_issuers
 
 from cupymla import arch, build
+from cupymla.build.source import cuda_root
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_fwd import blackwell_plan, plan
 from cupymla.testing.operators import Subject
@@ -49,6 +52,30 @@ def test_a_cluster_walks_several_queries_of_several_blocks(heads: int, ctas: int
 def test_a_cluster_walks_many_queries_of_one_block(heads: int, topk: int, mode: str) -> None:
     """Q of the next query is staged while this one's only block is multiplied."""
     kit.check(SUBJECT, sized(heads, 576, topk, 9, 200, "_short", "masks"), mode, seed=4, multiprocessors=2)
+
+
+WAIT_OF_QUERY_STAGES = """      storage.free[ring.stage].wait(ring.free());
+      __syncwarp();
+      if (lane == 0) {
+        if (part == 0"""
+
+
+@pytest.mark.parametrize("warp", range(4))
+def test_a_key_warp_may_come_late_to_the_last_stage_of_q(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warp: int
+) -> None:
+    """Q's last stage has no tile of the last key warp. The others must not get so far without it that the stage's phase
+    is over before it waits: mode random holds warps up behind waits only, so the delay is written into the source."""
+    folder = tmp_path / "cuda"
+    shutil.copytree(cuda_root(), folder)
+    producer = folder / "sparse_mla_fwd" / "sm100" / "producer.cuh"
+    text = producer.read_text()
+    assert text.count(WAIT_OF_QUERY_STAGES) == 1
+    late = f"if (part == 1 && own == {warp}) for (int i = 0; i < 2048; ++i) __nanosleep(1000);\n"
+    producer.write_text(text.replace(WAIT_OF_QUERY_STAGES, late + WAIT_OF_QUERY_STAGES))
+    ours = plan.variant
+    monkeypatch.setattr(plan, "variant", lambda *given, **named: replace(ours(*given, **named), root=str(folder)))
+    kit.check(SUBJECT, sized(40, 576, 40, 3, 250, "_late", "masks", selection="full"), "random", multiprocessors=1)
 
 
 def merge_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

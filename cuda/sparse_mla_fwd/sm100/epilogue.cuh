@@ -59,6 +59,8 @@ struct Epilogue {
       slots_before = slots;
     });
     if (before != params.items) finish(before, slots_before);
+    // The Tensor Core's last signal of this kind; in a pair the value warp waits for it.
+    if constexpr (Config::kCtas == 1) storage.q_free.wait(q_parity ^ 1u);
   }
 
   __device__ __forceinline__ void finish(uint32_t item, int32_t slots) {

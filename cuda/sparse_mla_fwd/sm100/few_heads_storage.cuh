@@ -7,7 +7,8 @@
 // barrier        | arrivals               | who waits        | what it says
 // ---------------+------------------------+------------------+-----------------------------------------------------
 // q_full         | 1 + bytes (TMA)        | MMA              | Q's tiles in shared memory are in
-// q_staged       | 1 + bytes (TMA)        | epilogue         | Q's tiles for Tensor Memory are in their stages
+// q_staged       | 1 + 4 key warps        | epilogue         | Q's tiles for Tensor Memory are in their stages
+//                | + bytes (TMA)          |                  |
 // q_kept         | 4 epilogue warps       | key warps        | they have been read, and q_staged has been seen
 // q_ready        | 4 epilogue warps       | MMA              | they are in Tensor Memory
 // q_free         | 1 (commit)             | epilogue         | all scores of the query are done
@@ -92,7 +93,7 @@ struct alignas(1024) FewHeadsStorage {
       lengths_free[batch].init(parts * (Config::kRoleWarps + 1));
     }
     q_full.init(1);
-    q_staged.init(1);
+    q_staged.init(1 + Config::kKeyWarps);
     q_kept.init(Config::kEpilogueWarps);
     q_ready.init(Config::kEpilogueWarps);
     q_free.init(1);

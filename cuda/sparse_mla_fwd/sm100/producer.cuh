@@ -84,6 +84,9 @@ struct KeyWarp {
       __syncwarp();
       ring.advance();
     }
+    // This warp has seen every stage free, also one in which it has no tile. Else the epilogue could free that again
+    // before, and this warp would wait for a phase that is over.
+    if (lane == 0) storage.q_staged.arrive();
   }
 
   // Before the first gather into a place: what will come there in both CTAs, said once.

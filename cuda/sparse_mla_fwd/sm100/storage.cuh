@@ -17,7 +17,7 @@
 // barrier       | in   | arrivals                     | who waits  | what it says
 // --------------+------+------------------------------+------------+-------------------------------------------------
 // q_full        | even | 1 + bytes of both CTAs (TMA) | MMA        | Q's tiles in shared memory are in, of both CTAs
-// q_staged      | each | 1 + bytes (TMA)              | epilogue   | Q's tiles for Tensor Memory are in their stages
+// q_staged      | each | 1 + 2 key warps + bytes (TMA)| epilogue   | Q's tiles for Tensor Memory are in their stages
 // q_kept        | each | 4 epilogue warps             | key warps  | they have been read, and q_staged has been seen
 // q_ready       | even | 4 epilogue warps of each CTA | MMA        | they are in Tensor Memory
 // q_free        | each | 1 (commit to pair)           | value warp,| all scores of the query are done
@@ -105,7 +105,7 @@ struct alignas(1024) Storage {
       lengths_free[batch].init(pairs * (Config::kCtas * Config::kRoleWarps + 1));
     }
     q_full.init(1);
-    q_staged.init(1);
+    q_staged.init(1 + Config::kKeyWarps);
     q_kept.init(Config::kEpilogueWarps);
     q_ready.init(Config::kCtas * Config::kEpilogueWarps);
     q_free.init(1);

@@ -160,9 +160,10 @@ def _exponential(operands: Operands, step: Step) -> Handler:
         return _in_float64(np.exp2)(operands, step)
     source, put = operands.read(step.operands[1], "f32"), operands.write(step.operands[0], "f32")
     exact = _modified(step, lambda x: np.exp2(x.astype(np.float64)).astype(np.float32))
+    flushes = "ftz" in step.parts
 
     def run(lanes: Lanes) -> None:
-        argument = source(lanes)
+        argument = flushed(source(lanes)) if flushes else source(lanes)
         put(lanes, strayed(argument, exact(argument), lanes.group.machine.layout.approximation))
 
     return run
