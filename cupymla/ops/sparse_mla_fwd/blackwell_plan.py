@@ -17,7 +17,6 @@ from ..mla import MlaProblem
 from . import plan
 
 _CTA_SLOTS = 64  # slots of a KV block for each CTA of an item
-_CLUSTER = 16  # CTAs of the largest cluster
 
 # What merging the parts of a query is taken to cost CTAs by themselves, and pairs, in units of the time that they take
 # for a KV block: each CTA reads 128 KB of what others left. Estimates; they have not been timed.
@@ -73,16 +72,9 @@ def parts(items: int, topk: int, multiprocessors: int, ctas: int, without: Colle
     More than once only where all of them run at once. Those of `without` are left out: a GPU may have no room for
     clusters of that size.
     """
-    blocks = -(-topk // (_CTA_SLOTS * ctas))
-
     merge_blocks = _MERGE_BLOCKS if ctas == 1 else _PAIR_MERGE_BLOCKS
-
-    def cost(size: int) -> int:
-        return -(-blocks // size) + (merge_blocks if size > 1 else 0)
-
-    sizes = (size for size in (2, 4, 8, 16) if size * ctas <= _CLUSTER)
-    fitting = [size for size in sizes if size not in without and size * items * ctas <= multiprocessors]
-    return min((1, *fitting), key=cost)
+    sizes = (cluster // ctas for cluster in plan.CLUSTERS if cluster * items <= multiprocessors)
+    return plan.cheapest_parts(-(-topk // (_CTA_SLOTS * ctas)), merge_blocks, sizes, without)
 
 
 def blackwell_plan(

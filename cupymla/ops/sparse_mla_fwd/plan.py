@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ... import arch as arches
@@ -28,8 +28,10 @@ BLACKWELL_CTA_HEADS = 64
 BLACKWELL_HEADS = (64, 128)
 """Query heads that one CTA, and a pair of CTAs, take there."""
 
+CLUSTERS = (2, 4, 8, 16)
+"""CTAs of a cluster, where there is one."""
+
 _PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
-_CLUSTERS = (1, 2, 4, 8, 16)
 
 # Rows that may not be in L2 are asked for some blocks ahead of the gather. Which keys fit is judged by half of a
 # Hopper's 50 MB: the other half holds what is far away from the multiprocessor that asks.
@@ -76,6 +78,18 @@ def cta_heads(h_q: int) -> int:
     return next((heads for heads in CTA_HEADS if heads >= h_q), CTA_HEADS[-1])
 
 
+def cheapest_parts(blocks: int, merge_blocks: int, sizes: Iterable[int], without: Collection[int]) -> int:
+    """In how many parts to cut that many KV blocks: one, or of `sizes` but for those of `without`.
+
+    Merging takes as long as `merge_blocks`.
+    """
+
+    def cost(size: int) -> int:
+        return -(-blocks // size) + (merge_blocks if size > 1 else 0)
+
+    return min((1, *(size for size in sizes if size not in without)), key=cost)
+
+
 def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
     """CTAs, a power of two, to share the slots of each of `work` pairs of a query and a block of heads.
 
@@ -83,13 +97,8 @@ def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] =
     cluster lies in one GPC, so fewer may run than multiprocessors would hold: sizes that the driver rules out for that
     are in `without`.
     """
-    pairs = -(-topk // _PAIR_SLOTS)
-
-    def cost(size: int) -> int:
-        return -(-pairs // size) + (_MERGE_PAIRS if size > 1 else 0)
-
-    sizes = (size for size in _CLUSTERS if size == 1 or (size * work <= multiprocessors and size not in without))
-    return min(sizes, key=cost)
+    sizes = (size for size in CLUSTERS if size * work <= multiprocessors)
+    return cheapest_parts(-(-topk // _PAIR_SLOTS), _MERGE_PAIRS, sizes, without)
 
 
 def plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
