@@ -10,11 +10,8 @@ template <typename Storage, bool kFp16>
 struct FewHeadsProducts : ProductSteps<Storage, kFp16> {
   using Base = ProductSteps<Storage, kFp16>;
   using Config = typename Base::Config;
-  using Base::storage, Base::params, Base::place, Base::lengths;
+  using Base::storage, Base::params, Base::place, Base::lengths, Base::q_parity;
   using Base::commit, Base::take_keys, Base::keys_of, Base::multiply_tile, Base::multiply_stage, Base::multiply_values;
-
-  uint32_t q_parity = 0, p_parity = 0;
-  uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
 
   using Base::Base;
 
@@ -38,9 +35,7 @@ struct FewHeadsProducts : ProductSteps<Storage, kFp16> {
 
   // Those of a block's first stage, among whose tiles is the first that Q has in Tensor Memory.
   __device__ __forceinline__ void first_scores(bool first_block) {
-    storage.s_free.wait(s_parity);
-    s_parity ^= 1u;
-    sm100::fence_after_sync();
+    Base::begin_scores();
     const uint64_t keys = keys_of(take_keys());
 #pragma unroll
     for (int tile = 0; tile < Config::kStageTiles; ++tile) {
@@ -61,13 +56,7 @@ struct FewHeadsProducts : ProductSteps<Storage, kFp16> {
 
   // Each stage, whose keys have been multiplied, is the values of a chunk of the output.
   __device__ __forceinline__ void values(bool first_block) {
-    storage.p_ready.wait(p_parity);
-    p_parity ^= 1u;
-    if (first_block) {
-      storage.o_free.wait(o_parity);
-      o_parity ^= 1u;
-    }
-    sm100::fence_after_sync();
+    Base::begin_values(first_block);
 #pragma unroll
     for (int chunk = 0; chunk < Config::kChunks; ++chunk) multiply_values(chunk, storage.p[0], !first_block);
   }

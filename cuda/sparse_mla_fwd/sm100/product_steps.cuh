@@ -29,6 +29,8 @@ struct ProductSteps {
   uint32_t keys_stage = 0, values_stage = 0;  // of the ring, that come next
   Phases keys_phases;                         // stages of Q have none
   Ring<2> ropes;
+  uint32_t q_parity = 0, p_parity = 0;
+  uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
 
   __device__ __forceinline__ ProductSteps(Storage& storage, const Parameters& params)
       : storage(storage), params(params), tmem(storage.tmem), lengths{storage, params} {}
@@ -68,6 +70,24 @@ struct ProductSteps {
   __device__ __forceinline__ void pass_query_stages() {
     keys_stage = (keys_stage + Config::kQueryStages) % Config::kStages;
     values_stage = keys_stage;
+  }
+
+  // Waits until the scores of the block before have been read.
+  __device__ __forceinline__ void begin_scores() {
+    storage.s_free.wait(s_parity);
+    s_parity ^= 1u;
+    sm100::fence_after_sync();
+  }
+
+  // Waits for P of a block, and for a query's first one until O of the query before has been read.
+  __device__ __forceinline__ void begin_values(bool first_block) {
+    storage.p_ready.wait(p_parity);
+    p_parity ^= 1u;
+    if (first_block) {
+      storage.o_free.wait(o_parity);
+      o_parity ^= 1u;
+    }
+    sm100::fence_after_sync();
   }
 
   // Waits until the next stage of keys is full; gives which one that is.

@@ -9,12 +9,10 @@ template <typename Storage, bool kFp16>
 struct Products : ProductSteps<Storage, kFp16> {
   using Base = ProductSteps<Storage, kFp16>;
   using Config = typename Base::Config;
-  using Base::storage, Base::params, Base::place, Base::lengths, Base::values_stage;
+  using Base::storage, Base::params, Base::place, Base::lengths, Base::q_parity, Base::values_stage;
   using Base::commit, Base::take_keys, Base::keys_of, Base::multiply_stage, Base::multiply_rope, Base::multiply_values;
 
   Phases values_phases;  // stages of Q have none
-  uint32_t q_parity = 0, p_parity = 0;
-  uint32_t s_parity = 1, o_parity = 1;  // of s_free and o_free
 
   using Base::Base;
 
@@ -37,9 +35,7 @@ struct Products : ProductSteps<Storage, kFp16> {
   }
 
   __device__ __forceinline__ void scores() {
-    storage.s_free.wait(s_parity);
-    s_parity ^= 1u;
-    sm100::fence_after_sync();
+    Base::begin_scores();
 #pragma unroll
     for (int part = 0; part < Config::kBlockStages; ++part) {
       const uint32_t stage = take_keys();
@@ -51,13 +47,7 @@ struct Products : ProductSteps<Storage, kFp16> {
   }
 
   __device__ __forceinline__ void values(bool first_block) {
-    storage.p_ready.wait(p_parity);
-    p_parity ^= 1u;
-    if (first_block) {
-      storage.o_free.wait(o_parity);
-      o_parity ^= 1u;
-    }
-    sm100::fence_after_sync();
+    Base::begin_values(first_block);
     // In the order of the stages, which is that in which they come and are needed again.
 #pragma unroll
     for (int part = 0; part < Config::kBlockStages; ++part) {
