@@ -141,11 +141,11 @@ def made_of(source: KernelSource, out: Path | None = None) -> Made:
 
 
 def changes(old: str, new: str) -> str:
-    """Which instructions of two texts are more or fewer, those of the largest difference first."""
+    """Which instructions of two texts are more or fewer, those of the largest difference first, then by name."""
     before, after = opcodes(old), opcodes(new)
     if before == after:
         return "the same code" if old == new else "as many of each instruction, other operands or another order"
-    moved = sorted(before.keys() | after.keys(), key=lambda name: -abs(after[name] - before[name]))
+    moved = sorted(before.keys() | after.keys(), key=lambda name: (-abs(after[name] - before[name]), name))
     told = [f"{name} {before[name]} -> {after[name]}" for name in moved if before[name] != after[name]]
     return ", ".join(told[:MOST_CHANGES]) + (", ..." if len(told) > MOST_CHANGES else "")
 
