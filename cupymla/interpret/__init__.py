@@ -3,14 +3,16 @@
 `interpret` runs one kernel on registered memory. Threads diverge and meet again, barriers block, copies finish late,
 and the order of everything comes from a seed. Accesses out of bounds, misaligned or of unwritten memory, writes that
 race with asynchronous reads, uses of registers of unfinished wgmma, misused barriers and deadlocks end the run with a
-`Trap` that names the thread and the instruction. Time, caches and weak memory ordering are not modelled.
+`Trap` that names the thread and the instruction; on request, so do accesses to shared memory that nothing orders. Time
+and caches are not modelled.
 """
 
 from __future__ import annotations
 
+from .causality import Races
 from .memory import GlobalMemory
 from .program import Program, parse
 from .run import interpret, program_of
 from .traps import Trap, Unknown
 
-__all__ = ["GlobalMemory", "Program", "Trap", "Unknown", "interpret", "parse", "program_of"]
+__all__ = ["GlobalMemory", "Program", "Races", "Trap", "Unknown", "interpret", "parse", "program_of"]

@@ -5,6 +5,7 @@ Source: PTX ISA 9.0, "Parallel Synchronization and Communication Instructions".
 
 from __future__ import annotations
 
+from .causality import Releases
 from .traps import Trap
 
 
@@ -16,17 +17,23 @@ class MBarrier:
         pending: arrivals the present phase still waits for.
         bytes: bytes of copies that it still waits for; below zero when they came before they were announced.
         phase: completed phases.
+        releases: what arrivals made known.
+        maker: the thread that initialised it, and when.
+        column: of what copies bring that it counts, see `causality.py`.
     """
 
-    __slots__ = ("bytes", "count", "pending", "phase")
+    __slots__ = ("bytes", "column", "count", "maker", "pending", "phase", "releases")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, maker: tuple[int, int] = (0, 0), column: int = 0) -> None:
         if not 1 <= count < 2**20:
             raise Trap(f"mbarrier.init with a count of {count}")
         self.count = count
         self.pending = count
         self.bytes = 0
         self.phase = 0
+        self.releases = Releases()
+        self.maker = maker
+        self.column = column
 
     def arrive(self, count: int = 1) -> None:
         """That many arrivals. Raises Trap when the phase does not wait for so many."""
@@ -40,6 +47,7 @@ class MBarrier:
         if self.pending == 0 and self.bytes == 0:
             self.pending = self.count
             self.phase += 1
+            self.releases.complete()
 
 
 class NamedBarrier:
@@ -51,9 +59,10 @@ class NamedBarrier:
         generation: how often it has been passed.
         vote: what the arrived threads' predicates add up to, for barriers that reduce.
         result: the vote of the generation before.
+        releases: what arrivals made known.
     """
 
-    __slots__ = ("arrived", "expected", "generation", "result", "vote")
+    __slots__ = ("arrived", "expected", "generation", "releases", "result", "vote")
 
     def __init__(self) -> None:
         self.arrived = 0
@@ -61,6 +70,7 @@ class NamedBarrier:
         self.generation = 0
         self.vote = 0
         self.result = 0
+        self.releases = Releases()
 
     def arrive(self, threads: int, expected: int, vote: int = 0) -> None:
         """Threads arrive. Raises Trap when they expect another number than others did, or are too many."""
@@ -79,6 +89,7 @@ class NamedBarrier:
             self.arrived = 0
             self.result, self.vote = self.vote, 0
             self.generation += 1
+            self.releases.complete()
 
 
 class ClusterBarrier:
@@ -88,17 +99,20 @@ class ClusterBarrier:
         live: threads of the cluster that have not exited.
         arrived: threads that have arrived in this generation.
         generation: how often it has been passed.
+        releases: what arrivals made known.
     """
 
-    __slots__ = ("arrived", "generation", "live")
+    __slots__ = ("arrived", "generation", "live", "releases")
 
     def __init__(self, threads: int) -> None:
         self.live = threads
         self.arrived = 0
         self.generation = 0
+        self.releases = Releases()
 
     def settle(self) -> None:
         """Let the threads pass when all that live have arrived."""
         if self.arrived and self.arrived >= self.live:
             self.arrived = 0
             self.generation += 1
+            self.releases.complete()

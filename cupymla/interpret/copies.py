@@ -27,12 +27,21 @@ class Started:
     Attributes:
         thread: numbers of the threads in their group.
         batch: how many groups of copies each thread had committed before.
+        stamp: when.
     """
 
-    __slots__ = ("_bytes", "_destination", "_size", "_source", "_words", "batch", "thread")
+    __slots__ = ("_bytes", "_destination", "_size", "_source", "_words", "batch", "stamp", "thread")
 
     def __init__(
-        self, thread: Array, batch: Array, destination: Array, source: Array, size: Array, bytes_: int, words: Array
+        self,
+        thread: Array,
+        batch: Array,
+        destination: Array,
+        source: Array,
+        size: Array,
+        bytes_: int,
+        words: Array,
+        stamp: int,
     ) -> None:
         self.thread = thread
         self.batch = batch
@@ -41,6 +50,7 @@ class Started:
         self._size = size
         self._bytes = bytes_
         self._words = words
+        self.stamp = stamp
 
     def part(self, which: Array) -> Started:
         """Some of the copies."""
@@ -52,6 +62,7 @@ class Started:
             self._size[which],
             self._bytes,
             self._words[which],
+            self.stamp,
         )
 
     def finish(self, group: Group) -> None:
@@ -68,6 +79,10 @@ class Started:
             start = self._source[k] + np.arange(bytes_)
             raw[k, :bytes_] = memory.load(start, unsigned(1), 1)[:, 0]
         shared.store(self._destination, data)
+        if shared.shadow is not None and group.causality is not None:
+            units = shared.shadow.units(self._destination, self._bytes)
+            by = group.causality.by_copies(group.base + self.thread)
+            shared.shadow.note_writes(units, by[:, None], self.stamp, True)
 
 
 class ThreadCopies:
@@ -77,6 +92,7 @@ class ThreadCopies:
         self._group = group
         self._started: list[Started] = []
         self._committed = np.zeros(group.size, np.int64)
+        self._commits = np.zeros((group.size, 8), np.int64)
         self._bulk: list[tuple[Array, Array, Callable[[], None]]] = []
         self._bulk_committed = np.zeros(group.size, np.int64)
 
@@ -88,8 +104,15 @@ class ThreadCopies:
         if (size > bytes_).any():
             raise Trap(f"cp.async with a source of more than {bytes_} bytes")
         offset = destination - SHARED_START
-        words = self._group.cta.shared.start_landing(offset, bytes_).reshape(lanes.count, -1)
-        made = Started(lanes.index, self._committed[lanes.index], offset, source, size, bytes_, words)
+        shared, stamp = self._group.cta.shared, self._group.machine.count
+        words = shared.start_landing(offset, bytes_).reshape(lanes.count, -1)
+        if shared.shadow is not None:
+            shared.shadow.require_free(shared.shadow.units(offset, bytes_), lanes.numbers)
+        grid = self._group.machine.grid_shadow
+        if grid is not None:
+            reads = np.flatnonzero(size > 0)
+            grid.read(lanes, source[reads], bytes_, lanes.numbers[reads], "plain")
+        made = Started(lanes.index, self._committed[lanes.index], offset, source, size, bytes_, words, stamp)
         if self._group.machine.rng.random() < _AT_ONCE:
             made.finish(self._group)
         else:
@@ -97,7 +120,18 @@ class ThreadCopies:
 
     def commit(self, lanes: Lanes) -> None:
         """Close each thread's present group."""
+        if self._group.causality is not None:
+            number = self._committed[lanes.index]
+            if int(number.max()) >= self._commits.shape[1]:
+                self._commits = np.pad(self._commits, ((0, 0), (0, self._commits.shape[1])))
+            self._commits[lanes.index, number] = self._group.machine.count
         self._committed[lanes.index] += 1
+
+    def _begun_before(self, lanes: Lanes, limit: Array) -> Array:
+        """The moment up to which a wait for groups below a limit covers what threads started."""
+        last = np.minimum(limit, self._committed[lanes.index]) - 1
+        stamps = np.where(last < 0, 0, self._commits[lanes.index, np.maximum(last, 0)])
+        return np.where(limit > self._committed[lanes.index], self._group.machine.count, stamps)
 
     def _take(self, lanes: Lanes, limit: Array) -> list[Started]:
         """Remove and return the threads' copies of groups below a limit."""
@@ -118,19 +152,27 @@ class ThreadCopies:
 
     def wait(self, lanes: Lanes, pending: int | None) -> None:
         """Finish all but the last `pending` groups of each thread; with None also what is not committed."""
-        limit = self._committed[lanes.index]
-        for started in self._take(lanes, limit + 1 if pending is None else limit - pending):
+        committed = self._committed[lanes.index]
+        limit = committed + 1 if pending is None else committed - pending
+        for started in self._take(lanes, limit):
             started.finish(self._group)
+        if self._group.causality is not None:
+            self._group.causality.copied(lanes.numbers, self._begun_before(lanes, limit))
 
     def arrive_when_done(self, lanes: Lanes, addresses: Array) -> None:
         """Arrive on an mbarrier for each thread once all its copies so far are finished."""
         taken = self._take(lanes, self._committed[lanes.index] + 1)
-        group = self._group
+        group, numbers, stamp = self._group, lanes.numbers, self._group.machine.count
         barriers = [group.cta.mbarrier(int(address)) for address in addresses]
 
         def finish() -> None:
             for started in taken:
                 started.finish(group)
+            if group.causality is not None:
+                for barrier in dict.fromkeys(barriers):
+                    told = numbers[[other is barrier for other in barriers]]
+                    knowledge = group.causality.copies(told, np.full(len(told), stamp))
+                    barrier.releases.add(group.cta.rank, False, knowledge)
             for barrier in barriers:
                 barrier.arrive()
 

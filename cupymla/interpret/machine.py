@@ -7,6 +7,7 @@ run ends with a Trap that says where everyone waits.
 
 from __future__ import annotations
 
+import array
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ import numpy as np
 from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
+from .causality import Causality, Races
+from .grid_shadow import GridShadow
 from .instructions import bind
 from .memory import RANK_SHIFT, SHARED_START, Bytes, GlobalMemory, SharedMemory
 from .outcomes import BLOCK, YIELD
 from .program import BRANCH, EXIT, Program, Step
 from .registers import RegisterPool
+from .shadow import Shadow
 from .threads import WARP, Front, Group, Lanes
 from .traps import Trap
+from .types import Array
 
 _SLICE = 400
 _SPIN = 64
@@ -44,6 +49,7 @@ class Layout:
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes.
         dependent: whether threads may not use global memory before they have waited for the grid ahead.
         approximation: where in its error ex2.approx lies.
+        races: whether accesses to shared memory that nothing orders are a trap, see `causality.py`.
     """
 
     grid: tuple[int, int, int]
@@ -56,13 +62,23 @@ class Layout:
     strict: bool = True
     dependent: bool = False
     approximation: Approximation = "exact"
+    races: Races = "unchecked"
 
 
 @dataclass(slots=True)
 class Cluster:
-    """The CTAs that run at the same time and reach each other's shared memory."""
+    """The CTAs that run at the same time and reach each other's shared memory.
+
+    Attributes:
+        barrier: of all their threads.
+        padded: thread numbers per CTA, whole warps.
+        causality: which of their doings are ordered; None where races are not looked for.
+        ctas: by rank.
+    """
 
     barrier: ClusterBarrier
+    padded: int
+    causality: Causality | None = None
     ctas: list[Cta] = field(default_factory=list)
 
 
@@ -79,6 +95,8 @@ class Cta:
         registers: what setmaxnreg deals out.
         late: asynchronous work that has been started, each with its owner; one owner's is finished in order.
         live: threads that have not exited.
+        visits: when each thread of the cluster last used this CTA's shared memory from another one.
+        parting: up to when its threads that have exited knew of each thread of the cluster.
     """
 
     def __init__(self, machine: Machine, number: int, rank: int, cluster: Cluster) -> None:
@@ -93,6 +111,12 @@ class Cta:
         self.registers = RegisterPool(warps, machine.program.launch_registers)
         self.late: list[tuple[object, Callable[[], None]]] = []
         self.live = machine.layout.threads
+        self.visits: Array | None = None
+        self.parting: Array = np.zeros(0, np.int32)
+        if cluster.causality is not None:
+            self.shared.shadow = Shadow(cluster.causality, self.shared.size, machine.program.smallest_store)
+            self.visits = np.zeros(cluster.causality.threads, np.int32)
+            self.parting = np.zeros(cluster.causality.threads, np.int32)
 
     def peer(self, address: int) -> tuple[Cta, int]:
         """The CTA that a shared address means, and the offset there. Raises Trap when the cluster has no such CTA."""
@@ -135,8 +159,10 @@ class Machine:
         rng: decides whose turn it is.
         events: counts what one thread does that another may be waiting for.
         count: executed instructions, each counted once for all threads that execute it together.
+        lines: the PTX line of each, where races are looked for.
         maps: requests of tensor maps by the address of the parameter that holds them.
         parameters: the bytes of each parameter by its address.
+        grid_shadow: the last writes to global memory, where races are looked for.
     """
 
     def __init__(
@@ -148,17 +174,21 @@ class Machine:
         self.rng = random.Random(seed)
         self.events = 0
         self.count = 0
+        self.lines = array.array("i", [0])
+        self.grid_shadow: GridShadow | None = None
+        if layout.races != "unchecked":
+            self.grid_shadow = GridShadow(memory, program.smallest_store)
         self.maps: dict[int, TileMap] = {}
         self.shared_bytes = _shared_bytes(program, layout)
         self.parameters: dict[int, Bytes] = {}
         if len(parameters) != len(program.parameters):
             raise Trap(f"{program.name} has {len(program.parameters)} parameters, {len(parameters)} were given")
-        for parameter, content in zip(program.parameters, parameters, strict=True):
-            if len(content) != parameter.size:
-                raise Trap(f"{parameter.name} has {parameter.size} bytes, {len(content)} were given")
-            self.parameters[parameter.address] = Bytes(np.frombuffer(content, np.uint8).copy())
-        for name, array in program.constants.items():
-            memory.add(name, array, False)
+        for parameter, given in zip(program.parameters, parameters, strict=True):
+            if len(given) != parameter.size:
+                raise Trap(f"{parameter.name} has {parameter.size} bytes, {len(given)} were given")
+            self.parameters[parameter.address] = Bytes(np.frombuffer(given, np.uint8).copy())
+        for name, content in program.constants.items():
+            memory.add(name, content, False)
         bind(program)
         if program.threads and layout.threads > program.threads:
             raise Trap(f"{layout.threads} threads per CTA where {program.name} allows {program.threads}")
@@ -182,7 +212,9 @@ class Machine:
 
     def _cluster(self, first: int) -> list[Group]:
         layout = self.layout
-        cluster = Cluster(ClusterBarrier(layout.threads * layout.cluster))
+        cluster = Cluster(ClusterBarrier(layout.threads * layout.cluster), -(-layout.threads // WARP) * WARP)
+        if layout.races != "unchecked":
+            cluster.causality = Causality(self, first, layout.threads, layout.cluster, layout.races == "practice")
         cluster.ctas = [Cta(self, first + rank, rank, cluster) for rank in range(layout.cluster)]
         size = layout.group or layout.threads
         starts = range(0, layout.threads, size)
@@ -238,10 +270,12 @@ class Machine:
         return self.count - start > _SPIN
 
     def _run(self, group: Group, front: Front) -> None:
-        steps, fronts = self.program.steps, group.fronts
+        steps, fronts, races = self.program.steps, group.fronts, self.layout.races != "unchecked"
         for _ in range(_SLICE):
             step = steps[front.pc]
             self.count += 1
+            if races:
+                self.lines.append(step.line)
             try:
                 if self._execute(group, front, step):
                     return
@@ -289,6 +323,8 @@ class Machine:
 
     def _exit(self, group: Group, front: Front, lanes: Lanes) -> bool:
         cta = group.cta
+        if cta.visits is not None:
+            self._leave(cta, lanes)
         group.live_warps = group.live_warps - lanes.warps
         cta.live -= lanes.count
         cta.cluster.barrier.live -= lanes.count
@@ -301,6 +337,21 @@ class Machine:
         front.lanes = Lanes(group, front, staying)
         front.pc += 1
         return False
+
+    def _leave(self, cta: Cta, lanes: Lanes) -> None:
+        """Threads of a CTA exit. Raises Trap when the last ones cannot know that nobody uses its memory any more."""
+        causality, visits = cta.cluster.causality, cta.visits
+        if causality is None or visits is None:
+            return
+        cta.parting = np.maximum(cta.parting, causality.past_for(lanes.rows))
+        late = visits > cta.parting
+        if cta.live == lanes.count and late.any():
+            who = int(np.argmax(late))
+            when = causality.line(int(visits[who]))
+            raise Trap(
+                f"CTA {cta.number} exits, and nothing orders that behind the use of its shared memory by "
+                f"{causality.thread(who)} at {when}"
+            )
 
     def _meet(self, group: Group, front: Front) -> bool:
         """Join fronts that are at the same instruction. Returns whether another one lies further back."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .shadow import Shadow
 from .traps import Trap
 from .types import Array, DType
 
@@ -195,6 +196,7 @@ class SharedMemory(Bytes):
         landing: for each 4 bytes how many unfinished copies write them.
         landings: how many such words there are.
         foreign: for each 16 bytes whether ordinary code wrote them last, and no proxy fence has come after that.
+        shadow: the last accesses, where races are looked for.
     """
 
     def __init__(self, size: int, strict: bool = True) -> None:
@@ -209,6 +211,7 @@ class SharedMemory(Bytes):
         self.landings = 0
         self.foreign = np.zeros((size >> _GRANULE_BITS) + 1, np.bool_)
         self.any_foreign = False
+        self.shadow: Shadow | None = None
 
     def check(self, offset: Array, bytes_: int, write: bool) -> None:
         """Raise Trap unless the bytes lie inside, aligned, and no unfinished operation is in the way."""

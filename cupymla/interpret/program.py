@@ -105,6 +105,7 @@ class Program:
         ports_of: the ports of each register.
         bound: whether the steps have been bound to what executes them.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
+        smallest_store: bytes of the smallest element that is stored, at most 4.
         launch_registers: registers per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
     """
 
@@ -143,6 +144,7 @@ class Program:
         for dynamic, alignment in self._dynamic:
             self.shared[dynamic] = Placed(-(-self.shared_bytes // alignment) * alignment, 0)
         self._resolve()
+        self.smallest_store = min([4, *map(_stored_bytes, self.steps)])
 
     # Declarations ----------------------------------------------------------------------------------------------
 
@@ -337,6 +339,13 @@ def _initial(item: Variable, size: int) -> Array:
             values = np.array(numbers, np.uint64).astype(f"u{TYPES[item.type].itemsize}").view(np.uint8)
             content[: len(values)] = values
     return content
+
+
+def _stored_bytes(step: Step) -> int:
+    """Bytes of the elements that an instruction stores; 4 where it stores none, or larger ones."""
+    if step.parts[0] not in ("st", "atom", "red") or "local" in step.parts or "param" in step.parts:
+        return 4
+    return min([4, *(TYPES[part].itemsize for part in step.parts[1:] if part in TYPES)])
 
 
 def _facts(constants: dict[str, Array]) -> dict[str, int]:

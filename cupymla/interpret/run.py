@@ -9,6 +9,7 @@ from ..build import KernelSource, content_hash, ptx
 from ..launch import Geometry
 from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
+from .causality import Races
 from .machine import Layout, Machine
 from .memory import GlobalMemory
 from .program import Program, parse
@@ -41,6 +42,7 @@ def interpret(
     max_steps: int = 50_000_000,
     strict: bool = True,
     approximation: Approximation = "exact",
+    races: Races = "unchecked",
 ) -> Machine:
     """Run a kernel to its end.
 
@@ -59,6 +61,8 @@ def interpret(
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read 0xFF bytes, NaN in all
             float formats.
         approximation: where in its error ex2.approx lies.
+        races: whether accesses to shared memory that nothing orders are a trap, whatever the schedule made of them:
+            "unchecked", by the "letter" of the ISA, or as "practice" goes beyond it, see `causality.py`.
 
     Returns the machine, for its counters. Raises Trap, and CompileError and PtxError for a source.
     """
@@ -75,6 +79,7 @@ def interpret(
         strict,
         geometry.pdl,
         approximation,
+        races,
     )
     machine = Machine(program, layout, parameters, memory, seed)
     for number, request in (maps or {}).items():

@@ -49,6 +49,29 @@ class Lanes:
             raise Trap(f"thread {thread} of a dependent launch uses global memory before its griddepcontrol.wait")
 
     @property
+    def numbers(self) -> Array:
+        """Their numbers in the cluster, see `Causality`."""
+        return self.index + self.group.base
+
+    @property
+    def rows(self) -> Any:
+        """The same as an index: a slice where they are neighbours."""
+        if isinstance(self.select, slice):
+            base = self.group.base
+            return slice(self.select.start + base, self.select.stop + base)
+        return self.numbers
+
+    def visit(self, cta: Cta, which: Array | None = None) -> None:
+        """These threads, or some of them, use shared memory of a CTA. Raises Trap when it may have exited."""
+        if cta is self.group.cta:
+            return
+        if not cta.live:
+            raise Trap(f"use of shared memory of CTA {cta.number}, which has exited")
+        if cta.visits is not None:
+            numbers = self.numbers if which is None else self.numbers[which]
+            cta.visits[numbers] = self.group.machine.count
+
+    @property
     def warps(self) -> Array:
         """Of how many of these threads each warp of the group consists."""
         if self._warps is None:
@@ -100,6 +123,7 @@ class Group:
     Attributes:
         cta: theirs.
         first: number in the CTA of the first of them.
+        base: its number in the cluster, where each CTA's numbers begin with a whole warp.
         size: how many.
         warps: of how many warps they are.
         fronts: where they are; empty when all have exited.
@@ -108,12 +132,14 @@ class Group:
         copies: what they copy asynchronously.
         early: which threads have not waited for the grid ahead; None where none needs to (any more).
         cluster_generation: of the cluster barrier when each thread arrived there, -1 before.
+        causality: of its cluster; None where races are not looked for.
     """
 
     def __init__(self, cta: Cta, first: int, size: int) -> None:
         program = cta.machine.program
         self.cta: Cta = cta
         self.first: int = first
+        self.base: int = first + cta.rank * cta.cluster.padded
         self.size: int = size
         self.warps: int = -(-size // WARP)
         self.index: Array = np.arange(size)
@@ -127,6 +153,7 @@ class Group:
         self._locked: set[tuple[DType, int]] = set()
         self.local = LocalMemory(size, program.local_bytes) if program.local_bytes else None
         self.cluster_generation = np.full(size, -1)
+        self.causality = cta.cluster.causality
         self.copies = ThreadCopies(self)
         self.early: Array | None = np.ones(size, np.bool_) if cta.machine.layout.dependent else None
         self.products: Any = None

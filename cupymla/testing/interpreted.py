@@ -25,7 +25,7 @@ import numpy as np
 from .. import arch as arches
 from .. import build, driver, tensormap
 from ..build import KernelSource
-from ..interpret import GlobalMemory, Program, interpret, program_of
+from ..interpret import GlobalMemory, Program, Races, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..ptx.approximation import Approximation
@@ -116,6 +116,7 @@ class Interpreted:
         max_steps: after so many executed instructions a launch is taken to be endless.
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read NaN.
         approximation: where in its error ex2.approx lies.
+        races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -136,6 +137,7 @@ class Interpreted:
         self.max_steps = 50_000_000
         self.strict = True
         self.approximation: Approximation = "exact"
+        self.races: Races = "unchecked"
 
     # What a test does ------------------------------------------------------------------------------------------
 
@@ -259,6 +261,7 @@ class Interpreted:
             max_steps=self.max_steps,
             strict=self.strict,
             approximation=self.approximation,
+            races=self.races,
         )
         self.steps += machine.count
 

@@ -68,6 +68,7 @@ def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
         with interpreted(arch, count, seed=count) as made:
             made.strict = operator not in READS_UNWRITTEN
             made.approximation = "scattered"
+            made.races = "practice"
             yield made
         return
     # What a grid may do in wall-clock time says nothing on a machine with other work.
@@ -132,7 +133,7 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
         return None
     is_ptx = is_interpreted(kernel.arch)
     counts = ", ".join(map(str, multiprocessors(subject.name)))
-    varied = f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES)
+    varied = f"multiprocessors in turn: {counts}; races looked for" if is_ptx else "modes: " + ", ".join(MODES)
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,

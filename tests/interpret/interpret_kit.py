@@ -39,7 +39,7 @@ def run(body: str, *arrays: npt.NDArray[Any], threads: int = 32, readonly: int =
     places = [memory.add(f"a{k}", array, writable=k >= readonly) for k, array in enumerate(arrays)]
     program = parse(text(body, len(arrays), options.pop("shared", 4096), options.pop("bounds", "")), "kernel")
     cluster = options.pop("cluster", 1)
-    geometry = Geometry((cluster, 1, 1), threads, 0, cluster, pdl=options.pop("pdl", False))
+    geometry = Geometry((options.pop("grid", cluster), 1, 1), threads, 0, cluster, pdl=options.pop("pdl", False))
     return interpret(program, geometry, [struct.pack("<Q", place) for place in places], memory, **options)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..barriers import MBarrier, NamedBarrier
+from ..causality import Releases, require_known
 from ..memory import SHARED_START
 from ..operands import Getter, Operands
 from ..outcomes import BLOCK, YIELD
@@ -26,7 +27,7 @@ def _barrier(operands: Operands, step: Step) -> Handler:
     parts = step.parts
     if parts[1] == "warp":
         mask = operands.read(step.operands[0], "u32")
-        return lambda lanes: None if lanes.converged(mask(lanes)) else BLOCK
+        return _warp(mask)
     if parts[1] == "cluster":
         return _cluster_arrive(step) if "arrive" in parts else _cluster_wait(step)
     if "red" in parts:
@@ -36,6 +37,36 @@ def _barrier(operands: Operands, step: Step) -> Handler:
     return _named(identifier, count, waits="arrive" not in parts)
 
 
+def _warp(mask: Getter) -> Handler:
+    def run(lanes: Lanes) -> int | None:
+        if not lanes.converged(mask(lanes)):
+            return BLOCK
+        if lanes.group.causality is not None:
+            lanes.group.causality.join_warps(lanes)
+        return None
+
+    return run
+
+
+def _scope(step: Step) -> bool:
+    """Whether the scope of an operation contains the cluster."""
+    return any(part in ("cluster", "gpu", "sys") for part in step.parts)
+
+
+def _release(lanes: Lanes, releases: Releases, cluster: bool, relaxed: bool = False) -> None:
+    """Threads arrive: what they know goes to the barrier."""
+    causality = lanes.group.causality
+    if causality is not None:
+        releases.add(lanes.group.cta.rank, cluster, causality.release(lanes.rows, relaxed))
+
+
+def _acquire(lanes: Lanes, releases: Releases, cluster: bool) -> None:
+    """Threads have waited: what the barrier was given goes to them."""
+    causality = lanes.group.causality
+    if causality is not None and lanes.count:
+        causality.acquire(lanes.rows, releases.to(lanes.group.cta.rank, cluster, causality.practice))
+
+
 def _named(identifier: Getter, count: Getter | None, waits: bool) -> Handler:
     def run(lanes: Lanes) -> int | None:
         if not lanes.converged():
@@ -43,6 +74,7 @@ def _named(identifier: Getter, count: Getter | None, waits: bool) -> Handler:
         barrier = _find(lanes, identifier(lanes))
         if lanes.front.generation < 0:
             generation = barrier.generation
+            _release(lanes, barrier.releases, False)
             barrier.arrive(_whole_warps(lanes), _expected(lanes, count))
             lanes.group.machine.events += 1
             if not waits:
@@ -51,6 +83,7 @@ def _named(identifier: Getter, count: Getter | None, waits: bool) -> Handler:
         if barrier.generation == lanes.front.generation:
             return BLOCK
         lanes.front.generation = -1
+        _acquire(lanes, barrier.releases, False)
         return None
 
     return run
@@ -69,11 +102,13 @@ def _reducing(operands: Operands, step: Step) -> Handler:
         barrier, expected = _find(lanes, identifier(lanes)), _expected(lanes, count)
         if lanes.front.generation < 0:
             lanes.front.generation = barrier.generation
+            _release(lanes, barrier.releases, False)
             barrier.arrive(_whole_warps(lanes), expected, int(holds(lanes).sum()))
             lanes.group.machine.events += 1
         if barrier.generation == lanes.front.generation:
             return BLOCK
         lanes.front.generation = -1
+        _acquire(lanes, barrier.releases, False)
         total = {"popc": barrier.result, "and": barrier.result == expected, "or": barrier.result > 0}[mode]
         put(lanes, np.full(lanes.count, total))
         return None
@@ -105,6 +140,8 @@ def _whole_warps(lanes: Lanes) -> int:
 
 
 def _cluster_arrive(step: Step) -> Handler:
+    relaxed = "relaxed" in step.parts
+
     def run(lanes: Lanes) -> int | None:
         if "aligned" in step.parts and not lanes.converged():
             return BLOCK
@@ -112,6 +149,7 @@ def _cluster_arrive(step: Step) -> Handler:
         if (group.cluster_generation[lanes.index] == barrier.generation).any():
             raise Trap("barrier.cluster.arrive twice without a wait")
         group.cluster_generation[lanes.index] = barrier.generation
+        _release(lanes, barrier.releases, True, relaxed)
         barrier.arrived += lanes.count
         barrier.settle()
         group.machine.events += 1
@@ -125,7 +163,11 @@ def _cluster_wait(step: Step) -> Handler:
         arrived = lanes.group.cluster_generation[lanes.index]
         if (arrived < 0).any():
             raise Trap("barrier.cluster.wait before an arrive")
-        return BLOCK if (arrived == lanes.group.cta.cluster.barrier.generation).any() else None
+        barrier = lanes.group.cta.cluster.barrier
+        if (arrived == barrier.generation).any():
+            return BLOCK
+        _acquire(lanes, barrier.releases, True)
+        return None
 
     return run
 
@@ -156,9 +198,25 @@ def _init(operands: Operands, step: Step) -> Handler:
         for place, number in zip(address(lanes), count(lanes), strict=True):
             offset = int(place) - SHARED_START
             cta.shared.check(np.array([offset]), 8, True)
-            cta.mbarriers[offset] = MBarrier(int(number))
+            cta.mbarriers[offset] = MBarrier(int(number), *_made(lanes))
 
     return run
+
+
+def _made(lanes: Lanes) -> tuple[tuple[int, int], int]:
+    """Who initialises an mbarrier and when, and a column for what it counts."""
+    causality = lanes.group.causality
+    return ((0, 0), 0) if causality is None else ((int(lanes.numbers[0]), causality.now), causality.column())
+
+
+def _barrier_at(lanes: Lanes, address: int) -> MBarrier:
+    """The mbarrier that threads use. Raises Trap when they need not know that there is one."""
+    cta, _ = lanes.group.cta.peer(address)
+    lanes.visit(cta)
+    barrier, causality = lanes.group.cta.mbarrier(address), lanes.group.causality
+    if causality is not None:
+        require_known(causality, lanes.numbers, barrier.maker, "an mbarrier before it knows of the mbarrier.init")
+    return barrier
 
 
 def _invalidate(operands: Operands, step: Step) -> Handler:
@@ -177,17 +235,20 @@ def _arrive(operands: Operands, step: Step) -> Handler:
     address = operands.address(step.operands[1])
     number = operands.read(step.operands[2], "u32") if len(step.operands) > 2 else None
     expects, drops = "expect_tx" in step.parts, step.parts[1] == "arrive_drop"
+    cluster, relaxed = _scope(step), "relaxed" in step.parts
 
     def run(lanes: Lanes) -> None:
         numbers = np.ones(lanes.count, np.uint32) if number is None else number(lanes)
         tokens = np.zeros(lanes.count, np.uint64)
         lanes.group.machine.events += 1
         places = address(lanes)
-        if not (expects or drops) and _arrive_together(lanes, places, numbers, tokens):
+        if not (expects or drops) and _arrive_together(lanes, places, numbers, tokens, (cluster, relaxed)):
             put(lanes, tokens)
             return
         for k, (place, given) in enumerate(zip(places, numbers, strict=True)):
-            barrier = lanes.group.cta.mbarrier(int(place))
+            one = Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
+            barrier = _barrier_at(one, int(place))
+            _release(one, barrier.releases, cluster, relaxed)
             tokens[k] = barrier.phase
             arrivals = 1 if expects else int(given)
             if expects:
@@ -200,13 +261,14 @@ def _arrive(operands: Operands, step: Step) -> Handler:
     return run
 
 
-def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array) -> bool:
+def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array, order: tuple[bool, bool]) -> bool:
     """The arrivals of all threads at once, where they are on one barrier and of one phase; whether they were."""
     if (places != places[0]).any():
         return False
-    barrier, total = lanes.group.cta.mbarrier(int(places[0])), int(numbers.sum())
+    barrier, total = _barrier_at(lanes, int(places[0])), int(numbers.sum())
     if total > barrier.pending:
         return False
+    _release(lanes, barrier.releases, *order)
     tokens[:] = barrier.phase
     barrier.arrive(total)
     return True
@@ -218,7 +280,7 @@ def _count_bytes(operands: Operands, step: Step) -> Handler:
 
     def run(lanes: Lanes) -> None:
         for place, given in zip(address(lanes), number(lanes), strict=True):
-            barrier = lanes.group.cta.mbarrier(int(place))
+            barrier = _barrier_at(lanes, int(place))
             barrier.bytes += sign * int(given)
             barrier.settle()
         lanes.group.machine.events += 1
@@ -230,6 +292,7 @@ def _wait(operands: Operands, step: Step) -> Handler:
     put, address = operands.write(step.operands[0], "pred"), operands.address(step.operands[1])
     parity = "parity" in step.parts
     token = operands.read(step.operands[2], "u32" if parity else "b64")
+    cluster, relaxed = _scope(step), "relaxed" in step.parts
 
     def run(lanes: Lanes) -> int | None:
         done = np.zeros(lanes.count, np.bool_)
@@ -237,8 +300,12 @@ def _wait(operands: Operands, step: Step) -> Handler:
         if lanes.count > 1 and (places == places[0]).all() and (wanteds == wanteds[0]).all():
             places, wanteds = places[:1], wanteds[:1]
         for k, (place, wanted) in enumerate(zip(places, wanteds, strict=True)):
-            phase = lanes.group.cta.mbarrier(int(place)).phase
+            barrier = _barrier_at(lanes, int(place))
+            phase = barrier.phase
             done[k] = (phase & 1) != (int(wanted) & 1) if parity else phase != int(wanted)
+            if done[k] and not relaxed:
+                one = lanes if len(places) < lanes.count else Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
+                _acquire(one, barrier.releases, cluster)
         if len(places) < lanes.count:
             done[:] = done[0]
         put(lanes, done)
@@ -248,14 +315,38 @@ def _wait(operands: Operands, step: Step) -> Handler:
 
 
 def _fence(operands: Operands, step: Step) -> Handler:
-    if "proxy" not in step.parts or not any(part.startswith("async") for part in step.parts):
+    if "proxy" not in step.parts:
+        return _between_ordinary(step)
+    if not any(part.startswith("async") for part in step.parts):
         return lambda lanes: None
 
     def run(lanes: Lanes) -> None:
-        # A fence covers what it is ordered behind, other threads' writes among it; time stands for that order here.
+        # A fence covers what it is ordered behind, other threads' writes among it. Time stands for that order where
+        # races are not looked for.
         lanes.group.cta.shared.fence()
+        if lanes.group.causality is not None:
+            lanes.group.causality.fence_proxy(lanes.rows)
 
     return run
 
 
-HANDLERS: dict[str, Builder] = {"bar": _barrier, "barrier": _barrier, "mbarrier": _mbarrier, "fence": _fence}
+def _between_ordinary(step: Step) -> Handler:
+    everywhere = any(part in ("gpu", "sys", "gl") for part in step.parts)
+
+    def run(lanes: Lanes) -> None:
+        grid = lanes.group.machine.grid_shadow
+        if lanes.group.causality is not None and grid is not None:
+            if everywhere:
+                grid.fence(lanes)
+            lanes.group.causality.fence(lanes.rows, everywhere)
+
+    return run
+
+
+HANDLERS: dict[str, Builder] = {
+    "bar": _barrier,
+    "barrier": _barrier,
+    "mbarrier": _mbarrier,
+    "fence": _fence,
+    "membar": _fence,
+}

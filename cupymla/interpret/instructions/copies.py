@@ -15,6 +15,7 @@ import numpy as np
 from ...ptx.syntax import Address, Vector
 from ...tensormap import TileMap, element_bytes
 from ..barriers import MBarrier
+from ..causality import ANYONE
 from ..memory import RANK_SHIFT, SHARED_START
 from ..operands import Getter, Operands, items, number
 from ..program import Step
@@ -117,23 +118,54 @@ def _later(
     barriers: list[MBarrier],
     bytes_: int,
     fetch: Callable[[], Array],
+    numbers: Array,
+    sender: tuple[int, bool] = (ANYONE, True),
     ordinary: bool = False,
 ) -> None:
     """Fetch rows of `bytes_` bytes some time later, put row k at offset k of some CTAs, tell an mbarrier of each.
 
-    What a copy reads, it reads when it is finished: the latest moment that it may. `ordinary`: in the generic proxy.
+    What a copy reads, it reads when it is finished: the latest moment that it may.
+
+    Args:
+        cta: of the threads that start it.
+        where: the receivers.
+        barriers: one of each of them.
+        bytes_: of a row.
+        fetch: what is copied.
+        numbers: of the threads that start it: one for all rows, or one for each.
+        sender: the CTA that a wait for the copy has to reach by its scope, and whether its scope may be the cluster.
+        ordinary: whether it writes in the generic proxy.
     """
     marked = [(to, place, to.shared.start_landing(place, bytes_)) for to, place in where]
+    for to, place, _ in marked:
+        if to.shared.shadow is not None:
+            units = to.shared.shadow.units(place, bytes_)
+            if len(numbers) == 1:
+                units = np.unique(units)[:, None]
+            to.shared.shadow.require_free(units, np.broadcast_to(numbers, len(units)))
 
     def finish() -> None:
         values = fetch()
         for (to, place, words), barrier in zip(marked, barriers, strict=True):
+            if not to.live and to is not cta:
+                raise Trap(f"a copy lands in shared memory of CTA {to.number}, which has exited")
             to.shared.end_landing(words)
             to.shared.store(place, values, ordinary)
+            if to.shared.shadow is not None:
+                shadow = to.shared.shadow
+                shadow.note_writes(shadow.units(place, bytes_), barrier.column, barrier.phase + 1, ordinary)
+                barrier.releases.add(*sender, shadow.causality.landed(barrier.column, barrier.phase + 1))
             barrier.bytes -= values.nbytes
             barrier.settle()
 
     cta.late.append((finish, finish))
+
+
+def _require_ordered(lanes: Lanes, k: int, address: Array, bytes_: int) -> None:
+    """Raise Trap unless a thread that starts a copy of pieces of global memory knows what the launch wrote there."""
+    grid = lanes.group.machine.grid_shadow
+    if grid is not None:
+        grid.read(lanes, address, bytes_, np.repeat(lanes.numbers[k : k + 1], len(address)), "asynchronous")
 
 
 def _receivers(
@@ -182,7 +214,18 @@ def store_async(operands: Operands, step: Step) -> Handler:
             offset = to[which] - int(to[which][0]) + first
             values = functools.partial(np.array, data[which])
             told_there = [cta.mbarrier(int(share[2]))]
-            _later(cta, [(receiver, offset)], told_there, data[0].nbytes, values, ordinary=True)
+            causality = lanes.group.causality
+            sender = (ANYONE if causality is None or causality.practice else cta.rank), True
+            _later(
+                cta,
+                [(receiver, offset)],
+                told_there,
+                data[0].nbytes,
+                values,
+                lanes.numbers[which],
+                sender,
+                ordinary=True,
+            )
         lanes.group.machine.events += 1
 
     return run
@@ -202,7 +245,8 @@ def _range_in(operands: Operands, step: Step) -> Handler:
             receivers = _receivers(lanes, k, int(to[k]), int(told[k]), mask)
             places = [(cta, offset + np.arange(0, length, 16)) for cta, offset, _ in receivers]
             fetch = functools.partial(lanes.group.machine.memory.load, start, unsigned(8), 2)
-            _later(lanes.group.cta, places, [b for _, _, b in receivers], 16, fetch)
+            _require_ordered(lanes, k, start, 16)
+            _later(lanes.group.cta, places, [b for _, _, b in receivers], 16, fetch, lanes.numbers[k : k + 1])
 
     return run
 
@@ -235,9 +279,17 @@ def _store_later(lanes: Lanes, k: int, offset: Array, address: Array, bytes_: in
     shared.require_fenced(offset >> 4)
     granules = np.unique(offset >> 4)
     shared.start_reading(granules)
+    shadow, number, memory_writes = shared.shadow, lanes.numbers[k : k + 1], group.machine.grid_shadow
+    if shadow is not None:
+        units = np.unique(shadow.units(offset, bytes_))
+        shadow.require_written_for_all(units, number)
 
     def finish() -> None:
         shared.end_reading(granules)
+        if memory_writes is not None:
+            memory_writes.write(lanes, address, bytes_, np.repeat(number, len(address)))
+        if shadow is not None:
+            shadow.note_reads(units[None, :], number)
         memory.store(address, shared.load(offset, unsigned(min(bytes_, 8)), max(1, bytes_ // 8)))
 
     group.copies.start_bulk(int(lanes.index[k]), finish)
@@ -321,7 +373,9 @@ def _tile_in(operands: Operands, step: Step) -> Handler:
             receivers = _receivers(lanes, k, int(to[k]), int(told[k]), mask)
             where = [(cta, tile.place(offset)) for cta, offset, _ in receivers]
             barriers = [b for _, _, b in receivers]
-            _later(lanes.group.cta, where, barriers, tile.element_bytes, _fetch(lanes.group, tile))
+            fetch = _fetch(lanes.group, tile)
+            _require_ordered(lanes, k, tile.address[tile.inside], tile.element_bytes)
+            _later(lanes.group.cta, where, barriers, tile.element_bytes, fetch, lanes.numbers[k : k + 1])
 
     return run
 

@@ -51,6 +51,11 @@ def _require_whole_warps(lanes: Lanes) -> None:
         raise Trap("an instruction of whole warps in a warp that has lost threads")
 
 
+def _givers(lanes: Lanes, k: int) -> Lanes:
+    """The lanes that give the addresses of a tile's rows."""
+    return Lanes(lanes.group, lanes.front, lanes.index.reshape(-1, 32)[:, 8 * k : 8 * k + 8].reshape(-1))
+
+
 def _load(operands: Operands, step: Step) -> Handler:
     transposed = _form(step)
     puts, address = operands.all_written(step.operands[0], "b32"), operands.address(step.operands[1])
@@ -62,7 +67,8 @@ def _load(operands: Operands, step: Step) -> Handler:
         rows = np.array(address(lanes)).reshape(-1, 32)
         results = []
         for k in range(len(puts)):
-            tiles = access.load(lanes, "shared", rows[:, 8 * k : 8 * k + 8].reshape(-1), _HALF, 8).reshape(-1, 8, 8)
+            places = rows[:, 8 * k : 8 * k + 8].reshape(-1)
+            tiles = access.load(_givers(lanes, k), "shared", places, _HALF, 8, access.TOGETHER).reshape(-1, 8, 8)
             results.append(_fragments(tiles.transpose(0, 2, 1) if transposed else tiles))
         for put, words in zip(puts, results, strict=True):
             put(lanes, words)
@@ -84,7 +90,7 @@ def _store(operands: Operands, step: Step) -> Handler:
             tiles = _tiles(value(lanes).reshape(-1, 32))
             if transposed:
                 tiles = tiles.transpose(0, 2, 1)
-            access.store(lanes, "shared", rows[:, 8 * k : 8 * k + 8].reshape(-1), tiles.reshape(-1, 8))
+            access.store(_givers(lanes, k), "shared", rows[:, 8 * k : 8 * k + 8].reshape(-1), tiles.reshape(-1, 8))
         return None
 
     return run

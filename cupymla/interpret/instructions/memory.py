@@ -20,6 +20,7 @@ from ..types import TYPES, Array, DType, unsigned
 from .copies import store_async
 from .kit import Builder, Handler, kind_of
 
+_STRONG = ("volatile", "relaxed", "acquire", "release")
 _SPACES = ("shared", "global", "const", "local", "param")
 
 
@@ -36,13 +37,38 @@ def _load(operands: Operands, step: Step) -> Handler:
     if parameter is not None:
         return _load_parameter(puts, dtype, *parameter)
     space, address, count = space_of(step), operands.address(step.operands[1]), len(puts)
+    strong = any(part in _STRONG for part in step.parts)
+    how = access.ATOMIC if strong else access.READ_ONLY if "nc" in step.parts else access.PLAIN
 
     def run(lanes: Lanes) -> None:
-        values = access.load(lanes, space, address(lanes), dtype, count)
+        places = address(lanes)
+        if strong:
+            _take(lanes, places, "acquire" in step.parts)
+        values = access.load(lanes, space, places, dtype, count, how)
         for k, put in enumerate(puts):
             put(lanes, values[:, k])
 
     return run
+
+
+def _singly(lanes: Lanes) -> list[Lanes]:
+    return [Lanes(lanes.group, lanes.front, lanes.index[k : k + 1]) for k in range(lanes.count)]
+
+
+def _take(lanes: Lanes, places: Array, acquires: bool) -> None:
+    """Threads read with a strong operation, where races are looked for."""
+    grid = lanes.group.machine.grid_shadow
+    if grid is not None:
+        for one, place in zip(_singly(lanes), places, strict=True):
+            grid.take(one, int(place), acquires)
+
+
+def _give(lanes: Lanes, places: Array, releases: bool, adds: bool) -> None:
+    """The same for writes; `adds`: they are read in the same operation."""
+    grid = lanes.group.machine.grid_shadow
+    if grid is not None:
+        for one, place in zip(_singly(lanes), places, strict=True):
+            grid.give(one, int(place), releases, adds)
 
 
 def _load_parameter(puts: list[Setter], dtype: DType, place: int, offset: int) -> Handler:
@@ -62,10 +88,15 @@ def _store(operands: Operands, step: Step) -> Handler:
     word = TYPES[kind]
     space, address = space_of(step), operands.address(step.operands[0])
     values = [operands.read(item, kind) for item in items(step.operands[1])]
+    strong = any(part in _STRONG for part in step.parts)
 
     def run(lanes: Lanes) -> None:
         data = np.stack([get(lanes) for get in values], 1) if len(values) > 1 else values[0](lanes)[:, None]
-        access.store(lanes, space, address(lanes), data.astype(word, copy=False))
+        places = address(lanes)
+        if strong:
+            _give(lanes, places, "release" in step.parts, False)
+        how = access.ATOMIC if strong else access.PLAIN
+        access.store(lanes, space, places, data.astype(word, copy=False), how)
 
     return run
 
@@ -107,8 +138,13 @@ def _atomic(operands: Operands, step: Step) -> Handler:
     first = operands.read(rest[1], kind)
     if "cas" in step.parts:
         swap = operands.read(rest[2], kind)
-        return _one_by_one(space, address, dtype, put, lambda lanes: _compare_and_swap(first(lanes), swap(lanes)))
-    return _one_by_one(space, address, dtype, put, _combining(step, first, dtype))
+        updates = _swapping(first, swap)
+        return _one_by_one(step, space, address, dtype, put, updates)
+    return _one_by_one(step, space, address, dtype, put, _combining(step, first, dtype))
+
+
+def _swapping(expected: Getter, swap: Getter) -> Callable[[Lanes], Callable[[int, Any], Any]]:
+    return lambda lanes: _compare_and_swap(expected(lanes), swap(lanes))
 
 
 def _combining(step: Step, read: Getter, dtype: DType) -> Callable[[Lanes], Callable[[int, Any], Any]]:
@@ -131,11 +167,12 @@ def _vector_reduction(operands: Operands, step: Step) -> Handler:
         return lambda lanes: address(lanes) + place * dtype.itemsize
 
     parts = [
-        _one_by_one(space, at(place), dtype, None, _combining(step, read, dtype)) for place, read in enumerate(reads)
+        _one_by_one(step, space, at(place), dtype, None, _combining(step, read, dtype))
+        for place, read in enumerate(reads)
     ]
 
     def run(lanes: Lanes) -> None:
-        access.load(lanes, space, address(lanes), dtype, len(reads))
+        access.load(lanes, space, address(lanes), dtype, len(reads), access.ATOMIC)
         for part in parts:
             part(lanes)
 
@@ -147,19 +184,29 @@ def _compare_and_swap(expected: Array, swap: Array) -> Callable[[int, Any], Any]
 
 
 def _one_by_one(
+    step: Step,
     space: str,
     address: Getter,
     dtype: DType,
     put: Setter | None,
     updates: Callable[[Lanes], Callable[[int, Any], Any]],
 ) -> Handler:
+    acquires = "acquire" in step.parts or "acq_rel" in step.parts
+    releases = "release" in step.parts or "acq_rel" in step.parts
+    # Sums of floats are no counters; looking at each of them would take long.
+    orders = step.parts[0] == "atom" or releases or dtype.kind in "iu"
+
     def run(lanes: Lanes) -> None:
         places, update = address(lanes), updates(lanes)
         old = np.empty(lanes.count, dtype)
+        access.note_atomic(lanes, space, places, dtype.itemsize)
+        if orders:
+            _take(lanes, places, acquires)
+            _give(lanes, places, releases, True)
         for k in range(lanes.count):
             one = Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
-            old[k] = access.load(one, space, places[k : k + 1], dtype, 1)[0, 0]
-            access.store(one, space, places[k : k + 1], np.array([[update(k, old[k])]], dtype))
+            old[k] = access.load(one, space, places[k : k + 1], dtype, 1, access.UNNOTED)[0, 0]
+            access.store(one, space, places[k : k + 1], np.array([[update(k, old[k])]], dtype), access.UNNOTED)
         if put is not None:
             put(lanes, old)
 

@@ -166,7 +166,6 @@ HANDLERS: dict[str, Builder] = {
     "createpolicy": _policy,
     "trap": _trap,
     "call": _no_calls,
-    "membar": nothing,
     "setmaxnreg": _set_registers,
     "prefetch": _hint,
     "prefetchu": _hint,

@@ -20,6 +20,7 @@ from ..memory import SHARED_START
 from ..operands import Getter, Operands, integer, items, number
 from ..outcomes import BLOCK
 from ..program import Step
+from ..shadow import Shadow
 from ..threads import Group, Lanes
 from ..traps import Trap, Unknown
 from ..types import F32, HALVES, Array, DType, halves, wide
@@ -107,7 +108,16 @@ def _operand(group: Group, word: int, rows: int, transposed: bool, element: DTyp
     granules = np.unique(index >> 3)
     shared.require_fenced(granules)
     shared.require_landed(index >> 1)
+    if shared.shadow is not None:
+        shared.shadow.require_written_for_all(
+            _units(shared.shadow, granules), np.arange(group.base, group.base + group.size)
+        )
     return wide(shared.typed(element)[index]), granules
+
+
+def _units(shadow: Shadow, granules: Array) -> Array:
+    """What granules of 16 bytes are in a shadow's units."""
+    return shadow.units(granules << 4, 16).reshape(-1)
 
 
 def _fence(operands: Operands, step: Step) -> Handler:
@@ -143,6 +153,10 @@ def _wait(operands: Operands, step: Step) -> Handler:
             products.fenced = False
             for granules in products.batches.pop(0).granules:
                 group.cta.shared.end_reading(granules)
+                shadow = group.cta.shared.shadow
+                if shadow is not None:
+                    first = group.base // 32
+                    shadow.note_reads_by_warps(_units(shadow, granules), np.arange(first, first + group.warps))
         group.unlock(products.registers)
         group.machine.events += 1
         return None
