@@ -140,6 +140,12 @@ class Causality:
         found: Array = self._of_copies[numbers]
         return found
 
+    def end(self) -> None:
+        """The cluster has ended: forget what its threads knew."""
+        self._known = np.zeros((3, 0, 0), np.int32)
+        self._fences.clear()
+        self._wide_fences.clear()
+
     # Edges -----------------------------------------------------------------------------------------------------
 
     def release(self, rows: Any, alone: bool = False) -> Array:

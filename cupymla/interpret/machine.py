@@ -248,6 +248,10 @@ class Machine:
         for cta in cluster.ctas:
             while cta.late:
                 cta.land(1.0)
+            # What refers to each other in circles would keep these arrays until Python happens to look for it.
+            cta.shared.shadow = None
+        if cluster.causality is not None:
+            cluster.causality.end()
 
     def _waiting(self, group: Group) -> str:
         steps = self.program.steps

@@ -139,6 +139,11 @@ class Interpreted:
         self.approximation: Approximation = "exact"
         self.races: Races = "unchecked"
 
+    @property
+    def programs(self) -> list[Program]:
+        """The kernels that were asked for, each once."""
+        return list({id(kernel.program): kernel.program for kernel in self._kernels.values()}.values())
+
     # What a test does ------------------------------------------------------------------------------------------
 
     def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:

@@ -1,7 +1,9 @@
 """A kernel that lacks one wait, arrival, fence or barrier is found out: by a trap, a deadlock or a wrong result.
 
-`python tests/interpret/test_interpret_mutations.py` takes each synchronising instruction of sparse_mla_fwd away in
-turn and prints what was not noticed.
+    python tests/interpret/test_interpret_mutations.py [OP CASE MULTIPROCESSORS]
+
+takes each synchronising instruction of an operator's kernels for sm_90a that a case executes away in turn, and narrows
+each scope of a cluster to the CTA, and prints what was not noticed. Without arguments: of sparse_mla_fwd.
 """
 
 from __future__ import annotations
@@ -9,46 +11,110 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from cupymla.arch import named
-from cupymla.interpret import Trap, program_of
-from cupymla.interpret.instructions import bind
+from cupymla.interpret import Program, Trap
+from cupymla.interpret.instructions.barriers import HANDLERS
 from cupymla.interpret.operands import Operands
-from cupymla.interpret.program import Program, Step
+from cupymla.interpret.program import Step
 from cupymla.interpret.threads import Lanes
-from cupymla.ops.mla_cases import MlaCase
-from cupymla.ops.sparse_mla_fwd import cases, plan, spec
+from cupymla.ops.case import Case
 from cupymla.testing import compare
 from cupymla.testing.interpreted import Interpreted, interpreted
-
-CASE = next(case for case in cases.CASES if case.name == "h16_d576_k400_q9_kv500_few")
-MULTIPROCESSORS = 1
+from cupymla.testing.operators import Subject
 
 KINDS = {
     "wait for an mbarrier": ("mbarrier.try_wait",),
     "arrival on an mbarrier": ("mbarrier.arrive", "cp.async.mbarrier.arrive"),
-    "named barrier": ("barrier.sync", "bar.sync"),
+    "barrier of a CTA": ("barrier.sync", "bar.sync", "barrier.red", "barrier.arrive"),
+    "barrier of a warp": ("bar.warp.sync",),
+    "barrier of a cluster": ("barrier.cluster",),
+    "wait for cp.async": ("cp.async.wait",),
     "wait for wgmma": ("wgmma.wait_group",),
     "fence for wgmma": ("wgmma.fence",),
     "proxy fence": ("fence.proxy.async",),
+    "another fence": ("fence.", "membar."),
 }
+SCOPE = "scope of a cluster"
+
+
+class Fixture:
+    """An operator's case on so many multiprocessors, and the kernels that it runs, each bound.
+
+    A step that is replaced before its program is bound would be bound over, and left unbound afterwards.
+    """
+
+    def __init__(self, operator: str, case: str, multiprocessors: int) -> None:
+        self.subject = Subject(operator)
+        self.case: Case = next(made for made in self.subject.cases.CASES if made.name == case)
+        self.multiprocessors = multiprocessors
+        with self.machine(0) as machine:
+            assert self.outcome(machine) == ""
+            self.programs: list[Program] = list(machine.programs)
+
+    def machine(self, seed: int) -> contextlib.AbstractContextManager[Interpreted]:
+        return interpreted(multiprocessors=self.multiprocessors, seed=seed)
+
+    def outcome(self, machine: Interpreted) -> str:
+        """ "" when a run went well, else how it failed."""
+        machine.max_steps = 3_000_000
+        machine.races = "practice"
+        try:
+            compare.require(machine.check(self.subject.name, self.case))
+        except Trap as trap:
+            return trap.what
+        except compare.Mismatch:
+            return "a wrong result"
+        return ""
+
+    def sites(self) -> Iterator[tuple[Step, str, mock._patch[object]]]:
+        """Every mutation: the instruction, its kind, and what puts the mutation in place."""
+        for program in self.programs:
+            for step in program.steps:
+                kind = kind_of(step)
+                if kind is not None:
+                    yield step, kind, without(program, step)
+                if step.parts[0] == "mbarrier" and "cluster" in step.parts:
+                    yield step, SCOPE, within_the_cta(program, step)
+
+    def reached(self) -> set[int]:
+        """The synchronising instructions that the case executes at all, by their identity."""
+        found: set[int] = set()
+
+        def seen(step: Step) -> Callable[[Lanes], object]:
+            run = step.run
+
+            def watched(lanes: Lanes) -> object:
+                found.add(id(step))
+                return run(lanes)
+
+            return watched
+
+        with contextlib.ExitStack() as stack:
+            for step in {id(step): step for step, _, _ in self.sites()}.values():
+                stack.enter_context(mock.patch.object(step, "run", seen(step)))
+            with self.machine(0) as machine:
+                assert self.outcome(machine) == ""
+        return found
+
+    def noticed(self, mutation: mock._patch[object], seeds: int = 2) -> str:
+        """How a mutation shows, "" when it does not."""
+        with mutation:
+            for seed in range(seeds):
+                with self.machine(seed) as machine:
+                    found = self.outcome(machine)
+                if found:
+                    return found
+        return ""
 
 
 def kind_of(step: Step) -> str | None:
     opcode = ".".join(step.parts)
     return next((kind for kind, starts in KINDS.items() if opcode.startswith(starts)), None)
-
-
-def sites(program: Program) -> Iterator[tuple[Step, str]]:
-    """Every synchronising instruction of a kernel."""
-    for step in program.steps:
-        kind = kind_of(step)
-        if kind is not None:
-            yield step, kind
 
 
 def without(program: Program, step: Step) -> mock._patch[object]:
@@ -64,78 +130,45 @@ def without(program: Program, step: Step) -> mock._patch[object]:
     return mock.patch.object(step, "run", lambda lanes: None)
 
 
-def outcome(machine: Interpreted, case: MlaCase) -> str:
-    """ "" when a run went well, else how it failed."""
-    machine.max_steps = 3_000_000
-    machine.races = "practice"
-    try:
-        compare.require(machine.check("sparse_mla_fwd", case))
-    except Trap as trap:
-        return trap.what[:200]
-    except compare.Mismatch:
-        return "a wrong result"
-    return ""
+def within_the_cta(program: Program, step: Step) -> mock._patch[object]:
+    """The program in which an arrival or a wait has the scope of the CTA."""
+    narrow = replace(step, parts=tuple("cta" if part == "cluster" else part for part in step.parts))
+    return mock.patch.object(step, "run", HANDLERS[step.parts[0]](Operands(program), narrow))
 
 
-def program(case: MlaCase, multiprocessors: int) -> Program:
-    """The kernel of a case, bound: a step that is replaced before that is bound over, and left unbound afterwards."""
-    _, problem = spec.read(**cases.inputs(case, 0))
-    kernel = program_of(plan.plan(problem, named("sm_90a"), multiprocessors).source)
-    bind(kernel)
-    return kernel
-
-
-def reached(kernel: Program) -> set[int]:
-    """Lines of the synchronising instructions that the case executes at all."""
-    lines: set[int] = set()
-
-    def seen(step: Step) -> Callable[[Lanes], object]:
-        run = step.run
-
-        def watched(lanes: Lanes) -> object:
-            lines.add(step.line)
-            return run(lanes)
-
-        return watched
-
-    with contextlib.ExitStack() as stack:
-        for step, _ in sites(kernel):
-            stack.enter_context(mock.patch.object(step, "run", seen(step)))
-        with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
-            assert outcome(machine, CASE) == ""
-    return lines
-
-
-def noticed(kernel: Program, step: Step, seeds: int = 2) -> str:
-    """How the lack of an instruction shows, "" when it does not."""
-    with without(kernel, step):
-        for seed in range(seeds):
-            with interpreted(multiprocessors=MULTIPROCESSORS, seed=seed) as machine:
-                found = outcome(machine, CASE)
-            if found:
-                return found
-    return ""
+@pytest.fixture(scope="module")
+def forward() -> Fixture:
+    return Fixture("sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", 1)
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_of_each_kind_is_missed(kind: str) -> None:
-    kernel = program(CASE, MULTIPROCESSORS)
-    steps = [step for step, found in sites(kernel) if found == kind]
-    assert any(noticed(kernel, step, seeds=1) for step in steps[:3])
+@pytest.mark.parametrize(
+    "kind",
+    ["wait for an mbarrier", "arrival on an mbarrier", "barrier of a CTA", "barrier of a warp", "wait for wgmma",
+     "fence for wgmma", "proxy fence"],
+)  # fmt: skip
+def test_one_of_each_kind_is_missed(forward: Fixture, kind: str) -> None:
+    mutations = [mutation for _, found, mutation in forward.sites() if found == kind]
+    assert any(forward.noticed(mutation, seeds=1) for mutation in mutations[:3])
+
+
+def main() -> None:
+    name, case, count = sys.argv[1:] or ("sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", "1")
+    fixture = Fixture(name, case, int(count))
+    executed = fixture.reached()
+    counts: dict[str, list[int]] = {}
+    for step, kind, mutation in fixture.sites():
+        if id(step) not in executed:
+            continue
+        found = fixture.noticed(mutation)
+        tally = counts.setdefault(kind, [0, 0])
+        tally[0] += bool(found)
+        tally[1] += 1
+        shown = f"{step.text} ({step.location})"
+        print(f"{kind:24} line {step.line:6} {found[:160] or 'NOT NOTICED'} | {shown[:200]}", flush=True)
+    for kind, (caught, total) in sorted(counts.items()):
+        print(f"{kind:24} {caught} of {total}")
 
 
 if __name__ == "__main__":
-    kernel = program(CASE, MULTIPROCESSORS)
-    counts: dict[str, list[int]] = {kind: [0, 0] for kind in KINDS}
-    executed = reached(kernel)
-    for step, kind in sites(kernel):
-        if step.line not in executed:
-            continue
-        found = noticed(kernel, step)
-        counts[kind][0] += bool(found)
-        counts[kind][1] += 1
-        print(f"{kind:24} line {step.line:6} {found or 'NOT NOTICED':60} {step.text}", flush=True)
-    for kind, (caught, total) in counts.items():
-        print(f"{kind:24} {caught} of {total}")
-    sys.exit(0)
+    main()
