@@ -118,6 +118,7 @@ class Causality:
         self._of_copies = np.full(self.threads, -1, np.int64)
         self._fences: dict[int, Array] = {}
         self._wide_fences: dict[int, Array] = {}
+        self._init_fences: dict[int, int] = {}
 
     @property
     def now(self) -> int:
@@ -208,6 +209,11 @@ class Causality:
             if everywhere:
                 self._wide_fences[int(number)] = known
 
+    def fence_init(self, rows: Any) -> None:
+        """fence.mbarrier_init: copies know of the mbarriers that these threads have initialised."""
+        for number in np.arange(self.threads)[rows]:
+            self._init_fences[int(number)] = self.now
+
     def fence_proxy(self, rows: Any) -> None:
         """A proxy fence: what these threads know of is known to asynchronous operations behind it as well."""
         known = self._known
@@ -287,6 +293,10 @@ class Causality:
         found[mine, numbers[mine] - first] = _ALWAYS
         return found
 
+    def init_fence(self, number: int) -> int:
+        """When a thread last executed fence.mbarrier_init; 0 when it has not."""
+        return self._init_fences.get(number, 0)
+
     def past_for(self, rows: Any) -> Array:
         """Up to which moment some of these threads know that each thread's doings are over."""
         past: Array = self._known[PAST, rows, : self.threads].max(axis=0)
@@ -316,6 +326,20 @@ class Causality:
     def line(self, stamp: int) -> str:
         """Where in the PTX a moment was."""
         return f"PTX line {self._machine.lines[stamp]}" if stamp < len(self._machine.lines) else "some time"
+
+
+def require_fenced_init(causality: Causality, numbers: Array, maker: tuple[int, int]) -> None:
+    """Raise Trap unless a copy that threads start may tell an mbarrier that a thread initialised at a moment."""
+    by, stamp = maker
+    column = np.full(len(numbers), by)
+    fence = causality.init_fence(by)
+    if fence >= stamp and (causality.known(SEEN, numbers, column) >= fence).all():
+        return
+    if (causality.known(FENCED, numbers, column) < stamp).any():
+        at = f"{causality.thread(by)} at {causality.line(stamp)}"
+        raise Trap(
+            f"race: a copy tells an mbarrier that {at} initialised, and no fence.mbarrier_init lies between the two"
+        )
 
 
 def require_known(causality: Causality, numbers: Array, maker: tuple[int, int], what: str) -> None:

@@ -73,6 +73,19 @@ def test_an_mbarrier_is_used_behind_its_initialisation() -> None:
     run(body.format(between="bar.warp.sync -1;"), out, races="letter")
 
 
+def test_copies_know_of_mbarriers_behind_a_fence() -> None:
+    source = np.arange(4, dtype=np.uint32)
+    body = """mov.u32 %r1, tile; add.s32 %r2, %r1, 2048; setp.eq.s32 %p1, %r0, 0; mov.u32 %r5, 16;
+    @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {fence} bar.sync 0; {late}
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], %r5, [%r2];
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;"""
+    options = {"threads": 64, "readonly": 1}
+    raced(body.format(fence="", late=""), source, what=r"no fence\.mbarrier_init", **options)
+    raced(body.format(fence="@!%p1 fence.mbarrier_init.release.cluster;", late=""), source, what="no fence", **options)
+    run(body.format(fence="@%p1 fence.mbarrier_init.release.cluster;", late=""), source, races="letter", **options)
+    run(body.format(fence="", late="fence.proxy.async.shared::cta;"), source, races="letter", **options)
+
+
 COPIED = f"""mov.u32 %r1, tile; shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, {{bit}};
     shl.b32 %r3, %r3, 2; add.s32 %r3, %r3, %r1; {element(4, 0)} cp.async.ca.shared.global [%r2], [%d10], 4;
     cp.async.commit_group; {{between}} ld.shared.u32 %r4, [%r3]; {element(4, 1)} st.global.u32 [%d10], %r4;"""

@@ -335,6 +335,8 @@ def _between_ordinary(step: Step) -> Handler:
 
     def run(lanes: Lanes) -> None:
         grid = lanes.group.machine.grid_shadow
+        if lanes.group.causality is not None and "mbarrier_init" in step.parts:
+            lanes.group.causality.fence_init(lanes.rows)
         if lanes.group.causality is not None and grid is not None:
             if everywhere:
                 grid.fence(lanes)

@@ -15,7 +15,7 @@ import numpy as np
 from ...ptx.syntax import Address, Vector
 from ...tensormap import TileMap, element_bytes
 from ..barriers import MBarrier
-from ..causality import ANYONE
+from ..causality import ANYONE, require_fenced_init
 from ..memory import RANK_SHIFT, SHARED_START
 from ..operands import Getter, Operands, items, number
 from ..program import Step
@@ -187,6 +187,14 @@ def _receivers(
     return made
 
 
+def _require_initialised(lanes: Lanes, k: int, barriers: list[MBarrier]) -> None:
+    """Raise Trap unless a copy that a thread starts may tell these mbarriers."""
+    causality = lanes.group.causality
+    if causality is not None:
+        for barrier in barriers:
+            require_fenced_init(causality, lanes.numbers[k : k + 1], barrier.maker)
+
+
 def _mask(operands: Operands, step: Step, at: int) -> Getter | None:
     multicast = any(part == "multicast::cluster" for part in step.parts)
     return operands.read(step.operands[at], "u16") if multicast else None
@@ -245,6 +253,7 @@ def _range_in(operands: Operands, step: Step) -> Handler:
             receivers = _receivers(lanes, k, int(to[k]), int(told[k]), mask)
             places = [(cta, offset + np.arange(0, length, 16)) for cta, offset, _ in receivers]
             fetch = functools.partial(lanes.group.machine.memory.load, start, unsigned(8), 2)
+            _require_initialised(lanes, k, [b for _, _, b in receivers])
             _require_ordered(lanes, k, start, 16)
             _later(lanes.group.cta, places, [b for _, _, b in receivers], 16, fetch, lanes.numbers[k : k + 1])
 
@@ -374,6 +383,7 @@ def _tile_in(operands: Operands, step: Step) -> Handler:
             where = [(cta, tile.place(offset)) for cta, offset, _ in receivers]
             barriers = [b for _, _, b in receivers]
             fetch = _fetch(lanes.group, tile)
+            _require_initialised(lanes, k, barriers)
             _require_ordered(lanes, k, tile.address[tile.inside], tile.element_bytes)
             _later(lanes.group.cta, where, barriers, tile.element_bytes, fetch, lanes.numbers[k : k + 1])
 
