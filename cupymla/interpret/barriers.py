@@ -5,7 +5,7 @@ Source: PTX ISA 9.0, "Parallel Synchronization and Communication Instructions".
 
 from __future__ import annotations
 
-from .causality import Releases
+from .causality import Releases, Waits
 from .traps import Trap
 
 
@@ -20,11 +20,14 @@ class MBarrier:
         releases: what arrivals made known.
         maker: the thread that initialised it, and when.
         column: of what copies bring that it counts, see `causality.py`.
+        waits: by whom it was found complete; None where races are not looked for.
     """
 
-    __slots__ = ("bytes", "column", "count", "maker", "pending", "phase", "releases")
+    __slots__ = ("bytes", "column", "count", "maker", "pending", "phase", "releases", "waits")
 
-    def __init__(self, count: int, maker: tuple[int, int] = (0, 0), column: int = 0) -> None:
+    def __init__(
+        self, count: int, maker: tuple[int, int] = (0, 0), column: int = 0, waits: Waits | None = None
+    ) -> None:
         if not 1 <= count < 2**20:
             raise Trap(f"mbarrier.init with a count of {count}")
         self.count = count
@@ -34,6 +37,7 @@ class MBarrier:
         self.releases = Releases()
         self.maker = maker
         self.column = column
+        self.waits = waits
 
     def arrive(self, count: int = 1) -> None:
         """That many arrivals. Raises Trap when the phase does not wait for so many."""
@@ -48,6 +52,8 @@ class MBarrier:
             self.pending = self.count
             self.phase += 1
             self.releases.complete()
+            if self.waits is not None:
+                self.waits.require_over()
 
 
 class NamedBarrier:

@@ -1,8 +1,9 @@
 """Who knows of whom: the causality order of a cluster's threads, kept in vector clocks.
 
 Time is the machine's count of executed instructions. For every thread stands there up to which moment it sees what
-each other thread did (`SEEN`), as far as a proxy fence made it known to asynchronous operations (`FENCED`), and up to
-which moment it knows that what the other did is over (`PAST`). An arrival hands a thread's knowledge to the barrier
+each other thread did (`SEEN`), as far as a proxy fence made it known to asynchronous operations (`FENCED`), up to which
+moment it knows that what the other did is over (`PAST`), and how far the other must have come for it to be where it is
+(`BEFORE`: nothing about memory, whatever scopes and orders say). An arrival hands a thread's knowledge to the barrier
 (release), a successful wait takes it from there (acquire), if the scopes of both contain both threads. What copies
 write is known to nobody before their completion is: the copies of cp.async have a column per thread that started them,
 those that an mbarrier counts one per mbarrier.
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .threads import Lanes
 
-SEEN, FENCED, PAST = 0, 1, 2
+SEEN, FENCED, PAST, BEFORE = 0, 1, 2, 3
+_PLANES = 4
 Races = Literal["unchecked", "practice", "letter"]
 ANYONE = -1
 _WARP = 32
@@ -39,7 +41,7 @@ _ALWAYS = np.iinfo(np.int32).max
 
 
 def newer(old: Array | None, new: Array) -> Array:
-    """The knowledge of two, `[3, columns]` each; one may have fewer columns."""
+    """The knowledge of two, `[planes, columns]` each; one may have fewer columns."""
     if old is None:
         return new
     if old.shape[1] < new.shape[1]:
@@ -50,7 +52,7 @@ def newer(old: Array | None, new: Array) -> Array:
 
 
 Gift: TypeAlias = "dict[int, Array]"
-"""What one cluster's thread hands to others: by cluster, the knowledge `[3, threads]` of its threads."""
+"""What one cluster's thread hands to others: by cluster, the knowledge `[planes, threads]` of its threads."""
 
 
 def richer(old: Gift | None, new: Gift) -> Gift:
@@ -82,16 +84,52 @@ class Releases:
         self._pending.clear()
 
     def to(self, rank: int, cluster: bool, practice: bool) -> Array | None:
-        """What a wait by a thread of a CTA takes; in `practice`, of arrivals out of scope, what is over."""
+        """What a thread of a CTA takes that waited; of arrivals out of scope what came before and, in `practice`, is over."""
         found: Array | None = None
         for (from_, wide), knowledge in self._done.items():
             if from_ in (ANYONE, rank) or (wide and cluster):
                 found = newer(found, knowledge)
-            elif practice:
-                over = np.zeros_like(knowledge)
-                over[PAST] = knowledge[PAST]
-                found = newer(found, over)
+            else:
+                rest = np.zeros_like(knowledge)
+                rest[BEFORE] = knowledge[BEFORE]
+                if practice:
+                    rest[PAST] = knowledge[PAST]
+                found = newer(found, rest)
         return found
+
+
+class Waits:
+    """When threads last found a phase of an mbarrier complete, and how far they had come for the next one to complete.
+
+    A wait by parity knows phases apart only from their neighbours. A thread that came to it late, when the next phase
+    is complete as well, would wait for one that may never come. So the next phase must not end before every wait has.
+    """
+
+    __slots__ = ("_causality", "_known", "_waited")
+
+    def __init__(self, causality: Causality) -> None:
+        self._causality = causality
+        self._waited = np.zeros(causality.threads, np.int32)
+        self._known = np.zeros(causality.threads, np.int32)
+
+    def add(self, rows: Any) -> None:
+        """Threads have found a phase complete."""
+        self._waited[rows] = self._causality.now
+
+    def know(self, before: Array) -> None:
+        """An arrival by threads before which each thread must have come so far."""
+        np.maximum(self._known, before, out=self._known)
+
+    def require_over(self) -> None:
+        """A phase is complete. Raise Trap unless the waits for the one before must have been over."""
+        late = self._waited > self._known
+        if late.any():
+            number = int(np.argmax(late))
+            who = f"{self._causality.thread(number)} at {self._causality.line(int(self._waited[number]))}"
+            raise Trap(
+                f"race: the wait for an mbarrier of {who} is not ordered before the end of the next phase: had it come "
+                "later, it would have missed its own"
+            )
 
 
 class Causality:
@@ -114,7 +152,7 @@ class Causality:
         self.threads = self.padded * ctas
         self.warps = self.threads // _WARP
         self._columns = self.threads
-        self._known = np.zeros((3, self.threads, self._columns + _ROOM * ctas), np.int32)
+        self._known = np.zeros((_PLANES, self.threads, self._columns + _ROOM * ctas), np.int32)
         self._of_copies = np.full(self.threads, -1, np.int64)
         self._fences: dict[int, Array] = {}
         self._wide_fences: dict[int, Array] = {}
@@ -143,28 +181,30 @@ class Causality:
 
     def end(self) -> None:
         """The cluster has ended: forget what its threads knew."""
-        self._known = np.zeros((3, 0, 0), np.int32)
+        self._known = np.zeros((_PLANES, 0, 0), np.int32)
         self._fences.clear()
         self._wide_fences.clear()
 
     # Edges -----------------------------------------------------------------------------------------------------
 
     def release(self, rows: Any, alone: bool = False) -> Array:
-        """What some threads together know now, `[3, columns]`, their own doings among it.
+        """What some threads together know now, `[planes, columns]`, their own doings among it.
 
         Args:
             rows: their numbers, or a slice of them.
             alone: only what their last fences made known, as relaxed operations hand it on.
         """
-        if alone:
-            return self._behind_fences(rows)
         knowledge: Array = self._known[:, rows, : self._columns].max(axis=1)
-        knowledge[SEEN, rows] = self.now
-        knowledge[PAST, rows] = self.now
+        for plane in (SEEN, PAST, BEFORE):
+            knowledge[plane, rows] = self.now
+        if alone:
+            before = knowledge[BEFORE]
+            knowledge = self._behind_fences(rows)
+            knowledge[BEFORE] = before
         return knowledge
 
     def _behind_fences(self, rows: Any) -> Array:
-        out = np.zeros((3, self._columns), np.int32)
+        out = np.zeros((_PLANES, self._columns), np.int32)
         for number in np.arange(self.threads)[rows]:
             found = self._fences.get(int(number))
             if found is not None:
@@ -227,18 +267,20 @@ class Causality:
         for plane in (SEEN, PAST):
             self._known[plane, numbers, columns] = np.maximum(self._known[plane, numbers, columns], stamps)
 
-    def copies(self, numbers: Array, stamps: Array) -> Array:
-        """What an arrival of copies by cp.async makes known: the copies."""
+    def copies(self, numbers: Array, stamps: Array, before: Array) -> Array:
+        """What an arrival of copies by cp.async makes known: the copies, and what came before they were started."""
         columns = self.by_copies(numbers)
-        out = np.zeros((3, self._columns), np.int32)
+        out = np.zeros((_PLANES, self._columns), np.int32)
         np.maximum.at(out[SEEN], columns, stamps.astype(np.int32))
         out[PAST] = out[SEEN]
+        out[BEFORE, : len(before)] = before
         return out
 
-    def landed(self, column: int, stamp: int) -> Array:
-        """What the completion of a phase with copies makes known: the copies."""
-        out = np.zeros((3, column + 1), np.int32)
+    def landed(self, column: int, stamp: int, before: Array) -> Array:
+        """What the end of a phase with copies makes known: the copies, and what came before they were started."""
+        out = np.zeros((_PLANES, column + 1), np.int32)
         out[SEEN, column] = out[PAST, column] = stamp
+        out[BEFORE, : len(before)] = before
         return out
 
     # Other clusters --------------------------------------------------------------------------------------------
@@ -296,6 +338,12 @@ class Causality:
     def init_fence(self, number: int) -> int:
         """When a thread last executed fence.mbarrier_init; 0 when it has not."""
         return self._init_fences.get(number, 0)
+
+    def before(self, rows: Any) -> Array:
+        """How far each thread must have come for some of these to be where they are, themselves till now."""
+        out: Array = self._known[BEFORE, rows, : self.threads].max(axis=0)
+        out[rows] = self.now
+        return out
 
     def past_for(self, rows: Any) -> Array:
         """Up to which moment some of these threads know that each thread's doings are over."""

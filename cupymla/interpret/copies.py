@@ -15,6 +15,7 @@ from .traps import Trap
 from .types import Array, unsigned
 
 if TYPE_CHECKING:
+    from .barriers import MBarrier
     from .threads import Group, Lanes
 
 # How often a copy is finished at once, so that a buffer that is filled too early shows as well as one read too early.
@@ -164,15 +165,22 @@ class ThreadCopies:
         taken = self._take(lanes, self._committed[lanes.index] + 1)
         group, numbers, stamp = self._group, lanes.numbers, self._group.machine.count
         barriers = [group.cta.mbarrier(int(address)) for address in addresses]
+        told: dict[MBarrier, tuple[Array, Array]] = {}
+        if group.causality is not None:
+            for barrier in dict.fromkeys(barriers):
+                who = numbers[[other is barrier for other in barriers]]
+                # The arrivals come later, but not before these threads were here.
+                told[barrier] = who, group.causality.before(who)
 
         def finish() -> None:
             for started in taken:
                 started.finish(group)
             if group.causality is not None:
-                for barrier in dict.fromkeys(barriers):
-                    told = numbers[[other is barrier for other in barriers]]
-                    knowledge = group.causality.copies(told, np.full(len(told), stamp))
+                for barrier, (who, before) in told.items():
+                    knowledge = group.causality.copies(who, np.full(len(who), stamp), before)
                     barrier.releases.add(group.cta.rank, False, knowledge)
+                    if barrier.waits is not None:
+                        barrier.waits.know(before)
             for barrier in barriers:
                 barrier.arrive()
 

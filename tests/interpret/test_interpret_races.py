@@ -86,6 +86,27 @@ def test_copies_know_of_mbarriers_behind_a_fence() -> None:
     run(body.format(fence="", late="fence.proxy.async.shared::cta;"), source, races="letter", **options)
 
 
+def test_a_wait_is_over_before_the_next_phase_ends() -> None:
+    """Two warps wait for a third, which goes on when the first has told it, whatever the second does."""
+    body = """mov.u32 %r1, tile; add.s32 %r2, %r1, 8; setp.eq.s32 %p1, %r0, 0; setp.lt.u32 %p2, %r0, 64;
+    @%p1 mbarrier.init.shared::cta.b64 [%r1], 32; @%p1 mbarrier.init.shared::cta.b64 [%r2], {count}; bar.sync 0;
+    @%p2 bra READ; mbarrier.arrive.shared::cta.b64 _, [%r1];
+    FREE: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra FREE;
+    mbarrier.arrive.shared::cta.b64 _, [%r1]; bra END;
+    READ: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra READ;
+    setp.lt.u32 %p4, %r0, {tellers}; {warp} @%p4 mbarrier.arrive.shared::cta.b64 _, [%r2]; END:"""
+    out = np.zeros(1, np.uint32)
+    options: dict[str, Any] = {"threads": 96, "group": 32}
+    run(body.format(count=64, tellers=64, warp=""), out, races="letter", **options)
+    with pytest.raises(Trap, match=r"is not ordered before the end of the next phase|deadlock"):
+        run(body.format(count=32, tellers=32, warp=""), out, races="practice", **options)
+    # Lane 0 speaks for the others of its warp: only behind a barrier of the warp are they there, too.
+    alone = body.replace("setp.lt.u32 %p2, %r0, 64;", "setp.lt.u32 %p2, %r0, 32;").replace("96", "64")
+    options["threads"] = 64
+    raced(alone.format(count=1, tellers=1, warp=""), out, what="is not ordered before the end", **options)
+    run(alone.format(count=1, tellers=1, warp="bar.warp.sync -1;"), out, races="letter", **options)
+
+
 COPIED = f"""mov.u32 %r1, tile; shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, {{bit}};
     shl.b32 %r3, %r3, 2; add.s32 %r3, %r3, %r1; {element(4, 0)} cp.async.ca.shared.global [%r2], [%d10], 4;
     cp.async.commit_group; {{between}} ld.shared.u32 %r4, [%r3]; {element(4, 1)} st.global.u32 [%d10], %r4;"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..barriers import MBarrier, NamedBarrier
-from ..causality import Releases, require_known
+from ..causality import Releases, Waits, require_known
 from ..memory import SHARED_START
 from ..operands import Getter, Operands
 from ..outcomes import BLOCK, YIELD
@@ -58,6 +58,13 @@ def _release(lanes: Lanes, releases: Releases, cluster: bool, relaxed: bool = Fa
     causality = lanes.group.causality
     if causality is not None:
         releases.add(lanes.group.cta.rank, cluster, causality.release(lanes.rows, relaxed))
+
+
+def _arrive_at(lanes: Lanes, barrier: MBarrier, cluster: bool, relaxed: bool) -> None:
+    """Threads are about to arrive at an mbarrier."""
+    _release(lanes, barrier.releases, cluster, relaxed)
+    if barrier.waits is not None and lanes.group.causality is not None:
+        barrier.waits.know(lanes.group.causality.before(lanes.rows))
 
 
 def _acquire(lanes: Lanes, releases: Releases, cluster: bool) -> None:
@@ -198,15 +205,16 @@ def _init(operands: Operands, step: Step) -> Handler:
         for place, number in zip(address(lanes), count(lanes), strict=True):
             offset = int(place) - SHARED_START
             cta.shared.check(np.array([offset]), 8, True)
-            cta.mbarriers[offset] = MBarrier(int(number), *_made(lanes))
+            cta.mbarriers[offset] = _made(lanes, int(number))
 
     return run
 
 
-def _made(lanes: Lanes) -> tuple[tuple[int, int], int]:
-    """Who initialises an mbarrier and when, and a column for what it counts."""
+def _made(lanes: Lanes, count: int) -> MBarrier:
     causality = lanes.group.causality
-    return ((0, 0), 0) if causality is None else ((int(lanes.numbers[0]), causality.now), causality.column())
+    if causality is None:
+        return MBarrier(count)
+    return MBarrier(count, (int(lanes.numbers[0]), causality.now), causality.column(), Waits(causality))
 
 
 def _barrier_at(lanes: Lanes, address: int) -> MBarrier:
@@ -248,7 +256,7 @@ def _arrive(operands: Operands, step: Step) -> Handler:
         for k, (place, given) in enumerate(zip(places, numbers, strict=True)):
             one = Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
             barrier = _barrier_at(one, int(place))
-            _release(one, barrier.releases, cluster, relaxed)
+            _arrive_at(one, barrier, cluster, relaxed)
             tokens[k] = barrier.phase
             arrivals = 1 if expects else int(given)
             if expects:
@@ -268,7 +276,7 @@ def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array,
     barrier, total = _barrier_at(lanes, int(places[0])), int(numbers.sum())
     if total > barrier.pending:
         return False
-    _release(lanes, barrier.releases, *order)
+    _arrive_at(lanes, barrier, *order)
     tokens[:] = barrier.phase
     barrier.arrive(total)
     return True
@@ -306,6 +314,8 @@ def _wait(operands: Operands, step: Step) -> Handler:
             if done[k] and not relaxed:
                 one = lanes if len(places) < lanes.count else Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
                 _acquire(one, barrier.releases, cluster)
+                if barrier.waits is not None:
+                    barrier.waits.add(one.rows)
         if len(places) < lanes.count:
             done[:] = done[0]
         put(lanes, done)

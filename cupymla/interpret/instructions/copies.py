@@ -137,6 +137,8 @@ def _later(
         ordinary: whether it writes in the generic proxy.
     """
     marked = [(to, place, to.shared.start_landing(place, bytes_)) for to, place in where]
+    causality = cta.cluster.causality
+    before = np.zeros(0, np.int32) if causality is None else causality.before(numbers)
     for to, place, _ in marked:
         if to.shared.shadow is not None:
             units = to.shared.shadow.units(place, bytes_)
@@ -154,7 +156,10 @@ def _later(
             if to.shared.shadow is not None:
                 shadow = to.shared.shadow
                 shadow.note_writes(shadow.units(place, bytes_), barrier.column, barrier.phase + 1, ordinary)
-                barrier.releases.add(*sender, shadow.causality.landed(barrier.column, barrier.phase + 1))
+                landed = shadow.causality.landed(barrier.column, barrier.phase + 1, before)
+                barrier.releases.add(*sender, landed)
+                if barrier.waits is not None:
+                    barrier.waits.know(before)
             barrier.bytes -= values.nbytes
             barrier.settle()
 
