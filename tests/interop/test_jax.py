@@ -255,11 +255,13 @@ def test_bad_input_is_found_while_tracing(rng: Any) -> None:
 
 
 def test_errors_of_the_run_carry_the_operators_words() -> None:
-    """What only the values can show comes back through XLA's status."""
-    packed = jnp.zeros((2, 8), jnp.uint8)
-    scales = jnp.zeros((2, 3), jnp.uint8)
+    """What only the run can show, such as extents that a program leaves open, comes back through XLA's status."""
+    rows, others = jax.export.symbolic_shape("rows, others")
+    arguments = jax.ShapeDtypeStruct((rows, 8), jnp.uint8), jax.ShapeDtypeStruct((others, 1), jnp.uint8)
+    program = jax.export.export(jax.jit(mla.dequantize_nvfp4), disabled_checks=mla.export_checks())(*arguments)
+    assert program.call(jnp.zeros((2, 8), jnp.uint8), jnp.zeros((2, 1), jnp.uint8)).shape == (2, 16)
     with pytest.raises(Exception, match=r"dequantize_nvfp4: argument 'scales': expected shape \[m = 2"):
-        jax.block_until_ready(mla.dequantize_nvfp4(packed, scales))
+        jax.block_until_ready(program.call(jnp.zeros((2, 8), jnp.uint8), jnp.zeros((3, 1), jnp.uint8)))
 
 
 @pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (20, 1), (-5, 1), (3, 4), (-9, 4)])
@@ -278,6 +280,26 @@ def test_traced_start_masks_as_causal_does(rng: Any, q_start: int, k_stride: int
         )
     )
     kit.require_same((), tuple(r[0] for r in results_of(batched(q_start))), results_of(static))
+
+
+def test_traced_start_is_checked_as_a_number_is(rng: Any) -> None:
+    """What is masked by JAX never reaches the operator, so it has to be refused before."""
+    q, kv, indices = selection(rng)
+
+    def run(start: Any, **options: Any) -> Any:
+        return jax.jit(lambda s: mla.sparse_mla_fwd(q, kv, indices, q_start=s, **{"causal": True, **options}))(start)
+
+    for start, got in ((2.5, "float32 of shape []"), (jnp.arange(6), "int32 of shape [6]")):
+        with pytest.raises(InputError) as refused:
+            run(start)
+        assert (refused.value.argument, refused.value.got) == ("q_start", got)
+    for stride in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="argument 'k_stride': expected an integer from 1"):
+            run(3, k_stride=stride)
+        with pytest.raises(InputError, match="argument 'k_stride': expected an integer from 1"):
+            run(3, k_stride=stride, causal=False)
+    with pytest.raises(InputError, match="argument 'causal': expected"):
+        run(3, causal="yes")
 
 
 def test_exported_program_runs_in_a_fresh_process(rng: Any, tmp_path: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ...errors import InputError, UnsupportedError
 from ...tensor.types import BYTE_LABELS
-from ..call import plain
+from ..call import plain, results_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import DECLARATIONS, declared
 from .arguments import Tensors, facts, given, number
@@ -81,7 +81,7 @@ def _made(facts: Facts, like: Any) -> Any:
 def _outputs(declaration: Declaration, tensors: Tensors, options: Mapping[str, Any]) -> Tensors:
     """The results that a call asks for, uninitialised."""
     like = next(iter(tensors.values()))
-    wanted = declaration.results(facts(tensors), options)
+    wanted = results_of(declaration, facts(tensors), options)
     return {name: _made(result, like) for name, result in wanted.items()}
 
 
@@ -153,11 +153,27 @@ def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tup
             given = {name: known[name] for name in backward.arrays if name in known}
             options = declaration.for_backward(backward, ctx.options)
             made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
+            if torch.is_grad_enabled():
+                inputs = [tensor for tensor in known.values() if tensor.requires_grad]
+                made = _Once.apply(declaration.name, *made, *inputs)[: len(made)]
             results = dict(zip(backward.results(facts(given), options), made, strict=True))
             grads = {name: results[result] for name, result in gradient.results.items() if result in results}
         return tuple(grads.get(name) for name in declaration.arrays)
 
     return run
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Hands its tensors on, bound to those that they depend on, so that a gradient of them is refused, not left out."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *tensors: Any) -> Any:
+        ctx.name = name
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        raise UnsupportedError(f"{ctx.name}: a gradient of its gradient", "every device", "first gradients")
 
 
 def _mark(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, output: Any = None) -> None:
