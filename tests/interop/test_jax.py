@@ -282,6 +282,16 @@ def test_traced_start_masks_as_causal_does(rng: Any, q_start: int, k_stride: int
     kit.require_same((), tuple(r[0] for r in results_of(batched(q_start))), results_of(static))
 
 
+def test_a_refused_option_is_not_remembered_in_the_place_of_its_equal(rng: Any) -> None:
+    """1 equals True and 1.0: a program is remembered by its options, which must not be those of another call."""
+    arrays = selection(rng)
+    for wrong, right in (({"causal": 1}, {"causal": True}), ({"k_stride": 2.0}, {"k_stride": 2})):
+        for _ in range(2):
+            with pytest.raises(InputError):
+                mla.sparse_mla_fwd(*arrays, **wrong)
+            assert mla.sparse_mla_fwd(*arrays, **right)[0].shape == (6, 4, 512)
+
+
 def test_traced_start_is_checked_as_a_number_is(rng: Any) -> None:
     """What is masked by JAX never reaches the operator, so it has to be refused before."""
     q, kv, indices = selection(rng)

@@ -268,7 +268,9 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         arrays, options = _traceable(declaration, *declaration.split(args, kwargs))
         register()
         plain = _call(declaration, arrays, options).options
-        results = _compiled(declaration, tuple(arrays), plain)(*arrays.values())
+        # Types are part of what is remembered: True equals 1 and 1.0, which the operator may refuse.
+        types = tuple([type(value) for _, value in plain])
+        results = _compiled(declaration, tuple(arrays), plain, types)(*arrays.values())
         return results[0] if len(results) == 1 else results
 
     call.__name__ = call.__qualname__ = declaration.name
@@ -332,7 +334,7 @@ def _require_integer(declaration: Declaration, start: Any) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(declaration: Declaration, names: Names, options: Options) -> Flat:
+def _compiled(declaration: Declaration, names: Names, options: Options, types: tuple[type, ...]) -> Flat:
     """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
     gradient = declaration.gradient
     if gradient is None:
