@@ -312,6 +312,21 @@ def test_traced_start_is_checked_as_a_number_is(rng: Any) -> None:
         run(3, causal="yes")
 
 
+def test_masks_of_shards_are_checked_as_those_of_whole_arrays_are(rng: Any) -> None:
+    from cupymla.interop.jax import parallel
+
+    arrays = selection(rng)
+    mesh = jax.make_mesh((1,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = parallel.over_mesh(mesh, "context")
+    for wrong in ({"k_stride": 0}, {"q_start": 1.5}, {"causal": "yes"}, {"k_stride": 0, "causal": False}):
+        with pytest.raises(InputError, match=f"'{next(iter(wrong))}': expected"):
+            spread(*arrays, **{"causal": True, **wrong})
+    with pytest.raises(TypeError, match="sideways"):
+        spread(*arrays, sideways=1)
+    options = {"causal": True, "q_start": 3, "k_stride": 2}
+    kit.require_same((), results_of(spread(*arrays, **options)), results_of(mla.sparse_mla_fwd(*arrays, **options)))
+
+
 def test_exported_program_runs_in_a_fresh_process(rng: Any, tmp_path: Any) -> None:
     """The call travels inside the program; the process that runs it needs `register` alone."""
     pytest.importorskip("flatbuffers", reason="jax.export writes programs with it")

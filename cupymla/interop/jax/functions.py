@@ -265,7 +265,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     """The declared function for JAX arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arrays, options = _traceable(declaration, *declaration.split(args, kwargs))
+        arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
         plain = _call(declaration, arrays, options).options
         # Types are part of what is remembered: True equals 1 and 1.0, which the operator may refuse.
@@ -289,7 +289,7 @@ def _documented(declaration: Declaration) -> str:
     return "\n".join(lines)
 
 
-def _traceable(
+def traceable(
     declaration: Declaration, arrays: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays as JAX has them, and options that are plain. Raises InputError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -153,9 +153,7 @@ def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tup
             given = {name: known[name] for name in backward.arrays if name in known}
             options = declaration.for_backward(backward, ctx.options)
             made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
-            if torch.is_grad_enabled():
-                inputs = [tensor for tensor in known.values() if tensor.requires_grad]
-                made = _Once.apply(declaration.name, *made, *inputs)[: len(made)]
+            made = once(declaration.name, made, known.values())
             results = dict(zip(backward.results(facts(given), options), made, strict=True))
             grads = {name: results[result] for name, result in gradient.results.items() if result in results}
         return tuple(grads.get(name) for name in declaration.arrays)
@@ -174,6 +172,21 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
         raise UnsupportedError(f"{ctx.name}: a gradient of its gradient", "every device", "first gradients")
+
+
+def once(name: str, gradients: Sequence[Any], arrays: Iterable[Any]) -> Sequence[Any]:
+    """Gradients of the function of that name, of which no gradient can be taken without an UnsupportedError.
+
+    Args:
+        name: of the function.
+        gradients: tensors.
+        arrays: what they depend on, None where there is none.
+    """
+    if not torch.is_grad_enabled():
+        return gradients
+    inputs = [tensor for tensor in arrays if tensor is not None and tensor.requires_grad]
+    made: Sequence[Any] = _Once.apply(name, *gradients, *inputs)[: len(gradients)]
+    return made
 
 
 def _mark(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, output: Any = None) -> None:
