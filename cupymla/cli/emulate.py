@@ -114,11 +114,12 @@ def _argument(spec: str) -> Any:
         except (OSError, ValueError, EOFError) as error:
             raise InputError("--arg", "a file of an array", f"{spec} ({error})") from error
     kind, _, value = spec.partition(":")
+    known: dict[str, Any] = {**SCALARS, **SCALARS_OF_FLOAT}
     try:
         wanted = int(value, 0) if kind in SCALARS else float(value)
-        number = {**SCALARS, **SCALARS_OF_FLOAT}[kind](wanted)
+        number: Any = known[kind](wanted)
     except (KeyError, ValueError) as error:
-        kinds = ", ".join((*SCALARS, *SCALARS_OF_FLOAT))
+        kinds = ", ".join(known)
         raise InputError("--arg", f"KIND:NUMBER with a kind of {kinds}, or a file A.npy", spec) from error
     if kind in SCALARS and number.value != wanted:
         raise InputError("--arg", f"a number that {kind} can hold", spec)
