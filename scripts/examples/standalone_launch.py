@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
+from pathlib import Path
 
 import cupy as cp
 import ml_dtypes
 import numpy as np
 from cuda.bindings import driver
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import cupymla
 

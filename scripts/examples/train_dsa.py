@@ -22,6 +22,8 @@ from typing import Any
 
 from dsa.setting import SETTINGS, Setting, Text
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
