@@ -1,7 +1,6 @@
 """`python -m cupymla`; see `cupymla.cli`."""
 
-import sys
-
 from .cli import main
+from .cli.terminal import exit_with
 
-sys.exit(main())
+exit_with(main)

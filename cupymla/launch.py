@@ -103,7 +103,7 @@ class Launcher:
     )
 
     def __init__(self, kernel: Kernel, geometry: Geometry, parameters: Sequence[Parameter]) -> None:
-        _check(geometry)
+        check(geometry)
         self._parameters: list[Parameter] = list(parameters)
         self._slots = (ctypes.c_void_p * len(self._parameters))(*map(_address, self._parameters))
         chosen = _attributes(geometry)
@@ -147,7 +147,7 @@ def active_clusters(kernel: Kernel, geometry: Geometry) -> int:
 
     A cluster lives in one GPC, so that they rarely fill all multiprocessors. Raises InputError and DriverError.
     """
-    _check(geometry)
+    check(geometry)
     driver.allow(kernel.function, geometry.smem_bytes, geometry.cluster)
     chosen = _attributes(geometry)
     attributes = (LaunchAttribute * len(chosen))(*chosen)
@@ -185,8 +185,11 @@ def _attribute(identifier: int, *words: int) -> LaunchAttribute:
     return attribute
 
 
-def _check(geometry: Geometry) -> None:
-    """The limits that every compute capability shares (CUDA C++ Programming Guide, "Technical Specifications")."""
+def check(geometry: Geometry) -> None:
+    """Raise InputError where a launch is past limits that every compute capability shares.
+
+    Source: CUDA C++ Programming Guide, "Technical Specifications".
+    """
     x, y, z = geometry.grid
     if not (0 <= x < 2**31 and 0 <= y < 2**16 and 0 <= z < 2**16):
         raise InputError("grid", "extents from 0 to 2**31 - 1, 65535 and 65535", geometry.grid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from build_kit import BACKENDS, SPILLING, private, python, written
@@ -185,6 +186,21 @@ def test_missing_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     compiler._nvrtc_toolchain.cache_clear()
     with pytest.raises(CompileError, match=r"pip install 'cupymla\[cuda12\]'"):
         compiler.toolchain()
+
+
+def test_cupy_without_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install cupy-cuda12x` brings the bindings alone, which load the library when they are first used."""
+
+    def create(*arguments: object) -> None:
+        raise RuntimeError('Failure finding "libnvrtc.so.12"\nmore about it')
+
+    monkeypatch.setattr(compiler, "_nvrtc", lambda: SimpleNamespace(createProgram=create))
+    compiler._nvrtc_toolchain.cache_clear()
+    with pytest.raises(
+        CompileError, match=r"cannot be loaded: pip install 'cupymla\[cuda12\]'.*libnvrtc.so.12"
+    ) as error:
+        compiler.toolchain()
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/nvcc", "false", "true"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,41 @@ def test_cache_commands(capsys: pytest.CaptureFixture[str], cache_folder: Path) 
     assert "0 compiled kernels" in printed(capsys, "cache", "ls")
     assert json_of(capsys, "cache", "clear") == {"freed_bytes": 0}
     assert "0.0 MiB" in printed(capsys, "cache", "clear")
+
+
+def test_precompile_for_a_target_is_all_that_its_gpus_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of sm_90a runs kernels for sm_90 too: left out, they would be compiled at their first call after all."""
+    asked: list[KernelSource] = []
+
+    def note(sources: list[KernelSource], *others: object) -> list[Outcome]:
+        asked.extend(sources)
+        return []
+
+    monkeypatch.setattr(ahead, "precompile", note)
+    for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100a", set())):
+        asked.clear()
+        printed(capsys, "precompile", "--arch", target)
+        by_operator: dict[str, set[str]] = {}
+        for source in asked:
+            by_operator.setdefault(source.path.partition("/")[0], set()).add(source.arch)
+        assert by_operator.keys() == {entry.name for entry in registry.OPERATORS} - lacking
+        assert by_operator["nvfp4_gemv"] == {"sm_90" if target == "sm_90a" else target}
+        assert by_operator["sparse_mla_fwd"] == {target}
+
+
+@pytest.mark.parametrize("words", ["-m cupymla list --markdown", "-m cupymla --help", "-m cupymla bench --json"])
+def test_nobody_complains_when_the_reader_has_seen_enough(words: str) -> None:
+    """As in `... | head -1`. Whoever reads ends first here, always."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, *words.split()]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    os.close(writing)
+    assert done.returncode == 1
+    assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_precompile_of_an_operator_without_kernels_is_no_error(
@@ -268,10 +306,11 @@ def test_demo_then_precompile(capsys: pytest.CaptureFixture[str], cache_folder: 
     rows = json_of(capsys, *words)
     if not driver.available():
         wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100a")}
+        wanted.add(("nvfp4_gemv", "sm_90"))  # what a GPU of sm_90a runs
         compiled = {(row["kernel"], row["arch"]) for row in found["kernels"]}
         # Companions' kernels are among them.
         assert wanted <= compiled
-        assert {arch for _, arch in compiled} == {"sm_90a", "sm_100a"}
+        assert {arch for _, arch in compiled} == {"sm_90", "sm_90a", "sm_100a"}
         assert all(row["error"] == "" for row in found["kernels"])
         assert all(row["cached"] for row in rows)
     assert rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_standalone_script_gets_the_same_bits() -> None:
         [sys.executable, EXAMPLES / "standalone_launch.py"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(driver.available(), reason="there is a GPU")
+def test_standalone_script_says_that_it_needs_a_gpu() -> None:
+    """In a checkout where nothing is installed, too."""
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(EXAMPLES / "standalone_launch.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 1
+    assert run.stderr == "this launches a kernel for sm_90a, and CuPy finds no GPU of compute capability 9.0\n"
 
 
 def test_every_variant_is_a_source() -> None:

@@ -189,7 +189,13 @@ def _nvrtc_toolchain() -> Toolchain:
 def _nvrtc_version() -> str:
     """The full version: the API tells major and minor only, while generated PTX names the build."""
     nvrtc = _nvrtc()
-    program = nvrtc.createProgram("", "version.cu", (), ())
+    try:
+        program = nvrtc.createProgram("", "version.cu", (), ())
+    except Exception as error:
+        # The library is loaded by the first call, and CuPy installed by itself brings none.
+        cure = "pip install 'cupymla[cuda12]' or 'cupymla[cuda13]', or install a CUDA toolkit"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CompileError("NVRTC", f"its library cannot be loaded: {cure} ({reason})") from error
     try:
         nvrtc.compileProgram(program, ())
         ptx = bytes(nvrtc.getPTX(program)).decode(errors="replace")

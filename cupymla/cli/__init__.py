@@ -39,8 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     precompile = add("precompile", "Compile kernels into the cache; needs no GPU.")
     precompile.add_argument("operators", nargs="*", metavar="OP", help="default: all")
     precompile.add_argument(
-        "--arch", action="append", metavar="SM", help="a target, such as sm_90a; repeatable (default: all)"
-    )
+        "--arch", action="append", metavar="SM",
+        help="what GPUs of a target run, such as sm_90a; repeatable (default: all targets)",
+    )  # fmt: skip
     precompile.add_argument(
         "--define", action="append", default=[], metavar="NAME=VALUE",
         help="only variants with this definition, as the table names it; repeatable",
@@ -95,7 +96,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         Terminal(options.json).json({"error": str(error)})
         return 2 if isinstance(error, InputError | UnsupportedError) else 1
-    except BrokenPipeError:
-        # Whoever reads the output has seen enough; the interpreter must not complain when it flushes at exit.
-        sys.stdout = None
-        return 1

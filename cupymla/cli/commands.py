@@ -144,7 +144,9 @@ def precompile(options: argparse.Namespace) -> int:
         raise InputError("--jobs", "a number of processes, at least 1", options.jobs)
     for name in options.arch or ():
         arch.named(name)
-    sources = [source for entry in entries(options.operators) for source in operators.variants(entry, options.arch)]
+    sources = []
+    for entry in entries(options.operators):
+        sources += operators.variants(entry, operators.targets_on(entry, options.arch) if options.arch else None)
     sources = operators.defining(sources, options.define)
     terminal = Terminal(options.json)
     with terminal.progress("kernels", len(sources)) as step:

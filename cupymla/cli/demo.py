@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import arch as arches
 from ..build.precompile import Outcome, precompile
 from ..ops import registry
 from ..ops.case import Case
@@ -121,9 +120,10 @@ def _has_kernel(subject: Subject) -> bool:
 
 
 def _compile_all(terminal: Terminal) -> list[Outcome]:
-    """Every variant of every kernel for the architectures that need exact targets."""
-    wanted = [arch.name for arch in arches.ARCHES if arch.name in ARCHES]
-    sources = [source for entry in registry.OPERATORS for source in operators.variants(entry, wanted)]
+    """Every variant of every kernel that GPUs of the architectures with exact targets run."""
+    sources = []
+    for entry in registry.OPERATORS:
+        sources += operators.variants(entry, operators.targets_on(entry, ARCHES))
     with terminal.progress("kernels", len(sources)) as step:
         return precompile(sources, progress=lambda done: step(f"{done.source} {commands.state_of(done)}"))
 

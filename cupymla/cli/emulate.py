@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..emulate import Translation
 
+_ALIGNMENT, _GUARD_BYTES, _GUARD = 256, 1 << 16, 0xA5
 SCALARS = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64}
 SCALARS_OF_FLOAT = {"f32": ctypes.c_float, "f64": ctypes.c_double}
 
@@ -43,12 +44,15 @@ def emulate(options: argparse.Namespace) -> int:
     """`emulate`."""
     from ..emulate import translate
     from ..emulate.instructions import row_for
+    from .commands import folder_for
 
     terminal = Terminal(options.json)
     try:
         text = options.file.read_text()
-    except OSError as error:
-        raise InputError("KERNEL.ptx", "a file that can be read", f"{options.file} ({error})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("KERNEL.ptx", "a file of text that can be read", f"{options.file} ({error})") from error
+    if options.out:
+        folder_for("--out", options.out)
     translation = translate(text, str(options.file))
     rows: Counter[tuple[str, str]] = Counter()
     for site in translation.sites:
@@ -56,10 +60,9 @@ def emulate(options: argparse.Namespace) -> int:
         row = row_for(opcode.split()[0].rstrip(";"), opcode.count(",") + 1)
         rows[(row.name, row.how) if row else ("the end of a thread", "observed")] += 1
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"{options.file.stem}.sm_90a.ptx").write_text(translation.text)
     terminal.table("Translated", ("instruction", "how", "times"), [(*key, str(n)) for key, n in rows.items()])
-    results = _run(options, terminal, translation, text) if options.block else []
+    results = _run(options, terminal, translation, text) if options.block is not None else []
     sites = [asdict(site) for site in translation.sites]
     terminal.json({"kernels": translation.kernels, "sites": sites, "runs": results})
     return 0 if all(result["error"] is None for result in results) else 1
@@ -75,6 +78,8 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
     entry = options.entry or (translation.kernels[0] if len(translation.kernels) == 1 else None)
     if entry is None:
         raise InputError("--entry", "one of " + ", ".join(translation.kernels), None)
+    if where == "gpu" and not driver.available():
+        raise UnsupportedError("running on a GPU", "this machine, which has none", "--on host")
     try:
         x, y, z = (int(part) for part in options.grid.split(","))
     except ValueError as error:
@@ -89,7 +94,7 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
         try:
             resident = options.resident_clusters
             settings = Settings(mode, options.seed, checks, resident_clusters=resident)  # type: ignore[arg-type]
-            machine.run(geometry, arguments, settings)
+            outcome = machine.run(geometry, arguments, settings)
         except (EmulationError, HostError) as failure:
             outcome = str(failure)
         results.append({"mode": mode, "on": where, "error": outcome})
@@ -106,24 +111,31 @@ def _argument(spec: str) -> Any:
     if spec.endswith(".npy"):
         try:
             return np.ascontiguousarray(np.load(spec))
-        except OSError as error:
+        except (OSError, ValueError, EOFError) as error:
             raise InputError("--arg", "a file of an array", f"{spec} ({error})") from error
     kind, _, value = spec.partition(":")
+    known: dict[str, Any] = {**SCALARS, **SCALARS_OF_FLOAT}
     try:
-        if kind in SCALARS:
-            return SCALARS[kind](int(value, 0))
-        return SCALARS_OF_FLOAT[kind](float(value))
+        wanted = int(value, 0) if kind in SCALARS else float(value)
+        number: Any = known[kind](wanted)
     except (KeyError, ValueError) as error:
-        kinds = ", ".join((*SCALARS, *SCALARS_OF_FLOAT))
+        kinds = ", ".join(known)
         raise InputError("--arg", f"KIND:NUMBER with a kind of {kinds}, or a file A.npy", spec) from error
+    if kind in SCALARS and number.value != wanted:
+        raise InputError("--arg", f"a number that {kind} can hold", spec)
+    return number
 
 
 def _save(folder: Path, mode: str, specs: list[str], arguments: list[Any]) -> None:
+    """Write each array after a run; those of one file are told apart by their places in the parameter list."""
     import numpy as np
 
-    for spec, argument in zip(specs, arguments, strict=True):
+    stems = [Path(spec).stem for spec in specs if spec.endswith(".npy")]
+    for place, (spec, argument) in enumerate(zip(specs, arguments, strict=True)):
         if isinstance(argument, np.ndarray):
-            np.save(folder / f"{Path(spec).stem}.{mode}.npy", argument)
+            stem = Path(spec).stem
+            named = stem if stems.count(stem) == 1 else f"{stem}.{place}"
+            np.save(folder / f"{named}.{mode}.npy", argument)
 
 
 class _Machine:
@@ -139,16 +151,19 @@ class _Machine:
         self._gpu = load(build(text, translation.name), entry) if where == "gpu" else None
         self._host = machine.HostProgram(translation, entry) if where == "host" else None
 
-    def run(self, geometry: Any, arguments: list[Any], settings: Any) -> None:
+    def run(self, geometry: Any, arguments: list[Any], settings: Any) -> str | None:
+        """Run once, the arrays then hold the results; what went wrong without being noticed, or None."""
         import numpy as np
 
         arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
         if self._host:
-            held = [self._aligned(array) for array in arrays]
-            pointers = iter(array.ctypes.data for array in held)
+            held = [_Guarded(array) for array in arrays]
+            pointers = iter(copy.array.ctypes.data for copy in held)
             self._host.launch(geometry, [self._parameter(a, pointers) for a in arguments], settings)
-            for array, copy in zip(arrays, held, strict=True):
-                array[...] = copy
+            for number, (array, copy) in enumerate(zip(arrays, held, strict=True), start=1):
+                array[...] = copy.array
+                if copy.was_overrun():
+                    return f"array {number} was written past its ends"
         elif self._gpu:
             import cupy
 
@@ -157,17 +172,25 @@ class _Machine:
             self._gpu.launch(geometry, [self._parameter(a, pointers) for a in arguments], settings=settings)
             for array, copy in zip(arrays, copies, strict=True):
                 array[...] = copy.get().view(array.dtype).reshape(array.shape)
+        return None
 
     @staticmethod
     def _parameter(argument: Any, pointers: Any) -> Any:
         return argument if isinstance(argument, ctypes._SimpleCData) else ctypes.c_uint64(next(pointers))
 
-    @staticmethod
-    def _aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+
+class _Guarded:
+    """A copy of an array, aligned as a GPU's allocator does, between bytes that nobody should write to."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
         import numpy as np
 
-        raw = np.empty(array.nbytes + 256, np.uint8)
-        start = -raw.ctypes.data % 256
-        made: np.ndarray[Any, Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        made[...] = array
-        return made
+        self._raw = np.full(array.nbytes + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
+        self._start = _GUARD_BYTES + -(self._raw.ctypes.data + _GUARD_BYTES) % _ALIGNMENT
+        self._end = self._start + array.nbytes
+        self.array: np.ndarray[Any, Any] = self._raw[self._start : self._end].view(array.dtype).reshape(array.shape)
+        self.array[...] = array
+
+    def was_overrun(self) -> bool:
+        """Whether a guard byte has changed."""
+        return bool((self._raw[: self._start] != _GUARD).any() or (self._raw[self._end :] != _GUARD).any())

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 PLAIN_WIDTH = 140
+
+
+def exit_with(command: Callable[[], int]) -> NoReturn:
+    """End the process with a command's status; with 1, in silence, where whoever reads its output has seen enough."""
+    try:
+        try:
+            status = command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more on its way out, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
 
 
 def have_rich() -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import driver
 from ..device import CPU, Device
-from ..errors import InputError, shown
+from ..errors import CupymlaError, InputError, shown
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from . import bindings
@@ -84,10 +84,36 @@ class Call:
 
     def check(self) -> None:
         """Send the call through the operator's door, with addresses that nobody reads. Raises InputError."""
-        prepare = getattr(declared(self.name).function(), "prepare", None)
-        if prepare is None:
-            return
-        prepare(**_placed(self), **declared(self.name).passed(dict(self.options)))
+        declaration = declared(self.name)
+        declaration.door()(**_placed(self), **declaration.passed(dict(self.options)))
+
+
+def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
+    """The results of a call.
+
+    Raises InputError, by the operator's own checks, where the arguments are such that there is no telling.
+    """
+    try:
+        results = declaration.results(arrays, options)
+        for facts in results.values():
+            if facts.dtype not in NUMPY_DTYPES or not all(map(_may_be_extent, facts.shape)):
+                raise ValueError(f"{declaration.name}: no array is {facts.dtype} {list(facts.shape)}")
+    except CupymlaError:
+        raise
+    except Exception:
+        if all(isinstance(n, int) for facts in arrays.values() for n in facts.shape):
+            alone = Call(declaration.name, tuple(arrays.items()), (), ())
+            missing = dict.fromkeys(declaration.required)
+            declaration.door()(**missing | _placed(alone), **declaration.passed(options))
+        raise
+    return results
+
+
+def _may_be_extent(value: object) -> bool:
+    """Whether it is one, or a framework's symbol."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value >= 0
+    return value is not None and not isinstance(value, (float, str))
 
 
 def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
@@ -95,7 +121,7 @@ def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Resu
 
     Raises InputError where the arguments do not fit each other.
     """
-    results = declaration.results(arrays, options)
+    results = results_of(declaration, arrays, options)
     facts = (*arrays.values(), *results.values())
     if not declaration.has_workspace or not all(isinstance(n, int) for each in facts for n in each.shape):
         return results
@@ -117,7 +143,8 @@ def _placed(call: Call) -> dict[str, View]:
     free = _CHECK_ADDRESS
     for (_, seen), (_, facts) in zip(views, (*call.arrays, *call.results), strict=True):
         seen.ptr = free
-        size = NUMPY_DTYPES[facts.dtype].itemsize * int(np.prod([int(n) for n in facts.shape], dtype=object))
+        dtype = NUMPY_DTYPES.get(facts.dtype)
+        size = (dtype.itemsize if dtype else _ALIGNMENT) * int(np.prod([int(n) for n in facts.shape], dtype=object))
         free += -(-size // _PAGE) * _PAGE + _PAGE
     return dict(views)
 

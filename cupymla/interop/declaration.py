@@ -97,6 +97,7 @@ class Declaration:
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
         has_workspace: whether the function has a parameter `workspace`, and its `plan` says how much is enough.
+        reader: what checks a call of a function that cannot be prepared, with the same arguments.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
     """
@@ -111,6 +112,7 @@ class Declaration:
     updates: tuple[str, ...] = ()
     replayable: bool = True
     has_workspace: bool = False
+    reader: Callable[..., object] | None = None
     batching: Batching | None = None
     gradient: Gradient | None = None
     signature: inspect.Signature = field(init=False, compare=False, repr=False)
@@ -123,6 +125,17 @@ class Declaration:
         import cupymla
 
         return getattr(cupymla, self.name)
+
+    def door(self) -> Callable[..., object]:
+        """What takes the function's arguments, and raises InputError for those that it cannot use; computes nothing."""
+        door: Callable[..., object] = self.reader or self.function().prepare
+        return door
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The arrays that must be given."""
+        parameters = self.signature.parameters
+        return tuple(name for name in self.arrays if parameters[name].default is inspect.Parameter.empty)
 
     def _signature(self) -> inspect.Signature:
         """The public signature as bridges offer it: without outputs and streams, with requests."""

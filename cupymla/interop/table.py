@@ -6,6 +6,7 @@ import functools
 
 from ..errors import InputError
 from ..ops.mla import D_V
+from ..ops.nvfp4_gemv import spec as nvfp4
 from ..ops.nvfp4_gemv.formats import named, padded
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
 
@@ -185,6 +186,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("x", "global_scale"),
         outputs=("packed", "scales"),
         results=_quantized,
+        reader=nvfp4.read_quantize,
         either=("global_scale",),
     ),
     Declaration(
@@ -192,10 +194,13 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("packed", "scales", "global_scale"),
         outputs=("out",),
         results=_dequantized,
+        reader=nvfp4.read_dequantize,
         either=("global_scale",),
     ),
-    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled),
-    Declaration("unswizzle_scales", arrays=("swizzled",), outputs=("out",), results=_unswizzled),
+    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4.read_swizzle),
+    Declaration(
+        "unswizzle_scales", arrays=("swizzled",), outputs=("out",), results=_unswizzled, reader=nvfp4.read_unswizzle
+    ),
     Declaration(
         "xl_paged_attention",
         arrays=(

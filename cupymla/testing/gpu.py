@@ -28,6 +28,7 @@ import numpy as np
 
 from .. import build, driver
 from ..build import KernelSource
+from ..cli.terminal import exit_with
 from ..ops import registry
 from ..ops.case import Case
 from ..ops.registry import KernelEntry
@@ -335,4 +336,4 @@ def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], small: bool, plai
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -24,6 +24,7 @@ from .. import build
 from ..arch import Arch
 from ..build import Cubin, KernelSource
 from ..build.precompile import precompile
+from ..cli.terminal import exit_with
 from ..errors import CupymlaError, InputError
 from ..ops import registry
 from . import operators
@@ -203,4 +204,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

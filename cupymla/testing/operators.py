@@ -152,6 +152,19 @@ def kernels_for(entry: OperatorEntry, capability: tuple[int, int]) -> tuple[Kern
     return tuple(kernel for kernel in entry.kernels if best and kernel.arch == best.name)
 
 
+def targets_on(entry: OperatorEntry, archs: Sequence[str]) -> list[str]:
+    """The targets of an operator's kernels that GPUs of these architectures run, each once.
+
+    Where no kernel is compiled for an architecture itself it is what `kernels_for` takes: sm_90 where there is no
+    sm_90a.
+    """
+    chosen = []
+    for name in archs:
+        fitting = kernels_for(entry, arches.named(name).capability)
+        chosen += [name] if name in entry.targets else [kernel.arch for kernel in fitting]
+    return list(dict.fromkeys(chosen))
+
+
 def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched: Sequence[str]) -> None:
     """Raise Mismatch where another kernel of the target did a kernel's work, or none did the work that there was.
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cli.terminal import exit_with
 from ..ops.mla_cases import MlaCase, sized
 from . import machine, report, timing
 from .operators import Subject
@@ -142,4 +143,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from .. import arch as arches
 from ..build import compiler
+from ..cli.terminal import exit_with
 from ..emulate import MODES, Settings
 from ..errors import InputError
 from ..ops import registry
@@ -209,4 +209,4 @@ def _run(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

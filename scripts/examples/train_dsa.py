@@ -22,6 +22,8 @@ from typing import Any
 
 from dsa.setting import SETTINGS, Setting, Text
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
@@ -75,19 +77,21 @@ class Run:
 
 
 def draw(curves: dict[str, list[tuple[int, float, float]]], column: int, label: str, file: Path) -> None:
-    """One curve for each training, as PNG."""
+    """One curve for each training, as PNG: all of them, and on the right those that the warm-up ends in, larger."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, rows in curves.items():
-        axes.plot([row[0] for row in rows], [row[column] for row in rows], marker=".", label=name)
-    axes.set_xlabel("step")
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    whole, end = figure.subplots(1, 2)
+    for number, (name, rows) in enumerate(curves.items()):
+        for axes in (whole, end) if name in KINDS else (whole,):
+            axes.plot([r[0] for r in rows], [r[column] for r in rows], marker=".", color=f"C{number}", label=name)
+    for axes in (whole, end):
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    whole.set_ylabel(label)
+    whole.legend()
     figure.savefig(file, dpi=150)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cupymla import driver
 from cupymla.cli import main
 from cupymla.emulate.host import machine
 
@@ -68,12 +69,52 @@ def test_a_kernel_of_arrays_and_numbers_runs_in_every_mode(kernel: Path, capsys:
         ["--arg", "missing.npy"],
         ["--entry", "other"],
         ["--resident-clusters", "-1"],
+        ["--block", "0"],
+        ["--block", "-1"],
+        ["--block", "1025"],
+        ["--grid=-1,1,1"],
+        ["--cluster", "0"],
+        ["--cluster", "3"],
+        ["--smem", "-1"],
+        ["--smem", "232449"],
+        ["--arg", "i32:2147483648"],
+        ["--arg", "u64:-1"],
+        ["--arg", "empty.npy"],
+        ["--arg", "text.npy"],
+        ["--out", "text.npy"],
+        ["--on", "gpu"],
     ],
-    ids=["grid", "type", "file", "entry", "residents"],
+    ids=" ".join,
 )
+@pytest.mark.skipif(not machine.available() or driver.available(), reason="needs a C++ compiler on x86-64, and no GPU")
+def test_bad_options_are_refused(
+    kernel: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(kernel.parent)
+    Path("empty.npy").touch()
+    Path("text.npy").write_text("no array")
+    given = ["--arg", "data.npy", "--arg", "f32:1.5"] if words[0] != "--arg" else []
+    assert main(["emulate", str(kernel), "--block", "32", "--on", "host", *given, *words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.compile
 @pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
-def test_bad_options_are_refused(kernel: Path, words: list[str]) -> None:
-    assert main(["emulate", str(kernel), "--block", "32", "--on", "host", *words]) == 2
+def test_arrays_are_told_apart_and_guarded(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A write past an array would hit whatever lies there, and two arrays of one file would leave one result."""
+    monkeypatch.chdir(kernel.parent)
+    kernel.write_text(KERNEL.replace("p_factor)", "p_factor, .param .u64 p_other)"))
+    words = ["--block", "32", "--on", "host", "--mode", "eager", "--arg", "data.npy", "--arg", "f32:1.5", "--out", "."]
+    assert main(["emulate", str(kernel), *words, "--arg", "data.npy"]) == 0
+    np.testing.assert_array_equal(np.load("data.0.eager.npy"), 1.5 * np.arange(64, dtype=np.float32))
+    np.testing.assert_array_equal(np.load("data.2.eager.npy"), np.arange(64, dtype=np.float32))
+    np.save("data.npy", np.ones(62, np.float32))
+    assert main(["emulate", str(kernel), *words, "--arg", "u64:0"]) == 1
+    assert "array 1 was written past its ends" in capsys.readouterr().out
+    assert main(["emulate", str(kernel), *words, "--arg", "i32:0"]) == 2
+    assert "expected 8 bytes as number 2, got 4" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +123,6 @@ def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert main(["emulate", str(file)]) == 1
     assert "x.ptx:16" in capsys.readouterr().err
     assert main(["emulate", str(tmp_path / "none.ptx")]) == 2
+    file.write_bytes(b"\x7fELF\xff\xfe")
+    assert main(["emulate", str(file)]) == 2
+    assert "expected a file of text" in capsys.readouterr().err

@@ -255,11 +255,13 @@ def test_bad_input_is_found_while_tracing(rng: Any) -> None:
 
 
 def test_errors_of_the_run_carry_the_operators_words() -> None:
-    """What only the values can show comes back through XLA's status."""
-    packed = jnp.zeros((2, 8), jnp.uint8)
-    scales = jnp.zeros((2, 3), jnp.uint8)
+    """What only the run can show, such as extents that a program leaves open, comes back through XLA's status."""
+    rows, others = jax.export.symbolic_shape("rows, others")
+    arguments = jax.ShapeDtypeStruct((rows, 8), jnp.uint8), jax.ShapeDtypeStruct((others, 1), jnp.uint8)
+    program = jax.export.export(jax.jit(mla.dequantize_nvfp4), disabled_checks=mla.export_checks())(*arguments)
+    assert program.call(jnp.zeros((2, 8), jnp.uint8), jnp.zeros((2, 1), jnp.uint8)).shape == (2, 16)
     with pytest.raises(Exception, match=r"dequantize_nvfp4: argument 'scales': expected shape \[m = 2"):
-        jax.block_until_ready(mla.dequantize_nvfp4(packed, scales))
+        jax.block_until_ready(program.call(jnp.zeros((2, 8), jnp.uint8), jnp.zeros((3, 1), jnp.uint8)))
 
 
 @pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (20, 1), (-5, 1), (3, 4), (-9, 4)])
@@ -278,6 +280,51 @@ def test_traced_start_masks_as_causal_does(rng: Any, q_start: int, k_stride: int
         )
     )
     kit.require_same((), tuple(r[0] for r in results_of(batched(q_start))), results_of(static))
+
+
+def test_a_refused_option_is_not_remembered_in_the_place_of_its_equal(rng: Any) -> None:
+    """1 equals True and 1.0: a program is remembered by its options, which must not be those of another call."""
+    arrays = selection(rng)
+    for wrong, right in (({"causal": 1}, {"causal": True}), ({"k_stride": 2.0}, {"k_stride": 2})):
+        for _ in range(2):
+            with pytest.raises(InputError):
+                mla.sparse_mla_fwd(*arrays, **wrong)
+            assert mla.sparse_mla_fwd(*arrays, **right)[0].shape == (6, 4, 512)
+
+
+def test_traced_start_is_checked_as_a_number_is(rng: Any) -> None:
+    """What is masked by JAX never reaches the operator, so it has to be refused before."""
+    q, kv, indices = selection(rng)
+
+    def run(start: Any, **options: Any) -> Any:
+        return jax.jit(lambda s: mla.sparse_mla_fwd(q, kv, indices, q_start=s, **{"causal": True, **options}))(start)
+
+    for start, got in ((2.5, "float32 of shape []"), (jnp.arange(6), "int32 of shape [6]")):
+        with pytest.raises(InputError) as refused:
+            run(start)
+        assert (refused.value.argument, refused.value.got) == ("q_start", got)
+    for stride in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="argument 'k_stride': expected an integer from 1"):
+            run(3, k_stride=stride)
+        with pytest.raises(InputError, match="argument 'k_stride': expected an integer from 1"):
+            run(3, k_stride=stride, causal=False)
+    with pytest.raises(InputError, match="argument 'causal': expected"):
+        run(3, causal="yes")
+
+
+def test_masks_of_shards_are_checked_as_those_of_whole_arrays_are(rng: Any) -> None:
+    from cupymla.interop.jax import parallel
+
+    arrays = selection(rng)
+    mesh = jax.make_mesh((1,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = parallel.over_mesh(mesh, "context")
+    for wrong in ({"k_stride": 0}, {"q_start": 1.5}, {"causal": "yes"}, {"k_stride": 0, "causal": False}):
+        with pytest.raises(InputError, match=f"'{next(iter(wrong))}': expected"):
+            spread(*arrays, **{"causal": True, **wrong})
+    with pytest.raises(TypeError, match="sideways"):
+        spread(*arrays, sideways=1)
+    options = {"causal": True, "q_start": 3, "k_stride": 2}
+    kit.require_same((), results_of(spread(*arrays, **options)), results_of(mla.sparse_mla_fwd(*arrays, **options)))
 
 
 def test_exported_program_runs_in_a_fresh_process(rng: Any, tmp_path: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupymla
-from cupymla import InputError
+from cupymla import InputError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 
@@ -103,6 +103,18 @@ def test_gradient_is_sparse_mla_bwd() -> None:
     out, _, lse = cupymla.sparse_mla_fwd(q, kv, indices, **options)
     expected = cupymla.sparse_mla_bwd(q, kv, out, (2 * out.float()).bfloat16(), lse, indices, **options)
     kit.require_same(("dq", "dkv", "d_sink"), results_of(gradients(loss, arguments)), results_of(expected))
+
+
+def test_a_second_gradient_is_refused() -> None:
+    """There is none; leaving it out of a sum of losses would go unnoticed."""
+    q, kv, indices, sink = selection()
+    first = torch.autograd.grad(loss(q, kv, indices, sink), (q, kv, sink), create_graph=True)
+    expected = torch.autograd.grad(loss(q, kv, indices, sink), (q, kv, sink))
+    kit.require_same((), results_of(tuple(g.detach() for g in first)), results_of(expected))
+    for gradient in first:
+        penalty = gradient.float().square().sum() + q.float().sum()
+        with pytest.raises(UnsupportedError, match="sparse_mla_fwd: a gradient of its gradient"):
+            penalty.backward(retain_graph=True)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -15,6 +15,7 @@ from plan_kit import CUDA, require_twin
 from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.device import Device
 from cupymla.errors import shown
+from cupymla.ops import registry
 from cupymla.ops.xl_paged_attention import cuda, launches, plan
 from cupymla.ops.xl_paged_attention.checks import FLOATS, FP8
 from cupymla.ops.xl_paged_attention.paging import HEAD_SIZES, LAYOUTS
@@ -204,6 +205,15 @@ def test_whatever_a_plan_picks_is_among_the_variants() -> None:
 
 def test_later_architectures_take_the_same_source() -> None:
     assert plan.plan(PROBLEM, arch.named("sm_103a")).source.arch == "sm_103a"
+
+
+def test_every_target_that_a_gpu_is_given_is_one_that_is_listed() -> None:
+    """A kernel that runs somewhere without a row in the support table is one that nobody has looked at."""
+    listed = registry.named("xl_paged_attention").targets
+    assert listed == plan.TARGETS
+    # Of two targets for one GPU the exact one is taken.
+    given = {known.capability: known for known in sorted(arch.ARCHES, key=lambda known: known.exact)}
+    assert {plan.plan(PROBLEM, known).source.arch for known in given.values()} == set(listed)
 
 
 def test_older_architectures_are_named() -> None:

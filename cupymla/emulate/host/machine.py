@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from ... import arch
 from ...errors import CupymlaError, InputError
-from ...launch import Geometry, Parameter
+from ...launch import Geometry, Parameter, check
 from ...ptx.approximation import APPROXIMATIONS
 from ...tensormap import TileMap
 from .. import maps as tables
@@ -140,10 +141,12 @@ class HostProgram:
             switches: how often threads may take turns before the kernel is given up; 0 for a generous number.
 
         Raises:
+            InputError: a launch that a Blackwell GPU would refuse.
             EmulationError: the kernel did what the ISA does not allow, or stood still.
             HostError: it did what no GPU allows.
         """
         chosen = settings or Settings()
+        self._check(geometry)
         ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
         memory = (ctypes.c_ubyte * (ctas * self._cta_bytes + 256))()
         report = Report()
@@ -167,14 +170,26 @@ class HostProgram:
         if message:
             raise HostError(message)
 
+    def _check(self, geometry: Geometry) -> None:
+        check(geometry)
+        limit, static = arch.named("sm_100a").smem_bytes, self.shape.static_bytes
+        if geometry.smem_bytes + static > limit:
+            beside = f" beside {static} of the kernel's own" if static else ""
+            raise InputError("smem_bytes", f"at most {limit - static} bytes{beside}", geometry.smem_bytes)
+        cluster = self.shape.cluster or (geometry.cluster, 1, 1)
+        if any(extent % ctas for extent, ctas in zip(geometry.grid, cluster, strict=True)):
+            raise InputError("grid", f"multiples of the cluster's {list(cluster)} CTAs", list(geometry.grid))
+
     def _pack(self, parameters: Sequence[Parameter]) -> ctypes.Array[ctypes.c_char]:
         places = self.shape.parameters
         if len(parameters) != len(places):
             raise InputError("parameters", f"{len(places)} of them", len(parameters))
         end = max((offset + size for offset, size in places), default=0)
         packed = ctypes.create_string_buffer(end + 128)
-        for parameter, (offset, size) in zip(parameters, places, strict=True):
+        for number, (parameter, (offset, size)) in enumerate(zip(parameters, places, strict=True)):
             if isinstance(parameter, ctypes.Structure | ctypes._SimpleCData):
+                if ctypes.sizeof(parameter) != size:
+                    raise InputError("parameters", f"{size} bytes as number {number}", ctypes.sizeof(parameter))
                 source = ctypes.addressof(parameter)
             else:
                 source = parameter.address

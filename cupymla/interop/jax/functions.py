@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import InputError, UnsupportedError
-from ..call import Call, Plain, is_replayable, label_of
+from ..call import Call, Plain, is_replayable, label_of, results_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import declared
 from .handler import Handler
@@ -125,7 +125,7 @@ def _mapped(
     given = dict(zip(names, arrays, strict=True))
     shapes = {n: array.shape[1:] if mapped[n] else array.shape for n, array in given.items()}
     facts = {n: Facts(shapes[n], label_of(array.dtype, declaration.name, n)) for n, array in given.items()}
-    asked = declaration.results(facts, dict(options))
+    asked = results_of(declaration, facts, dict(options))
     if any(mapped.get(n) for n in batching.never) or set(asked) & set(batching.never_results):
         return None
     has_batch = len(shapes[batching.teller]) > batching.rank
@@ -265,10 +265,12 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     """The declared function for JAX arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arrays, options = _traceable(declaration, *declaration.split(args, kwargs))
+        arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
-        plain = tuple(Call.of(declaration, {n: _facts(declaration, n, a) for n, a in arrays.items()}, options).options)
-        results = _compiled(declaration, tuple(arrays), plain)(*arrays.values())
+        plain = _call(declaration, arrays, options).options
+        # Types are part of what is remembered: True equals 1 and 1.0, which the operator may refuse.
+        types = tuple([type(value) for _, value in plain])
+        results = _compiled(declaration, tuple(arrays), plain, types)(*arrays.values())
         return results[0] if len(results) == 1 else results
 
     call.__name__ = call.__qualname__ = declaration.name
@@ -287,10 +289,13 @@ def _documented(declaration: Declaration) -> str:
     return "\n".join(lines)
 
 
-def _traceable(
+def traceable(
     declaration: Declaration, arrays: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays as JAX has them, and options that are plain. Raises InputError."""
+    for name in declaration.required:
+        if name not in arrays:
+            raise InputError(name, "a JAX or NumPy array", "None", operator=declaration.name)
     for name, array in arrays.items():
         if isinstance(array, jax.Array):
             continue
@@ -302,6 +307,10 @@ def _traceable(
             raise InputError(name, expected, array.dtype.name, operator=declaration.name)
     if isinstance(options.get("q_start"), jax.Array):
         # A start that only the run knows cannot be written into the program; a mask of the indices can.
+        _require_integer(declaration, options["q_start"])
+        known = _call(declaration, arrays, {**options, "q_start": 0})
+        if known.is_static:
+            known.check()
         start, stride = options.pop("q_start"), options.pop("k_stride")
         if options.pop("causal"):
             batched = arrays["q"].ndim == 4
@@ -314,8 +323,18 @@ def _traceable(
     return arrays, options
 
 
+def _call(declaration: Declaration, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Call:
+    return Call.of(declaration, {n: _facts(declaration, n, array) for n, array in arrays.items()}, options)
+
+
+def _require_integer(declaration: Declaration, start: Any) -> None:
+    if start.ndim or not jnp.issubdtype(start.dtype, jnp.integer):
+        got = f"{start.dtype.name} of shape {list(start.shape)}"
+        raise InputError("q_start", "an integer, traced or not", got, operator=declaration.name)
+
+
 @functools.lru_cache(maxsize=1024)
-def _compiled(declaration: Declaration, names: Names, options: Options) -> Flat:
+def _compiled(declaration: Declaration, names: Names, options: Options, types: tuple[type, ...]) -> Flat:
     """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
     gradient = declaration.gradient
     if gradient is None:

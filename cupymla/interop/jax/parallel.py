@@ -18,7 +18,7 @@ import jax
 
 from ...errors import UnsupportedError
 from ..table import declared
-from .functions import causal_indices, public
+from .functions import public, traceable
 
 __all__ = ["attn_dist", "over_mesh", "sparse_mla_fwd"]
 
@@ -53,11 +53,12 @@ def sparse_mla_fwd(
     Returns:
         (out, max_logits, lse) of this device's queries. Differentiable in q, kv and attn_sink.
     """
-    indices = _masked(q, indices, axis_name, causal, q_start, k_stride)
-    optional = {"topk_length": topk_length, "attn_sink": attn_sink}
-    given = {name: array for name, array in optional.items() if array is not None}
-    arrays = {"q": q, "kv": kv, "indices": indices, **given}
-    run = _attention(axis_name, tuple(arrays), tuple(sorted(options.items())))
+    forward = declared("sparse_mla_fwd")
+    given = {"q": q, "kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
+    masks = {"causal": causal, "q_start": _first(q, axis_name, q_start), "k_stride": k_stride}
+    arrays, plain = traceable(forward, *forward.split((), {**given, **masks, **options}))
+    types = tuple([type(value) for value in plain.values()])
+    run = _attention(axis_name, tuple(arrays), tuple(plain.items()), types)
     results: tuple[Any, Any, Any] = run(*(_varying_along(array, axis_name) for array in arrays.values()))
     return results
 
@@ -75,8 +76,9 @@ def attn_dist(
     **options: Any,
 ) -> Any:
     """`cupymla.attn_dist` of this device's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
-    indices = _masked(q, indices, axis_name, causal, q_start, k_stride)
-    return public(declared("attn_dist"))(q, _gathered(kv, axis_name, _token_axis(q)), indices, lse, **options)
+    whole = _gathered(kv, axis_name, _token_axis(q))
+    masks = {"causal": causal, "q_start": _first(q, axis_name, q_start), "k_stride": k_stride}
+    return public(declared("attn_dist"))(q, whole, indices, lse, **masks, **options)
 
 
 def over_mesh(mesh: Any, axis_name: str, *, batched: bool = False) -> Callable[..., tuple[Any, Any, Any]]:
@@ -111,13 +113,9 @@ def _gathered(kv: Any, axis_name: str, token_axis: int) -> Any:
     return jax.lax.all_gather(kv, axis_name, axis=token_axis, tiled=True)
 
 
-def _masked(q: Any, indices: Any, axis_name: str, causal: bool, q_start: int, k_stride: int) -> Any:
-    """The causal mask as indices: a device's first position is known only when the program runs."""
-    if not causal:
-        return indices
-    axis = _token_axis(q)
-    first = q_start + jax.lax.axis_index(axis_name) * q.shape[axis]
-    return causal_indices(indices, first, k_stride, query_axis=axis)
+def _first(q: Any, axis_name: str, q_start: int) -> Any:
+    """The position of this device's first query, which is known only when the program runs."""
+    return q_start + jax.lax.axis_index(axis_name) * q.shape[_token_axis(q)]
 
 
 def _varying_along(array: Any, axis_name: str) -> Any:
@@ -128,8 +126,10 @@ def _varying_along(array: Any, axis_name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _attention(axis_name: str, names: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """Attention over gathered keys, with the gradient that reduces in float32."""
+def _attention(
+    axis_name: str, names: tuple[str, ...], options: tuple[tuple[str, Any], ...], types: tuple[type, ...]
+) -> Callable[..., Any]:
+    """Attention over gathered keys, with the gradient that reduces in float32; `types` are those of the options."""
     forward_options = {name: value for name, value in options if name != "deterministic"}
     forward, backward = public(declared("sparse_mla_fwd")), public(declared("sparse_mla_bwd"))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import InputError, UnsupportedError
 from ...tensor.types import BYTE_LABELS
-from ..call import plain
+from ..call import plain, results_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import DECLARATIONS, declared
 from .arguments import Tensors, facts, given, number
@@ -81,7 +81,7 @@ def _made(facts: Facts, like: Any) -> Any:
 def _outputs(declaration: Declaration, tensors: Tensors, options: Mapping[str, Any]) -> Tensors:
     """The results that a call asks for, uninitialised."""
     like = next(iter(tensors.values()))
-    wanted = declaration.results(facts(tensors), options)
+    wanted = results_of(declaration, facts(tensors), options)
     return {name: _made(result, like) for name, result in wanted.items()}
 
 
@@ -153,11 +153,40 @@ def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tup
             given = {name: known[name] for name in backward.arrays if name in known}
             options = declaration.for_backward(backward, ctx.options)
             made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
+            made = once(declaration.name, made, known.values())
             results = dict(zip(backward.results(facts(given), options), made, strict=True))
             grads = {name: results[result] for name, result in gradient.results.items() if result in results}
         return tuple(grads.get(name) for name in declaration.arrays)
 
     return run
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Hands its tensors on, bound to those that they depend on, so that a gradient of them is refused, not left out."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *tensors: Any) -> Any:
+        ctx.name = name
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        raise UnsupportedError(f"{ctx.name}: a gradient of its gradient", "every device", "first gradients")
+
+
+def once(name: str, gradients: Sequence[Any], arrays: Iterable[Any]) -> Sequence[Any]:
+    """Gradients of the function of that name, of which no gradient can be taken without an UnsupportedError.
+
+    Args:
+        name: of the function.
+        gradients: tensors.
+        arrays: what they depend on, None where there is none.
+    """
+    if not torch.is_grad_enabled():
+        return gradients
+    inputs = [tensor for tensor in arrays if tensor is not None and tensor.requires_grad]
+    made: Sequence[Any] = _Once.apply(name, *gradients, *inputs)[: len(gradients)]
+    return made
 
 
 def _mark(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, output: Any = None) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..table import declared
-from .functions import public
+from .functions import once, public
 
 __all__ = ["attn_dist", "sparse_mla_fwd"]
 
@@ -111,16 +111,18 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         q, kv, attn_sink, indices, topk_length, out, lse = ctx.saved_tensors
         axis = _token_axis(q)
         optional = {"topk_length": topk_length, "attn_sink": attn_sink, "deterministic": ctx.deterministic}
-        dq, dkv, *d_sink = public(declared("sparse_mla_bwd"))(
-            q,
-            _gathered(kv, ctx.group, axis),
-            out,
-            dout.contiguous(),
-            lse,
-            indices,
-            dkv_dtype="float32",
-            **optional,
-            **ctx.options,
-        )
-        share = _scattered(dkv, ctx.group, axis).to(kv.dtype)
-        return dq, share, d_sink[0] if d_sink else None, None, None, None, None, None
+        with torch.no_grad():
+            dq, dkv, *d_sink = public(declared("sparse_mla_bwd"))(
+                q,
+                _gathered(kv, ctx.group, axis),
+                out,
+                dout.contiguous(),
+                lse,
+                indices,
+                dkv_dtype="float32",
+                **optional,
+                **ctx.options,
+            )
+            share = _scattered(dkv, ctx.group, axis).to(kv.dtype)
+        grads = once("sparse_mla_fwd", (dq, share, *d_sink), ctx.saved_tensors)
+        return (*grads, *(None,) * (8 - len(grads)))

@@ -1,0 +1,108 @@
+"""Arguments that no function can use get an InputError from JAX and torch as well, before anything is computed.
+
+Bridges work out results before the operator sees an array, so arguments for which there is no telling have to be
+explained by the operator's own checks; in JAX all of this happens while a program is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import interop_kit as kit
+import numpy as np
+import pytest
+
+from cupymla import InputError
+
+BY_NAME = {problem.declaration.name: problem for problem in (*kit.operator_problems(1), *kit.companion_problems())}
+"""One call of every function."""
+
+
+def wrong_arrays(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    yield np.zeros((), array.dtype)
+    yield np.zeros(7, array.dtype)
+    yield array[(None,) * (5 - array.ndim)]
+    yield array.astype(np.float32).astype(np.complex64)
+
+
+WRONG_OPTIONS: tuple[object, ...] = ("sideways", "", -7, 1.5, float("nan"))
+"""Some of which one or the other option takes."""
+
+
+def bad_calls(name: str) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """(argument, value, all arguments) with one argument that cannot be used."""
+    problem = BY_NAME[name]
+    inputs = problem.inputs()
+    for argument in problem.declaration.arrays:
+        if isinstance(inputs.get(argument), np.ndarray):
+            for wrong in wrong_arrays(inputs[argument]):
+                if wrong.shape != inputs[argument].shape or wrong.dtype != inputs[argument].dtype:
+                    yield argument, f"{wrong.dtype.name}{list(wrong.shape)}", {**inputs, argument: wrong}
+    for argument in problem.declaration.options:
+        for value in WRONG_OPTIONS:
+            yield argument, value, {**inputs, argument: value}
+
+
+def refusals(name: str, call: Callable[[dict[str, Any]], object], torchs_own: str = "") -> int:
+    """How many bad calls were refused. Fails where one ended in anything but an InputError or success."""
+    count = 0
+    for argument, value, arguments in bad_calls(name):
+        try:
+            call(arguments)
+        except InputError as error:
+            assert error.operator == name, error
+            count += 1
+        except Exception as error:
+            if not torchs_own or torchs_own not in str(error) or argument not in str(error):
+                raise AssertionError(f"{argument} = {value}") from error
+    return count
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_jax_finds_them_while_tracing(name: str) -> None:
+    jax = pytest.importorskip("jax")
+    from cupymla.interop import jax as mla
+
+    def trace(arguments: dict[str, Any]) -> object:
+        arrays = {n: jax.numpy.asarray(a) for n, a in arguments.items() if isinstance(a, np.ndarray)}
+        options = {n: a for n, a in arguments.items() if n not in arrays}
+        return jax.eval_shape(lambda given: getattr(mla, name)(**given, **options), arrays)
+
+    trace(BY_NAME[name].inputs())
+    assert refusals(name, trace) >= 3
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_jax_asks_for_what_is_missing(name: str) -> None:
+    pytest.importorskip("jax")
+    from cupymla.interop import jax as mla
+
+    for argument in BY_NAME[name].declaration.required:
+        with pytest.raises(InputError, match=f"argument '{argument}': expected a JAX or NumPy array, got None"):
+            getattr(mla, name)(**{**BY_NAME[name].inputs(), argument: None})
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_torch_refuses_them(name: str) -> None:
+    """An option of a type that the operator's schema has not got is refused by torch, which names it too."""
+    torch = pytest.importorskip("torch")
+    from test_torch import tensor
+
+    from cupymla.interop import torch as mla
+
+    def call(arguments: dict[str, Any]) -> object:
+        given = {n: tensor(a) if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
+        return getattr(mla, name)(**given)
+
+    call(BY_NAME[name].inputs())
+    assert refusals(name, call, torchs_own="Expected a value of type") >= 3
+    with torch._subclasses.fake_tensor.FakeTensorMode() as fake:
+        for argument, value, arguments in bad_calls(name):
+            given = {n: fake.from_tensor(tensor(a)) if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
+            try:
+                getattr(mla, name)(**given)  # a fake looks at no more than it needs for the results
+            except InputError:
+                pass
+            except RuntimeError as error:
+                assert "Expected a value of type" in str(error), (argument, value)
