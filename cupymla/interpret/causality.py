@@ -84,7 +84,7 @@ class Releases:
         self._pending.clear()
 
     def to(self, rank: int, cluster: bool, practice: bool) -> Array | None:
-        """What a thread of a CTA takes that waited; of arrivals out of scope what came before and, in `practice`, is over."""
+        """What a wait in a CTA takes; of arrivals out of scope what came before and, in practice, is over."""
         found: Array | None = None
         for (from_, wide), knowledge in self._done.items():
             if from_ in (ANYONE, rank) or (wide and cluster):
