@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import InputError
+from ..ops.arguments import Arguments
+from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.mla import D_V
 from ..ops.nvfp4_gemv.formats import named, padded
+from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
+from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
+from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
 
 # Sparse MLA ----------------------------------------------------------------------------------------------------------
-
-_SELECTION = ("q", "kv", "indices")
 
 
 def _heads(arrays: Arrays) -> Facts:
@@ -47,6 +52,21 @@ def _phase1(arrays: Arrays, options: Options) -> Results:
 
 def _distribution(arrays: Arrays, options: Options) -> Results:
     return {"dist": _slots(arrays)}
+
+
+def _declaration(
+    arguments: Arguments[Any, Any], results: Callable[[Arrays, Options], Results], **others: Any
+) -> Declaration:
+    """The declaration of an operator that says itself which arrays it has; `others` are what only a bridge asks."""
+    return Declaration(
+        arguments.operator,
+        arrays=arguments.inputs,
+        outputs=(*arguments.results, *arguments.written),
+        results=results,
+        requests=arguments.written,
+        has_workspace=arguments.has_workspace,
+        **others,
+    )
 
 
 # NVFP4 ---------------------------------------------------------------------------------------------------------------
@@ -134,11 +154,9 @@ def _caches(arrays: Arrays, options: Options) -> Results:
 
 
 DECLARATIONS: tuple[Declaration, ...] = (
-    Declaration(
-        "sparse_mla_fwd",
-        arrays=(*_SELECTION, "topk_length", "attn_sink"),
-        outputs=("out", "max_logits", "lse"),
-        results=_forward,
+    _declaration(
+        SPARSE_MLA_FWD,
+        _forward,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), foldable=("causal",)),
         gradient=Gradient(
             "sparse_mla_bwd",
@@ -147,29 +165,21 @@ DECLARATIONS: tuple[Declaration, ...] = (
             options={"deterministic": False},
         ),
     ),
-    Declaration(
-        "sparse_mla_bwd",
-        arrays=("q", "kv", "out", "dout", "lse", "indices", "topk_length", "attn_sink"),
-        outputs=("dq", "dkv", "d_sink", "attn_dist"),
-        results=_backward,
+    _declaration(
+        SPARSE_MLA_BWD,
+        _backward,
         varies=True,
-        requests=("attn_dist",),
         replayable=False,
-        has_workspace=True,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), never_results=("d_sink",)),
     ),
-    Declaration(
-        "sparse_mla_bwd_phase1",
-        arrays=("q", "kv", "out", "dout", "indices", "topk_length"),
-        outputs=("p", "delta"),
-        results=_phase1,
+    _declaration(
+        SPARSE_MLA_BWD_PHASE1,
+        _phase1,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
-    Declaration(
-        "attn_dist",
-        arrays=(*_SELECTION, "lse", "topk_length"),
-        outputs=("dist",),
-        results=_distribution,
+    _declaration(
+        ATTN_DIST,
+        _distribution,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
     Declaration(
