@@ -10,10 +10,12 @@ from ..errors import InputError
 from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.mla import D_V
+from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
 from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
 from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
+from ..ops.xl_paged_attention import spec as xl_paged_attention
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
 
 # Sparse MLA ----------------------------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     ),
     Declaration(
         "nvfp4_gemv",
-        arrays=("a", "b", "sfa", "sfb", "alpha", "bias"),
+        arrays=nvfp4_gemv.INPUTS,
         outputs=("c",),
         results=_gemv,
         either=("alpha",),
@@ -208,11 +210,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     Declaration("unswizzle_scales", arrays=("swizzled",), outputs=("out",), results=_unswizzled),
     Declaration(
         "xl_paged_attention",
-        arrays=(
-            *("query", "k_cache", "v_cache", "block_tables", "context_lens"),
-            *("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes", "k_scale", "v_scale"),
-        ),
-        outputs=("out", "lse"),
+        arrays=xl_paged_attention.INPUTS,
+        outputs=xl_paged_attention.OUTPUTS,
         results=_paged,
         varies=True,
         replayable=False,
