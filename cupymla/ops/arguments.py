@@ -144,8 +144,8 @@ class Arguments(Generic[ViewsT, OptionsT]):
         written: arrays that a call writes beside its results when it is given them.
         has_workspace: whether it can be given memory to work in.
         outputs: `written`, `results`, and the workspace, if there is one.
-        names: of all arrays, `inputs` and `outputs`.
-        arrays: those of a `Views`, in the order of `names`.
+        roles: of all arrays, `inputs` and `outputs`, the name and whether it is an output.
+        arrays: them, of a `Views`, in the same order.
         options: everything else that a call depends on.
         defaults: of the options, in order.
         checks: of the options, in order.
@@ -176,17 +176,19 @@ class Arguments(Generic[ViewsT, OptionsT]):
         self.written = written
         self.has_workspace = has_workspace
         arrays: tuple[Any, ...] = fields(views)  # type: ignore[arg-type]
-        self.names = tuple(entry.name for entry in arrays)
-        self.arrays: Callable[[ViewsT], tuple[View | None, ...]] = attrgetter(*self.names)
+        names = tuple(entry.name for entry in arrays)
         self.outputs = (*written, *results, *(("workspace",) if has_workspace else ()))
-        self.inputs = self.names[: -len(self.outputs)]
-        if self.names != (*self.inputs, *self.outputs):
+        self.inputs = names[: -len(self.outputs)]
+        if names != (*self.inputs, *self.outputs):
             raise TypeError(f"{operator}: views end in {', '.join(self.outputs)}")
+        self.roles = tuple((name, name in self.outputs) for name in names)
+        self.arrays: Callable[[ViewsT], tuple[View | None, ...]] = attrgetter(*names)
         self.required = sum(entry.default is MISSING for entry in arrays)
         chosen: tuple[Any, ...] = fields(options)  # type: ignore[arg-type]
         self.options = tuple(entry.name for entry in chosen)
         self.defaults = tuple(entry.default for entry in chosen)
         self.checks: tuple[Check, ...] = tuple(entry.metadata["check"] for entry in chosen)
+        self._optional = frozenset(self.inputs[self.required :])
         self._views = views
         self._options = options
 
@@ -197,7 +199,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
 
         Raises TypeError for a name that is none of these.
         """
-        unknown = given.keys() - {*self.names, *self.options}
+        unknown = given.keys() - {*self.inputs, *self.outputs, *self.options}
         if unknown:
             raise TypeError(f"{self.operator}() has no argument {', '.join(sorted(unknown))}")
         return (
@@ -208,10 +210,9 @@ class Arguments(Generic[ViewsT, OptionsT]):
 
     def seen(self, inputs: Sequence[Any]) -> ViewsT:
         """Views of the inputs, in order, and no outputs. Raises InputError, without an operator's name."""
-        view, count = tensor.view, self.required
-        views: list[View | None] = list(map(view, inputs[:count], self.inputs))
-        for name, array in zip(self.inputs[count:], inputs[count:], strict=True):
-            views.append(None if array is None else view(array, name))
+        view, views = tensor.view, []
+        for name, array in zip(self.inputs, inputs, strict=True):
+            views.append(None if array is None and name in self._optional else view(array, name))
         return self._views(*views)
 
     def chosen(self, values: Sequence[object]) -> OptionsT:

@@ -192,8 +192,10 @@ def read_problem(
     q, kv, indices, topk_length = views.q, views.kv, views.indices, views.topk_length
     # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
     facts: tuple[object, ...] = (
-        *(arguments.operator, values, *map(type, values)),
-        *(q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
+        (q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
+        arguments.operator,
+        values,
+        tuple(map(type, values)),
     )
     device = q.device
     if kv.device is not device:
@@ -223,7 +225,7 @@ def read_problem(
             _memo.put(facts, problem)
     if addresses & 15 or words & 3:
         _refuse_misaligned(q, kv, indices, topk_length, attn_sink)
-    return cast("MlaProblem[OptionsT]", problem)
+    return problem
 
 
 def _checked(
@@ -368,12 +370,11 @@ def check_output(
 def check_overlap(arguments: Arguments[ViewsT, Any], views: ViewsT) -> None:
     """Raise InputError when writing an output would change an input or another output."""
     taken: list[tuple[str, View, int, int]] = []
-    inputs = len(arguments.inputs)
-    for number, (argument, view) in enumerate(zip(arguments.names, arguments.arrays(views), strict=True)):
+    for (argument, is_output), view in zip(arguments.roles, arguments.arrays(views), strict=True):
         if view is None:
             continue
         first, end = view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype)
-        if number >= inputs:
+        if is_output:
             for other, seen, low, high in taken:
                 # Byte ranges tell most arrays apart; only where they meet does the search for a common element pay.
                 if first < high and low < end and tensor.overlap(view, seen):
