@@ -257,7 +257,7 @@ def test_repetition_takes_only_what_promises_equal_bits(entry: OperatorEntry) ->
         assert cases
         assert {case.name for case in cases} <= {case.name for case in subject.cases_of(kernel)}
         if entry.name == "sparse_mla_bwd":
-            assert all(case.deterministic for case in cases)  # type: ignore[attr-defined]
+            assert all(case.options["deterministic"] for case in cases)  # type: ignore[attr-defined]
 
 
 def test_kernels_are_chosen_by_compute_capability() -> None:

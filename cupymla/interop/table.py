@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import InputError
+from ..ops.arguments import Arguments
+from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.mla import D_V
-from ..ops.nvfp4_gemv import spec as nvfp4
+from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
+from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
+from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
+from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
+from ..ops.xl_paged_attention import spec as xl_paged_attention
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
 
 # Sparse MLA ----------------------------------------------------------------------------------------------------------
-
-_SELECTION = ("q", "kv", "indices")
 
 
 def _heads(arrays: Arrays) -> Facts:
@@ -48,6 +54,21 @@ def _phase1(arrays: Arrays, options: Options) -> Results:
 
 def _distribution(arrays: Arrays, options: Options) -> Results:
     return {"dist": _slots(arrays)}
+
+
+def _declaration(
+    arguments: Arguments[Any, Any], results: Callable[[Arrays, Options], Results], **others: Any
+) -> Declaration:
+    """The declaration of an operator that says itself which arrays it has; `others` are what only a bridge asks."""
+    return Declaration(
+        arguments.operator,
+        arrays=arguments.inputs,
+        outputs=(*arguments.results, *arguments.written),
+        results=results,
+        requests=arguments.written,
+        has_workspace=arguments.has_workspace,
+        **others,
+    )
 
 
 # NVFP4 ---------------------------------------------------------------------------------------------------------------
@@ -135,11 +156,9 @@ def _caches(arrays: Arrays, options: Options) -> Results:
 
 
 DECLARATIONS: tuple[Declaration, ...] = (
-    Declaration(
-        "sparse_mla_fwd",
-        arrays=(*_SELECTION, "topk_length", "attn_sink"),
-        outputs=("out", "max_logits", "lse"),
-        results=_forward,
+    _declaration(
+        SPARSE_MLA_FWD,
+        _forward,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), foldable=("causal",)),
         gradient=Gradient(
             "sparse_mla_bwd",
@@ -148,34 +167,26 @@ DECLARATIONS: tuple[Declaration, ...] = (
             options={"deterministic": False},
         ),
     ),
-    Declaration(
-        "sparse_mla_bwd",
-        arrays=("q", "kv", "out", "dout", "lse", "indices", "topk_length", "attn_sink"),
-        outputs=("dq", "dkv", "d_sink", "attn_dist"),
-        results=_backward,
+    _declaration(
+        SPARSE_MLA_BWD,
+        _backward,
         varies=True,
-        requests=("attn_dist",),
         replayable=False,
-        has_workspace=True,
         batching=Batching("q", 3, ("kv",), never=("attn_sink",), never_results=("d_sink",)),
     ),
-    Declaration(
-        "sparse_mla_bwd_phase1",
-        arrays=("q", "kv", "out", "dout", "indices", "topk_length"),
-        outputs=("p", "delta"),
-        results=_phase1,
+    _declaration(
+        SPARSE_MLA_BWD_PHASE1,
+        _phase1,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
-    Declaration(
-        "attn_dist",
-        arrays=(*_SELECTION, "lse", "topk_length"),
-        outputs=("dist",),
-        results=_distribution,
+    _declaration(
+        ATTN_DIST,
+        _distribution,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
     Declaration(
         "nvfp4_gemv",
-        arrays=("a", "b", "sfa", "sfb", "alpha", "bias"),
+        arrays=nvfp4_gemv.INPUTS,
         outputs=("c",),
         results=_gemv,
         either=("alpha",),
@@ -186,7 +197,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("x", "global_scale"),
         outputs=("packed", "scales"),
         results=_quantized,
-        reader=nvfp4.read_quantize,
+        reader=nvfp4_gemv.read_quantize,
         either=("global_scale",),
     ),
     Declaration(
@@ -194,20 +205,23 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("packed", "scales", "global_scale"),
         outputs=("out",),
         results=_dequantized,
-        reader=nvfp4.read_dequantize,
+        reader=nvfp4_gemv.read_dequantize,
         either=("global_scale",),
     ),
-    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4.read_swizzle),
     Declaration(
-        "unswizzle_scales", arrays=("swizzled",), outputs=("out",), results=_unswizzled, reader=nvfp4.read_unswizzle
+        "swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4_gemv.read_swizzle
+    ),
+    Declaration(
+        "unswizzle_scales",
+        arrays=("swizzled",),
+        outputs=("out",),
+        results=_unswizzled,
+        reader=nvfp4_gemv.read_unswizzle,
     ),
     Declaration(
         "xl_paged_attention",
-        arrays=(
-            *("query", "k_cache", "v_cache", "block_tables", "context_lens"),
-            *("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes", "k_scale", "v_scale"),
-        ),
-        outputs=("out", "lse"),
+        arrays=xl_paged_attention.INPUTS,
+        outputs=xl_paged_attention.OUTPUTS,
         results=_paged,
         varies=True,
         replayable=False,

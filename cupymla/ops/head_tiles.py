@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ..tensormap import TileMap
-from .mla import MlaProblem
+from .mla import MaskOptions, MlaProblem
 
 _BOX_CHANNELS = 64
 
 
-def head_tiles(problem: MlaProblem, ptr: int, strides: tuple[int, int, int], channels: int, heads: int) -> TileMap:
+def head_tiles(
+    problem: MlaProblem[MaskOptions], ptr: int, strides: tuple[int, int, int], channels: int, heads: int
+) -> TileMap:
     """Boxes of some heads x 64 channels of one query, in the swizzled layout that products read.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedError
 from ..tensormap import TileMap
-from .mla import MlaProblem
+from .mla import MaskOptions, MlaProblem
 
 MAX_ROWS = 2**31
 """Row numbers are signed 32-bit coordinates."""
@@ -45,7 +45,7 @@ class KvRows:
         return TileMap(ptr, self.dtype, (self.columns, self.rows), (self.row_bytes,), (_BOX_COLUMNS, 1))
 
 
-def kv_rows(problem: MlaProblem, operator: str) -> KvRows:
+def kv_rows(problem: MlaProblem[MaskOptions], operator: str) -> KvRows:
     """How a problem's KV is one matrix. Raises UnsupportedError when its rows are too many to number."""
     batch, tokens = max(1 if problem.batch is None else problem.batch, 1), max(problem.s_kv, 1)
     batch_bytes = 2 * problem.kv_strides[0] if batch > 1 else 0

@@ -8,25 +8,25 @@ and masks follow DeepSeek-V3.2's sparse attention: each query attends to the `to
 from __future__ import annotations
 
 import functools
-import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import tensor
-from ..errors import InputError, shown
+from ..errors import InputError
 from ..tensor import View
+from .arguments import Arguments, Choice, Flag, Integer, Number, is_plain, option
 from .operator import Operator, Prepared
 from .operator import operator as make_operator
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ViewsT = TypeVar("ViewsT")
 Array = npt.NDArray[Any]
-LseBase = Literal["e", "2"]
 Layout = Literal["rows", "lists", "free"]
 
 D_V = 512
@@ -36,14 +36,53 @@ ROW_ALIGNMENT_BYTES = 16
 MAX_POSITION = 2**30
 """Bound of q_start, k_stride, s_q and topk, so that positions and slots, with a block to spare, fit 32 bits."""
 MAX_KEYS = 2**31 - 1
-MAX_SCALE = 2.0**126
-"""Bound of |sm_scale|, so that sm_scale * log2(e) is finite in fp32."""
+SCALE_BITS = 126
+"""Of the bound of |sm_scale|, so that sm_scale * log2(e) is finite in fp32."""
 
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 
+# The problem ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class MlaProblem:
+class MaskOptions:
+    """What every MLA operator has.
+
+    Attributes:
+        causal: whether keys past the query's own position are masked.
+        q_start: position of query 0, for the causal limit.
+        k_stride: positions per key, for the causal limit.
+    """
+
+    causal: bool = option(False, Flag())
+    q_start: int = option(0, Integer(-MAX_POSITION, MAX_POSITION))
+    k_stride: int = option(1, Integer(1, MAX_POSITION))
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxOptions(MaskOptions):
+    """What the operators with a softmax have.
+
+    Attributes:
+        sm_scale: factor of q.k in the softmax, None for d_qk ** -0.5.
+        lse_base: "e" or "2", the base of the log-sum-exp that is returned or taken.
+    """
+
+    sm_scale: float | None = option(None, Number(SCALE_BITS, optional=True))
+    lse_base: str = option("e", Choice(("e", "2")))
+
+    def scale(self, d_qk: int) -> float:
+        """The factor of q.k."""
+        return float(d_qk**-0.5) if self.sm_scale is None else self.sm_scale
+
+
+OptionsT_co = TypeVar("OptionsT_co", bound=MaskOptions, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=MaskOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class MlaProblem(Generic[OptionsT_co]):
     """One sparse MLA problem, without its addresses: what a plan and a compiled kernel may depend on.
 
     Strides are in elements, 0 for a batch axis that is not there.
@@ -56,11 +95,7 @@ class MlaProblem:
         d_qk: channels of a query and of a key, 576 or 512.
         topk: slots per query.
         dtype: "bfloat16" or "float16", of q, kv and every array documented to share it.
-        sm_scale: factor of q.k in the softmax.
-        causal: whether keys past the query's own position are masked.
-        q_start: position of query 0, for the causal limit.
-        k_stride: positions per key, for the causal limit.
-        lse_base: "e" or "2", the base of the log-sum-exp that is returned or taken.
+        options: the operator's.
         has_topk_length: whether rows of indices have their own lengths.
         has_sink: whether there is an attention sink.
         q_strides: (batch, query, head).
@@ -71,6 +106,7 @@ class MlaProblem:
         query_shape: [batch,] s_q.
         head_shape: [batch,] s_q, h_q: the shape of lse, max_logits and delta.
         out_shape: [batch,] s_q, h_q, 512.
+        slot_shape: [batch,] s_q, topk: the shape of the attention distribution.
     """
 
     batch: int | None
@@ -80,11 +116,7 @@ class MlaProblem:
     d_qk: int
     topk: int
     dtype: str
-    sm_scale: float
-    causal: bool
-    q_start: int
-    k_stride: int
-    lse_base: LseBase
+    options: OptionsT_co
     has_topk_length: bool
     has_sink: bool
     q_strides: tuple[int, int, int]
@@ -95,6 +127,7 @@ class MlaProblem:
     query_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     head_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     out_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    slot_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +137,7 @@ class MlaProblem:
         object.__setattr__(self, "query_shape", queries)
         object.__setattr__(self, "head_shape", (*queries, self.h_q))
         object.__setattr__(self, "out_shape", (*queries, self.h_q, self.d_v))
+        object.__setattr__(self, "slot_shape", (*queries, self.topk))
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -114,12 +148,12 @@ class _ProblemMemo:
     """Problems already checked, by the facts they were checked on. Bounded: it is emptied when full."""
 
     def __init__(self, limit: int) -> None:
-        self._known: dict[object, MlaProblem] = {}
+        self._known: dict[object, MlaProblem[Any]] = {}
         self._limit = limit
         self._lock = threading.Lock()
         self.get = self._known.get
 
-    def put(self, facts: object, problem: MlaProblem) -> None:
+    def put(self, facts: object, problem: MlaProblem[Any]) -> None:
         with self._lock:
             if len(self._known) >= self._limit:
                 self._known.clear()
@@ -132,42 +166,42 @@ _memo = _ProblemMemo(4096)
 # Reading a problem ---------------------------------------------------------------------------------------------------
 
 
+class Selection(Protocol):
+    """The arrays that every MLA operator has."""
+
+    q: View
+    kv: View
+    indices: View
+    topk_length: View | None
+
+
 def read_problem(
-    q: View,
-    kv: View,
-    indices: View,
-    topk_length: View | None,
-    attn_sink: View | None,
-    sm_scale: object = None,
-    causal: object = False,
-    q_start: object = 0,
-    k_stride: object = 1,
-    lse_base: object = "e",
-) -> MlaProblem:
-    """Check the arguments every MLA operator has and name the problem they make.
+    arguments: Arguments[Any, OptionsT], views: Selection, attn_sink: View | None, values: tuple[object, ...]
+) -> MlaProblem[OptionsT]:
+    """Check the arguments every MLA operator has, and its options, and name the problem they make.
 
     Facts that passed once are remembered, so a repeated call pays for one dictionary lookup. Raises InputError without
     an operator's name; see `attributed`.
+
+    Args:
+        arguments: the operator's.
+        views: its arrays.
+        attn_sink: the sink; None also for an operator that has none.
+        values: its options, in order, as they were given.
     """
-    if causal is not False and causal is not True:
-        causal = flag("causal", causal)
-    if type(q_start) is not int or not -MAX_POSITION <= q_start <= MAX_POSITION:
-        q_start = _integer("q_start", q_start, -MAX_POSITION, MAX_POSITION)
-    if type(k_stride) is not int or not 1 <= k_stride <= MAX_POSITION:
-        k_stride = _integer("k_stride", k_stride, 1, MAX_POSITION)
-    if sm_scale is not None and (type(sm_scale) is not float or not -MAX_SCALE <= sm_scale <= MAX_SCALE):
-        sm_scale = _scale(sm_scale)
-    if type(lse_base) is not str or lse_base not in ("e", "2"):
-        lse_base = choice("lse_base", lse_base, ("e", "2"))
+    q, kv, indices, topk_length = views.q, views.kv, views.indices, views.topk_length
+    # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
+    facts: tuple[object, ...] = (
+        (q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
+        arguments.operator,
+        values,
+        tuple(map(type, values)),
+    )
     device = q.device
     if kv.device is not device:
         _same_device(kv, "kv", q)
     if indices.device is not device:
         _same_device(indices, "indices", q)
-    facts: tuple[object, ...] = (
-        (q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
-        (sm_scale, causal, q_start, k_stride, lse_base),
-    )
     addresses = q.ptr | kv.ptr
     words = indices.ptr
     if topk_length is not None:
@@ -180,28 +214,23 @@ def read_problem(
             _same_device(attn_sink, "attn_sink", q)
         facts = (*facts, "attn_sink", attn_sink.shape, attn_sink.strides, attn_sink.dtype)
         words |= attn_sink.ptr
-    problem = _memo.get(facts)
+    try:
+        problem = _memo.get(facts)
+    except Exception:
+        # Options of a caller's own kind may refuse to be hashed or compared in any way.
+        problem = None
     if problem is None:
-        base = cast(LseBase, lse_base)
-        problem = _checked(q, kv, indices, topk_length, attn_sink, sm_scale, causal, q_start, k_stride, base)
-        _memo.put(facts, problem)
+        problem = _checked(q, kv, indices, topk_length, attn_sink, arguments.chosen(values))
+        if all(map(is_plain, values)):
+            _memo.put(facts, problem)
     if addresses & 15 or words & 3:
         _refuse_misaligned(q, kv, indices, topk_length, attn_sink)
     return problem
 
 
 def _checked(
-    q: View,
-    kv: View,
-    indices: View,
-    topk_length: View | None,
-    attn_sink: View | None,
-    sm_scale: float | None,
-    causal: bool,
-    q_start: int,
-    k_stride: int,
-    lse_base: LseBase,
-) -> MlaProblem:
+    q: View, kv: View, indices: View, topk_length: View | None, attn_sink: View | None, options: OptionsT
+) -> MlaProblem[OptionsT]:
     batch, s_q, h_q, d_qk = _read_q(q)
     lead = () if batch is None else (batch,)
     prefix = "" if batch is None else "batch, "
@@ -235,11 +264,7 @@ def _checked(
         d_qk=d_qk,
         topk=topk,
         dtype=q.dtype,
-        sm_scale=d_qk**-0.5 if sm_scale is None else sm_scale,
-        causal=causal,
-        q_start=q_start,
-        k_stride=k_stride,
-        lse_base=lse_base,
+        options=options,
         has_topk_length=topk_length is not None,
         has_sink=attn_sink is not None,
         q_strides=cast("tuple[int, int, int]", _batched(q.strides, batch)[:3]),
@@ -284,53 +309,6 @@ def _refuse_misaligned(q: View, kv: View, indices: View, topk_length: View | Non
     for view, argument in ((indices, "indices"), (topk_length, "topk_length"), (attn_sink, "attn_sink")):
         if view is not None:
             _check_address(view, argument, 4)
-
-
-# Options -------------------------------------------------------------------------------------------------------------
-
-
-def flag(argument: str, value: object) -> bool:
-    """A bool, NumPy's included. Raises InputError."""
-    if not isinstance(value, bool | np.bool_):
-        raise InputError(argument, "True or False", shown(value))
-    return bool(value)
-
-
-def _integer(argument: str, value: object, low: int, high: int) -> int:
-    expected = f"an integer from {low} to {high}"
-    if isinstance(value, bool | np.bool_):
-        raise InputError(argument, expected, shown(value))
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except Exception:
-        raise InputError(argument, expected, shown(value)) from None
-    if not low <= number <= high:
-        raise InputError(argument, expected, number)
-    return number
-
-
-def _scale(value: object) -> float:
-    expected = "a finite number, |sm_scale| <= 2**126"
-    if isinstance(value, bool | np.bool_ | str | bytes):
-        raise InputError("sm_scale", expected, shown(value))
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except Exception:
-        raise InputError("sm_scale", expected, shown(value)) from None
-    if not abs(number) <= MAX_SCALE:
-        raise InputError("sm_scale", expected, number)
-    return number
-
-
-def choice(argument: str, value: object, allowed: tuple[str | None, ...]) -> str | None:
-    """One of a few words, None among them when `allowed` has it. Raises InputError."""
-    # A subclass of str may compare as it likes; its characters are what counts.
-    wanted = str.__str__(value) if isinstance(value, str) else value
-    if wanted is None or isinstance(wanted, str):
-        for word in allowed:
-            if wanted == word:
-                return word
-    raise InputError(argument, " or ".join(repr(word) for word in allowed), shown(value))
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------
@@ -389,21 +367,18 @@ def check_output(
     return view
 
 
-def check_overlap(outputs: Sequence[tuple[str, View | None]], inputs: Sequence[tuple[str, View | None]]) -> None:
+def check_overlap(arguments: Arguments[ViewsT, Any], views: ViewsT) -> None:
     """Raise InputError when writing an output would change an input or another output."""
-    taken = [
-        (name, view, view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype))
-        for name, view in inputs
-        if view is not None
-    ]
-    for argument, view in outputs:
+    taken: list[tuple[str, View, int, int]] = []
+    for (argument, is_output), view in zip(arguments.roles, arguments.arrays(views), strict=True):
         if view is None:
             continue
         first, end = view.ptr, view.ptr + _reach(view.shape, view.strides, view.dtype)
-        for other, seen, low, high in taken:
-            # Byte ranges tell most arrays apart; only where they meet does the search for a common element pay.
-            if first < high and low < end and tensor.overlap(view, seen):
-                raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
+        if is_output:
+            for other, seen, low, high in taken:
+                # Byte ranges tell most arrays apart; only where they meet does the search for a common element pay.
+                if first < high and low < end and tensor.overlap(view, seen):
+                    raise InputError(argument, "memory of its own", f"memory that overlaps argument '{other}'")
         taken.append((argument, view, first, end))
 
 
@@ -416,7 +391,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
     return elements * _ITEM_BYTES[dtype]
 
 
-def lead_strides(view: View, problem: MlaProblem) -> tuple[int, int, int]:
+def lead_strides(view: View, problem: MlaProblem[MaskOptions]) -> tuple[int, int, int]:
     """Strides (batch, query, head), in elements, of an array of shape [[batch,] s_q, h_q, ...]; batch 0 without one."""
     return cast("tuple[int, int, int]", _batched(view.strides, problem.batch)[:3])
 
@@ -452,9 +427,13 @@ def _show(numbers: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, numbers)) + "]"
 
 
-def check_index_values(indices: View, topk_length: View | None, s_kv: int, stream: object = None) -> None:
-    """What `check_indices=True` asks for. Raises InputError naming the first index outside [-1, s_kv) among the slots
-    within topk_length. Waits for `stream`, the current one by default, when the arrays are on a GPU."""
+def check_index_values(check_indices: object, views: Selection, s_kv: int, stream: object) -> None:
+    """What `check_indices` asks for: True, or False for nothing. Raises InputError naming the first index outside
+    [-1, s_kv) among the slots within topk_length. Waits for `stream`, None for the current one, when the arrays are on
+    a GPU."""
+    if not Flag()("check_indices", check_indices):
+        return
+    indices, topk_length = views.indices, views.topk_length
     values = tensor.fetched(indices, stream)
     rows = values.reshape(*values.shape[:-2], values.shape[-1]) if _has_singleton(indices, topk_length) else values
     wrong = (rows < -1) | (rows >= s_kv)

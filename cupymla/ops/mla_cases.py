@@ -7,8 +7,8 @@ every row of kv that no valid slot names holds NaN or Inf. Timing cases are draw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import ml_dtypes
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .case import Case
-from .mla import D_V
+from .mla import D_V, SoftmaxOptions
 from .mla_reference import Selection, batched, numpy_dtype, select
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ _DRAW_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaCase(Case):
-    """One sparse MLA problem; sizes and options as the operators' parameters of the same names.
+    """One sparse MLA problem; sizes as the operators' parameters of the same names.
 
     Attributes:
         lengths: topk_length: "none", or "hostile": random ones, INT_MIN, 0, topk + 1 and INT_MAX among them.
@@ -38,7 +38,8 @@ class MlaCase(Case):
             "overlap90": full, and neighbouring queries share nine tenths of their tokens.
         layout: "contiguous", "strided" (every stride that may be free is, with NaN in the gaps) or "singleton" (the
             optional axes of extent 1 are there).
-        normalize, deterministic, wants_dist, dkv_dtype: options of attn_dist and sparse_mla_bwd.
+        wants_dist: whether sparse_mla_bwd is given an array for the distribution.
+        options: of the operator, those that are not left out.
     """
 
     s_q: int
@@ -48,19 +49,12 @@ class MlaCase(Case):
     d_qk: int = 576
     batch: int | None = None
     dtype: str = "bfloat16"
-    sm_scale: float | None = None
-    causal: bool = False
-    q_start: int = 0
-    k_stride: int = 1
-    lse_base: str = "e"
     lengths: Literal["none", "hostile"] = "none"
     sink: Literal["none", "finite", "infinite"] = "none"
     selection: Literal["hostile", "full", "duplicates", "empty", "nothing", "few", "overlap90"] = "hostile"
     layout: Literal["contiguous", "strided", "singleton"] = "contiguous"
-    normalize: str | None = None
-    deterministic: bool = False
     wants_dist: bool = False
-    dkv_dtype: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def queries(self) -> int:
@@ -72,13 +66,27 @@ class MlaCase(Case):
         """The batch axis, if there is one."""
         return () if self.batch is None else (self.batch,)
 
+    @property
+    def softmax(self) -> SoftmaxOptions:
+        """Those options that decide about slots, scores and lse, the ones left out as well."""
+        names = {entry.name for entry in fields(SoftmaxOptions)}
+        return SoftmaxOptions(**{name: value for name, value in self.options.items() if name in names})
 
-def sized(h: int, d: int, k: int, q: int, kv: int, suffix: str = "", intent: str = "speed", **options: Any) -> MlaCase:
-    """A case named after its sizes. Timing cases have no invalid slot unless they say so."""
+
+_TRAITS = frozenset(entry.name for entry in fields(MlaCase)) - {"options"}
+
+
+def sized(h: int, d: int, k: int, q: int, kv: int, suffix: str = "", intent: str = "speed", **others: Any) -> MlaCase:
+    """A case named after its sizes. Timing cases have no invalid slot unless they say so.
+
+    `others` are attributes of `MlaCase` and, by their own names, options of the operator.
+    """
+    traits = {name: value for name, value in others.items() if name in _TRAITS}
+    options = {name: value for name, value in others.items() if name not in _TRAITS}
     if intent == "speed":
-        options.setdefault("selection", "full")
+        traits.setdefault("selection", "full")
     name = f"h{h}_d{d}_k{k}_q{q}_kv{kv}{suffix}"
-    return MlaCase(name=name, intent=intent, h_q=h, d_qk=d, topk=k, s_q=q, s_kv=kv, **options)
+    return MlaCase(name=name, intent=intent, h_q=h, d_qk=d, topk=k, s_q=q, s_kv=kv, options=options, **traits)
 
 
 def _small(
@@ -169,52 +177,32 @@ class _Arrays:
 def forward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of sparse_mla_fwd."""
     if case.intent == "speed":
-        return _drawn(case, seed, xp) | _options(case)
+        return _drawn(case, seed, xp) | dict(case.options)
     arrays = _hostile(case, np.random.default_rng(seed))
-    return _first(case, arrays, xp) | _options(case) | _sink(case, arrays, xp)
+    return _first(case, arrays, xp) | dict(case.options) | _sink(case, arrays, xp)
 
 
 def backward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of sparse_mla_bwd; out and lse are the forward's."""
-    extra: dict[str, Any] = {"deterministic": case.deterministic}
-    if case.dkv_dtype is not None:
-        extra["dkv_dtype"] = case.dkv_dtype
+    extra: dict[str, Any] = dict(case.options)
     if case.wants_dist:
         extra["attn_dist"] = xp.full((*case.lead, case.s_q, case.topk), np.nan, dtype=np.float32)
     if case.intent == "speed":
-        return _drawn(case, seed, xp, ("out", "dout", "lse")) | _options(case) | extra
+        return _drawn(case, seed, xp, ("out", "dout", "lse")) | extra
     generator = np.random.default_rng(seed)
     arrays = _hostile(case, generator)
     out, lse = _forward(case, arrays)
-    rows = _first(case, arrays, xp) | _options(case) | _sink(case, arrays, xp)
+    rows = _first(case, arrays, xp) | _sink(case, arrays, xp)
     rows |= {"out": _rows(case, out, xp), "dout": _rows(case, _normal(case, generator, D_V), xp)}
     return rows | {"lse": _free(case, lse, xp)} | extra
 
 
-def phase1_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
-    """Arguments of sparse_mla_bwd_phase1."""
-    kept = ("q", "kv", "out", "dout", "indices", "topk_length", "causal", "q_start", "k_stride")
-    return {name: value for name, value in backward_inputs(case, seed, xp).items() if name in kept}
-
-
 def dist_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of attn_dist; lse is the forward's."""
-    extra = {} if case.normalize is None else {"normalize": case.normalize}
     if case.intent == "speed":
-        return _drawn(case, seed, xp, ("lse",)) | _options(case) | extra
+        return _drawn(case, seed, xp, ("lse",)) | dict(case.options)
     arrays = _hostile(case, np.random.default_rng(seed))
-    return _first(case, arrays, xp) | _options(case) | {"lse": _free(case, _forward(case, arrays)[1], xp)} | extra
-
-
-def _options(case: MlaCase) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if case.sm_scale is not None:
-        options["sm_scale"] = case.sm_scale
-    if case.causal:
-        options |= {"causal": True, "q_start": case.q_start, "k_stride": case.k_stride}
-    if case.lse_base != "e":
-        options["lse_base"] = case.lse_base
-    return options
+    return _first(case, arrays, xp) | dict(case.options) | {"lse": _free(case, _forward(case, arrays)[1], xp)}
 
 
 def _first(case: MlaCase, arrays: _Arrays, xp: Any) -> dict[str, Any]:
@@ -260,8 +248,9 @@ def _hostile(case: MlaCase, generator: np.random.Generator) -> _Arrays:
 
 
 def _select(case: MlaCase, arrays: _Arrays) -> tuple[Array, Selection]:
-    masks = (arrays.topk_length, case.causal, case.q_start, case.k_stride)
-    return select(arrays.kv, arrays.indices, case.batch is not None, *masks)
+    masks = case.softmax
+    lengths, has_batch = arrays.topk_length, case.batch is not None
+    return select(arrays.kv, arrays.indices, has_batch, lengths, masks.causal, masks.q_start, masks.k_stride)
 
 
 def _indices(case: MlaCase, generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -295,7 +284,7 @@ def _lengths(case: MlaCase, generator: np.random.Generator) -> Array:
 def _forward(case: MlaCase, arrays: _Arrays) -> tuple[Array, Array]:
     """What the forward gives, one query at a time: out in the case's dtype, lse fp32 in the case's base."""
     keys, selection = _select(case, arrays)
-    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    scale = case.softmax.scale(case.d_qk)
     q = batched(arrays.q, 4)
     out = np.zeros((*q.shape[:3], D_V))
     lse = np.full(q.shape[:3], np.inf)
@@ -307,7 +296,7 @@ def _forward(case: MlaCase, arrays: _Arrays) -> tuple[Array, Array]:
             lse[entry, s] = np.logaddexp.reduce(scores, axis=-1)
             norm = lse[entry, s] if arrays.attn_sink is None else np.logaddexp(lse[entry, s], arrays.attn_sink)
             out[entry, s] = np.exp(scores - norm[:, None]) @ rows[:, :D_V]
-    lse = lse / math.log(2) if case.lse_base == "2" else lse
+    lse = lse / math.log(2) if case.softmax.lse_base == "2" else lse
     shape = (*case.lead, case.s_q, case.h_q)
     return out.reshape(*shape, D_V).astype(arrays.q.dtype), lse.reshape(shape).astype(np.float32)
 

@@ -13,7 +13,6 @@ Every other call goes through the operator's door each time (`spec.read`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +20,13 @@ import numpy as np
 from .. import driver, tensor
 from ..errors import InputError
 from ..tensor import View
+from .arguments import is_plain
 from .gpu import ThreadMemo
 
 _ALIGNMENT = 16
 """Whether a kernel can do with an address that is no multiple of this only the door knows."""
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
-_PLAIN = _NUMBERS | {NoneType, bool, np.bool_, str}
 
 
 class _Ready(NamedTuple):
@@ -40,12 +39,6 @@ class _Ready(NamedTuple):
 
     views: tuple[View, ...]
     run: Callable[[], Any]
-
-
-def _is_plain(option: object) -> bool:
-    """Whether an option is what it is equal to. What else a caller comes with may change behind its hash."""
-    kind = type(option)
-    return kind in _PLAIN or isinstance(option, np.dtype) or (kind is type and issubclass(option, np.generic))  # type: ignore[arg-type]
 
 
 class Repeats(ThreadMemo[_Ready]):
@@ -119,7 +112,7 @@ class Repeats(ThreadMemo[_Ready]):
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:
         """The call made ready; None when it cannot be remembered. Raises what the operator raises."""
-        if not all(map(_is_plain, options)):
+        if not all(map(is_plain, options)):
             return None
         given = dict(zip(self._names, arrays, strict=True))
         views = []

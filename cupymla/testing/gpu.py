@@ -182,7 +182,11 @@ def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
     """
     if "deterministic" not in inspect.signature(subject.call).parameters:
         return small_grid(subject, kernel)
-    served = {case.name for case in subject.cases_of(kernel) if getattr(case, "deterministic", False)}
+
+    def asks(case: Case) -> bool:
+        return bool(getattr(case, "options", {}).get("deterministic"))
+
+    served = {case.name for case in subject.cases_of(kernel) if asks(case)}
     return subject.small_grid(keep=lambda case: case.name in served)
 
 

@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for se
 def shortened(case: MlaCase, queries: int) -> MlaCase:
     """The case with fewer queries; which tokens they may see is the same. With a causal limit there are enough for some
     to see several tokens: with one, gradients are 0 but for rounding errors."""
-    fewer = max(1, (max(queries, CAUSAL_QUERIES) if case.causal else queries) // (case.batch or 1))
+    fewer = max(1, (max(queries, CAUSAL_QUERIES) if case.softmax.causal else queries) // (case.batch or 1))
     return case if case.s_q <= fewer else replace(case, s_q=fewer)
 
 

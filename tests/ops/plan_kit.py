@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
-from cupymla.ops.mla import MlaProblem
+from cupymla.ops.mla import MlaProblem, SoftmaxOptions
 
 CUDA = Path(__file__).resolve().parents[2] / "cuda"
 C_TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
-MLA = MlaProblem(
-    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", sm_scale=0.1, causal=False, q_start=0,
-    k_stride=1, lse_base="e", has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
+MLA: MlaProblem[Any] = MlaProblem(
+    batch=None, s_q=4, s_kv=8, h_q=128, d_qk=576, topk=8, dtype="bfloat16", options=SoftmaxOptions(sm_scale=0.1),
+    has_topk_length=False, has_sink=False, q_strides=(0, 73728, 576), kv_strides=(0, 576),
     indices_strides=(0, 8), topk_length_strides=(0, 0),
 )  # fmt: skip
 

@@ -18,10 +18,10 @@ def test_reference_agrees_with_a_dense_softmax(case: MlaCase) -> None:
     """Catches a wrong mask, base or normalisation, and weight on slots that do not count."""
     arguments = cases.inputs(case, seed=1)
     expected = solve(**arguments)
-    arguments["lse"] = expected.lse / math.log(2) if case.lse_base == "2" else expected.lse
+    arguments["lse"] = expected.lse / math.log(2) if case.softmax.lse_base == "2" else expected.lse
     dist = reference.attn_dist(**arguments)
     wanted = expected.dist
-    if case.normalize == "l1":
+    if case.options.get("normalize") == "l1":
         wanted = wanted / np.maximum(wanted.sum(axis=-1, keepdims=True), 1e-10)
     assert_close("dist", dist, wanted)
     assert not dist[~expected.valid].any()
@@ -35,7 +35,7 @@ def test_rows_sum_to_the_heads(case: MlaCase) -> None:
     lse = sparse_mla_fwd(**options)[2]
     dist = attn_dist(**(arguments | {"lse": lse}))
     occupied = ~np.isinf(lse).all(axis=-1)
-    total = 1 if case.normalize == "l1" else case.h_q
+    total = 1 if case.options.get("normalize") == "l1" else case.h_q
     # lse is rounded to fp32: 2**-24 of values up to 2**6; dist once more.
     np.testing.assert_allclose(dist.astype(np.float64).sum(axis=-1), np.where(occupied, total, 0), rtol=2.0**-16)
 

@@ -14,11 +14,11 @@ from cupymla import InputError, UnsupportedError, arch, raw_module
 from cupymla.build.source import KernelSource
 from cupymla.errors import shown
 from cupymla.ops.attn_dist import plan, records
-from cupymla.ops.attn_dist.spec import Problem
+from cupymla.ops.attn_dist.spec import Options, Problem
 
 
 def problem(normalize: str | None = None, **sizes: int) -> Problem:
-    return Problem(replace(MLA, **sizes), normalize)  # type: ignore[arg-type]
+    return replace(MLA, options=Options(normalize=normalize), **sizes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", plan.sources(), ids=str)

@@ -12,10 +12,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from option_kit import DECLARED, bad
 
 import cupymla
 from cupymla import tensor
 from cupymla.errors import InputError
+from cupymla.ops.arguments import Check, Flag
 from cupymla.ops.sparse_mla_bwd import sparse_mla_bwd
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 from cupymla.tensor import Device, View
@@ -24,24 +26,9 @@ Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16
 S_Q, S_KV, H_Q, TOPK = 3, 7, 4, 5
 
-INPUTS: dict[str, tuple[str, ...]] = {
-    "sparse_mla_fwd": ("q", "kv", "indices"),
-    "sparse_mla_bwd": ("q", "kv", "out", "dout", "lse", "indices"),
-    "sparse_mla_bwd_phase1": ("q", "kv", "out", "dout", "indices"),
-    "attn_dist": ("q", "kv", "indices", "lse"),
-}
-OPTIONAL: dict[str, tuple[str, ...]] = {
-    "sparse_mla_fwd": ("topk_length", "attn_sink"),
-    "sparse_mla_bwd": ("topk_length", "attn_sink"),
-    "sparse_mla_bwd_phase1": ("topk_length",),
-    "attn_dist": ("topk_length",),
-}
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "sparse_mla_fwd": ("out", "max_logits", "lse"),
-    "sparse_mla_bwd": ("attn_dist", "dq", "dkv", "d_sink"),
-    "sparse_mla_bwd_phase1": ("p", "delta"),
-    "attn_dist": ("dist",),
-}
+INPUTS = {name: declared.inputs[: declared.required] for name, declared in DECLARED.items()}
+OPTIONAL = {name: declared.inputs[declared.required :] for name, declared in DECLARED.items()}
+OUTPUTS = {name: (*declared.written, *declared.results) for name, declared in DECLARED.items()}
 ROWS = {"q", "kv", "out", "dout", "dq", "dkv"}
 OPERATORS = tuple(INPUTS)
 EVERY_INPUT = [(name, argument) for name in OPERATORS for argument in (*INPUTS[name], *OPTIONAL[name])]
@@ -296,30 +283,21 @@ def test_mixed_devices(operator: str, argument: str, monkeypatch: pytest.MonkeyP
     assert "cuda:1" in str(error) and "cpu:0" in str(error)
 
 
-BAD_OPTIONS: list[tuple[str, Any]] = [
-    *[("sm_scale", value) for value in (float("nan"), float("inf"), 1e39, "1", True, object(), 10**400)],
-    *[("causal", value) for value in (1, 0, None, "yes", np.ones(2, bool))],
-    *[("q_start", value) for value in (0.5, True, "0", None, 2**30 + 1, -(2**31))],
-    *[("k_stride", value) for value in (0, -1, 1.0, False, None, 2**31)],
-    *[("lse_base", value) for value in ("10", 2, None, np.e, b"e")],
-    *[("check_indices", value) for value in (1, None, "no")],
-    *[("deterministic", value) for value in (1, None)],
-    *[("dkv_dtype", value) for value in ("float16", np.float32, 4)],
-    *[("normalize", value) for value in ("l2", True, 1)],
-]
-LACKS = {
-    "sparse_mla_fwd": {"deterministic", "dkv_dtype", "normalize"},
-    "sparse_mla_bwd": {"normalize"},
-    "sparse_mla_bwd_phase1": {"sm_scale", "lse_base", "deterministic", "dkv_dtype", "normalize"},
-    "attn_dist": {"deterministic", "dkv_dtype"},
+CHECKS: dict[str, Check] = {"check_indices": Flag()} | {
+    name: check for declared in DECLARED.values() for name, check in zip(declared.options, declared.checks, strict=True)
 }
+BAD_OPTIONS = [(name, value) for name, check in CHECKS.items() for value in bad(check)]
+
+
+def has(operator: str, option: str) -> bool:
+    return option in (*DECLARED[operator].options, "check_indices")
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize(("option", "value"), BAD_OPTIONS)
 def test_bad_option(operator: str, option: str, value: Any) -> None:
     """A right call first: options that compare equal to good ones (1 and True) must not pass by being remembered."""
-    if option in LACKS[operator]:
+    if not has(operator, option):
         with pytest.raises(TypeError, match=option):
             getattr(cupymla, operator)(**good(operator), **{option: value})
         return
@@ -330,9 +308,23 @@ def test_bad_option(operator: str, option: str, value: Any) -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_numpy_scalars_are_good_options(operator: str) -> None:
     options: dict[str, Any] = {"causal": np.True_, "q_start": np.int64(2), "k_stride": np.int32(1)}
-    if "sm_scale" not in LACKS[operator]:
+    if has(operator, "sm_scale"):
         options |= {"sm_scale": np.float32(0.5), "lse_base": np.str_("e")}
     getattr(cupymla, operator)(**good(operator), **options)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_indices_are_looked_at_on_the_stream_of_the_call(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another one, they might not be there yet."""
+    streams: list[object] = []
+
+    def fetched(view: View, stream: object) -> Array:
+        streams.append(stream)
+        return tensor.to_numpy(view)
+
+    monkeypatch.setattr(tensor, "fetched", fetched)
+    getattr(cupymla, operator)(**good(operator), check_indices=True, stream=7)
+    assert streams == [7, 7]
 
 
 def test_d_sink_needs_attn_sink() -> None:

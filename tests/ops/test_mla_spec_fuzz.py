@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from option_kit import DECLARED, anything
 
 import cupymla
 from cupymla.errors import CupymlaError
+from cupymla.ops.arguments import Flag
 
 Array = npt.NDArray[Any]
 DTYPES = (ml_dtypes.bfloat16, np.float16, np.float32, np.int32, np.int64, np.uint8, ml_dtypes.float8_e4m3fn)
@@ -57,46 +59,19 @@ def nearly(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Any:
     return array
 
 
-OPTIONS: dict[str, st.SearchStrategy[Any]] = {
-    "sm_scale": st.one_of(st.none(), st.floats(), st.integers(), st.booleans(), st.text(max_size=2)),
-    "causal": st.sampled_from([True, False, 1, None, np.True_]),
-    "q_start": st.one_of(st.integers(-10, 10), st.integers(), st.floats(), st.none()),
-    "k_stride": st.one_of(st.integers(0, 5), st.integers(), st.none()),
-    "lse_base": st.sampled_from(["e", "2", "10", 2, None]),
-    "check_indices": st.sampled_from([False, True, None]),
-    "deterministic": st.sampled_from([False, True, 2]),
-    "dkv_dtype": st.sampled_from([None, "float32", "bfloat16", np.float32]),
-    "normalize": st.sampled_from([None, "l1", "l2"]),
-}
-OPERATORS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "sparse_mla_fwd": (
-        ("q", "kv", "indices"),
-        ("topk_length", "attn_sink", "out", "max_logits", "lse"),
-        ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "check_indices"),
-    ),
-    "sparse_mla_bwd": (
-        ("q", "kv", "out", "dout", "lse", "indices"),
-        ("topk_length", "attn_sink", "attn_dist", "dq", "dkv", "d_sink"),
-        ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "check_indices", "deterministic", "dkv_dtype"),
-    ),
-    "sparse_mla_bwd_phase1": (
-        ("q", "kv", "out", "dout", "indices"),
-        ("topk_length", "p", "delta"),
-        ("causal", "q_start", "k_stride", "check_indices"),
-    ),
-    "attn_dist": (
-        ("q", "kv", "indices", "lse"),
-        ("topk_length", "dist"),
-        ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "check_indices", "normalize"),
-    ),
-}
+def options_of(operator: str) -> dict[str, st.SearchStrategy[Any]]:
+    declared = DECLARED[operator]
+    checks = zip(declared.options, declared.checks, strict=True)
+    return {"check_indices": anything(Flag())} | {name: anything(check) for name, check in checks}
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """An operator and arguments for it, mostly right, some of the optional ones left out."""
-    operator = draw(st.sampled_from(sorted(OPERATORS)))
-    required, optional, options = OPERATORS[operator]
+    operator = draw(st.sampled_from(sorted(DECLARED)))
+    declared, options = DECLARED[operator], options_of(operator)
+    required = declared.inputs[: declared.required]
+    optional = (*declared.inputs[declared.required :], *declared.written, *declared.results)
     lead = draw(st.sampled_from([(), (), (), (1,), (2,), (0,)]))
     s_q, s_kv, h_q, topk = (draw(st.integers(low, 4)) for low in (0, 0, 1, 1))
     d_qk = draw(st.sampled_from([512, 576]))
@@ -115,7 +90,7 @@ def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     }
     chosen = [*required, *(name for name in optional if draw(st.integers(0, 2)) == 0)]
     arguments = {name: draw(nearly(*shapes[name])) for name in chosen}
-    return operator, arguments | {name: draw(OPTIONS[name]) for name in options if draw(st.integers(0, 9)) == 0}
+    return operator, arguments | {name: draw(options[name]) for name in options if draw(st.integers(0, 9)) == 0}
 
 
 @settings(max_examples=400)

@@ -16,7 +16,10 @@ from cupymla.errors import shown
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 
-PROBLEM = spec.Problem(MLA, deterministic=False, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
+PROBLEM = spec.Problem(
+    replace(MLA, options=spec.Options()), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576)
+)
+ORDERED = spec.Options(deterministic=True)
 HOPPER = arch.named("sm_90a")
 
 
@@ -42,7 +45,7 @@ def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
 
 @given(tokens=st.integers(0, 3000), topk=st.integers(1, 4096), heads=st.integers(1, 300), ordered=st.booleans())
 def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ordered: bool) -> None:
-    chosen = planned(replace(PROBLEM, deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
+    chosen = planned(options=spec.Options(deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
     attended = [launch for launch in chosen.launches() if launch.stage == "attention"]
     assert [q for launch in attended for q in range(launch.query_begin, launch.query_end)] == list(range(tokens))
     assert all(x.ctas == (x.query_end - x.query_begin) * chosen.cluster for x in attended)
@@ -65,7 +68,7 @@ def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(name: str, hea
 
 def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
     """Partial rows and slot lists are overwritten by the next chunk: they have to be summed before."""
-    chosen = planned(replace(PROBLEM, deterministic=True), s_q=400, topk=2048, s_kv=4096)
+    chosen = planned(options=ORDERED, s_q=400, topk=2048, s_kv=4096)
     stages = [launch.stage for launch in chosen.launches()]
     chunk = ["clear", "count", "scan", "place", "attention", "sum"]
     assert chosen.chunk == 132  # two waves of 66 pairs of CTAs
@@ -75,8 +78,8 @@ def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:
 @given(tokens=st.integers(0, 300), kv=st.integers(0, 9), dist=st.booleans(), ordered=st.booleans(), sink=st.booleans())
 def test_all_launches_but_the_first_are_dependent(tokens: int, kv: int, dist: bool, ordered: bool, sink: bool) -> None:
     """The first waits for other people's kernels in the ordinary way, and the last lets none of theirs in early."""
-    problem = replace(PROBLEM, deterministic=ordered, has_attn_dist=dist)
-    launches = planned(problem, s_q=tokens, s_kv=kv, topk=2048, has_sink=sink).launches()
+    problem, options = replace(PROBLEM, has_attn_dist=dist), spec.Options(deterministic=ordered)
+    launches = planned(problem, s_q=tokens, s_kv=kv, topk=2048, has_sink=sink, options=options).launches()
     assert [x.dependent for x in launches] == [k > 0 for k in range(len(launches))]
     assert [x.followed for x in launches] == [k < len(launches) - 1 for k in range(len(launches))]
     assert all(x.ctas for x in launches), "a grid that is not launched is nobody's predecessor"
@@ -85,8 +88,8 @@ def test_all_launches_but_the_first_are_dependent(tokens: int, kv: int, dist: bo
 @given(topk=st.integers(1, 1 << 20), tokens=st.integers(1, 1 << 20), multiprocessors=st.integers(2, 200))
 def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) -> None:
     """However many queries there are, their partial rows take no more than the bound, or one query's."""
-    shared = replace(MLA, topk=topk, s_q=tokens, h_q=8)
-    chosen = plan.plan(replace(PROBLEM, shared=shared, deterministic=True), HOPPER, multiprocessors)
+    shared = replace(MLA, topk=topk, s_q=tokens, h_q=8, options=ORDERED)
+    chosen = plan.plan(replace(PROBLEM, shared=shared), HOPPER, multiprocessors)
     partials = chosen.chunk * topk * 576 * 4
     assert partials <= max(plan.PARTIAL_BYTES, topk * 576 * 4)
     assert chosen.chunk * topk < 2**31
@@ -94,7 +97,7 @@ def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) 
 
 
 def test_parts_of_the_workspace_do_not_overlap() -> None:
-    layout = planned(replace(PROBLEM, deterministic=True), has_sink=True).workspace
+    layout = planned(options=ORDERED, has_sink=True).workspace
     sizes = {"sums": 8 * 576, "sink_terms": 4 * 128, "partials": 4 * 8 * 576, "row_ends": 8, "slot_list": 4 * 8}
     end = 0
     for name, words in sizes.items():
@@ -198,7 +201,7 @@ def test_the_limit_is_enough_everywhere(
     multiprocessors: int, s_q: int, topk: int, deterministic: bool, has_sink: bool, dkv_dtype: str
 ) -> None:
     """A compiled program gives its workspace before it knows the GPU."""
-    shared = replace(MLA, s_q=s_q, topk=topk, has_sink=has_sink)
-    problem = replace(PROBLEM, shared=shared, deterministic=deterministic, dkv_dtype=dkv_dtype)
+    shared = replace(MLA, s_q=s_q, topk=topk, has_sink=has_sink, options=spec.Options(deterministic=deterministic))
+    problem = replace(PROBLEM, shared=shared, dkv_dtype=dkv_dtype)
     needed = plan.plan(problem, HOPPER, multiprocessors).workspace.bytes
     assert needed <= plan.workspace_limit(problem) <= needed + plan.PARTIAL_BYTES + (topk * 4 + 576 * 4) * s_q + 1024

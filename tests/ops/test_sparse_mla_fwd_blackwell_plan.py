@@ -12,6 +12,7 @@ from plan_kit import MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch
 from cupymla.ops.kv_rows import MAX_ROWS, kv_rows
+from cupymla.ops.mla import SoftmaxOptions
 from cupymla.ops.sparse_mla_fwd import binding, blackwell_plan, plan
 
 BLACKWELL = arch.named("sm_100a")
@@ -89,7 +90,7 @@ def test_a_split_never_asks_for_more_ctas_than_run_at_once(
 
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
 def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
-    chosen = blackwell_plan.blackwell_plan(replace(MLA, sm_scale=sm_scale), BLACKWELL, 148)
+    chosen = blackwell_plan.blackwell_plan(replace(MLA, options=SoftmaxOptions(sm_scale=sm_scale)), BLACKWELL, 148)
     assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
 
 

@@ -14,6 +14,7 @@ from cupymla import InputError, UnsupportedError, arch, build, driver, raw_modul
 from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops import shares
+from cupymla.ops.mla import SoftmaxOptions
 from cupymla.ops.sparse_mla_fwd import binding, cuda, plan
 
 
@@ -124,7 +125,7 @@ def test_few_heads_are_not_padded_to_many(h_q: int, heads: int, head_blocks: int
 
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])
 def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: float, any_scale: int) -> None:
-    chosen = plan.plan(replace(MLA, sm_scale=sm_scale), arch.named("sm_90a"), 132)
+    chosen = plan.plan(replace(MLA, options=SoftmaxOptions(sm_scale=sm_scale)), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_ANY_SCALE"] == any_scale
 
 

@@ -17,11 +17,7 @@ def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]
     return run.prepare(views, problem, stream)
 
 
-_repeats = Repeats(
-    ("q", "kv", "indices", "lse", "topk_length"),
-    ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "normalize"),
-    run.ready,
-)
+_repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
 
 
 @mla.public(_prepare)
@@ -79,13 +75,11 @@ def attn_dist(
     Source: the indexer's training objective, DeepSeek-V3.2 section 2.1 (main attention summed over heads, then
     L1-normalised along the sequence).
     """
+    inputs = (q, kv, indices, lse, topk_length)
+    options = (causal, q_start, k_stride, sm_scale, lse_base, normalize)
     if stream is None and dist is None and check_indices is False:
-        arrays = (q, kv, indices, lse, topk_length)
-        again = _repeats(arrays, (sm_scale, causal, q_start, k_stride, lse_base, normalize))
+        again = _repeats(inputs, options)
         if again is not None:
             return again
-    views, problem = spec.read(
-        *(q, kv, indices, lse, sm_scale, topk_length, causal, q_start, k_stride, lse_base, normalize),
-        *(dist, check_indices, stream),
-    )
+    views, problem = spec.checked(inputs, options, (dist,), check_indices, stream)
     return run.call(views, problem, stream)

@@ -8,8 +8,9 @@ import numpy as np
 
 from .. import mla_cases
 from ..mla_cases import MlaCase, sized
+from .spec import ARGUMENTS
 
-OUTPUTS = ("dist",)
+OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
 CASES: tuple[MlaCase, ...] = (

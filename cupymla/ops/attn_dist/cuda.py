@@ -16,7 +16,7 @@ from ..head_tiles import head_tiles
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
 from .records import record
-from .spec import OPERATOR, Problem, Views
+from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = Any
 
@@ -48,7 +48,7 @@ class Binding:
             dealt = plan.deal(problem, chosen.tokens, slots, multiprocessors)
             self._parameters = records.hopper(problem, dealt, lse, dist)
         else:
-            self._rows = kv_rows(problem.shared, OPERATOR)
+            self._rows = kv_rows(problem, OPERATOR)
             dealt = plan.deal_in_turn(problem, chosen.tokens, slots, multiprocessors, cluster)
             self._parameters = records.blackwell(problem, self._rows, chosen.tokens, dealt, lse, dist)
         self._pointers: tuple[int, int] | None = None
@@ -70,10 +70,10 @@ class Binding:
         parameters.lse = views.lse.ptr
         parameters.dist = dist
         # Without tokens no row is ever asked for, but a map has to have an address.
-        pointers = views.q.ptr, views.kv.ptr if self._problem.shared.s_kv else views.q.ptr
+        pointers = views.q.ptr, views.kv.ptr if self._problem.s_kv else views.q.ptr
         if self._pointers != pointers:
-            shared = self._problem.shared
-            request = head_tiles(shared, pointers[0], shared.q_strides, shared.d_qk, self._tile_heads)
+            problem = self._problem
+            request = head_tiles(problem, pointers[0], problem.q_strides, problem.d_qk, self._tile_heads)
             self.launcher.replace(0, tiles(request, "q", OPERATOR))
             if self._rows is not None:
                 self.launcher.replace(1, encoded(self._rows.tiles(pointers[1])))
@@ -89,16 +89,7 @@ _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _output(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
-    return OutputArrays(views.q, ((problem.dist_shape, "float32"),), (views.dist,), stream, current)
-
-
-def _given(views: Views) -> list[View]:
-    """Every array of the caller's, q first."""
-    given = [views.q, views.kv, views.indices, views.lse]
-    for view in (views.topk_length, views.dist):
-        if view is not None:
-            given.append(view)
-    return given
+    return OutputArrays(views.q, ((problem.slot_shape, "float32"),), (views.dist,), stream, current)
 
 
 def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
@@ -111,7 +102,7 @@ def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, s
 
 def call(views: Views, problem: Problem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    given = _given(views)
+    given = ARGUMENTS.given(views)
     pointer = tensor.launch_stream(given, stream)
     device = views.q.device
     current = driver.is_current(device.index)
@@ -138,7 +129,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
 
         return launch
 
-    return ReadyKernel(views.q, ((problem.dist_shape, "float32"),), bind)
+    return ReadyKernel(views.q, ((problem.slot_shape, "float32"),), bind)
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
@@ -152,4 +143,4 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Re
     def result(arrays: OutputArrays) -> Result:
         return arrays.finish()[0]
 
-    return PreparedKernel(_given(views), stream, lambda own: _output(views, problem, own), bind, result)
+    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _output(views, problem, own), bind, result)

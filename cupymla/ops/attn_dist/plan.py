@@ -60,12 +60,11 @@ class Deal:
 
 def plan(problem: Problem, arch: Arch) -> Plan:
     """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
-    shared = problem.shared
-    tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
+    tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {tokens} queries", arch.name, f"up to {MAX_CTAS}")
-    pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
-    return Plan(variant(arch, d_qk=shared.d_qk, dtype=shared.dtype, pass_heads=pass_heads), tokens)
+    pass_heads = next((heads for heads in PASS_HEADS if problem.h_q <= heads), PASS_HEADS[-1])
+    return Plan(variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, pass_heads=pass_heads), tokens)
 
 
 def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:
@@ -87,9 +86,9 @@ def _slices(problem: Problem, tokens: int, block_slots: int, places: int) -> tup
 
     A row that is to be normalised stays in one place, where its sum is then known.
     """
-    row_blocks = -(-problem.shared.topk // block_slots)
+    row_blocks = -(-problem.topk // block_slots)
     slices = 1
-    if problem.normalize is None and 0 < tokens < places:
+    if problem.options.normalize is None and 0 < tokens < places:
         slices = min(row_blocks, places // tokens)
     slice_blocks = -(-row_blocks // slices)
     return -(-row_blocks // slice_blocks), slice_blocks

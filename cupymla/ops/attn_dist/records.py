@@ -60,7 +60,7 @@ def record(source: KernelSource) -> type[Hopper] | type[Blackwell]:
 
 def hopper(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Hopper:
     """The record without addresses."""
-    kv_batch, kv_token = problem.shared.kv_strides
+    kv_batch, kv_token = problem.kv_strides
     return Hopper(
         kv_batch_bytes=kv_batch * 2,
         kv_token_bytes=kv_token * 2,
@@ -81,12 +81,12 @@ def blackwell(problem: Problem, rows: KvRows, tokens: int, dealt: plan.Deal, lse
 
 
 def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[str, Any]:
-    shared = problem.shared
-    indices_batch, indices_query = shared.indices_strides
-    length_batch, length_query = shared.topk_length_strides
-    lse_batch, lse_query, lse_head = lead_strides(lse, shared)
-    dist_batch, dist_query, _ = lead_strides(dist, shared)
-    scale_log2, unit, unit_rest = _factors(shared.sm_scale, shared.lse_base)
+    options = problem.options
+    indices_batch, indices_query = problem.indices_strides
+    length_batch, length_query = problem.topk_length_strides
+    lse_batch, lse_query, lse_head = lead_strides(lse, problem)
+    dist_batch, dist_query, _ = lead_strides(dist, problem)
+    scale_log2, unit, unit_rest = _factors(options.scale(problem.d_qk), options.lse_base)
     return {
         "indices_batch": indices_batch,
         "indices_query": indices_query,
@@ -97,16 +97,16 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
         "lse_head": lse_head,
         "dist_batch": dist_batch,
         "dist_query": dist_query,
-        "q_start": shared.q_start,
-        "k_stride": shared.k_stride,
-        "s_q": shared.s_q,
-        "s_kv": shared.s_kv,
-        "h_q": shared.h_q,
-        "topk": shared.topk,
+        "q_start": options.q_start,
+        "k_stride": options.k_stride,
+        "s_q": problem.s_q,
+        "s_kv": problem.s_kv,
+        "h_q": problem.h_q,
+        "topk": problem.topk,
         "slices": dealt.slices,
         "slice_blocks": dealt.slice_blocks,
-        "causal": int(shared.causal),
-        "normalize": int(problem.normalize == "l1"),
+        "causal": int(options.causal),
+        "normalize": int(options.normalize == "l1"),
         "scale_log2": scale_log2,
         "unit": unit,
         "unit_rest": unit_rest,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import tensor
 from ..mla import CpuOutput
 from ..mla_reference import stored
 from ..operator import CpuCall, Prepared
 from . import cuda, reference
-from .spec import Problem, Views, read
+from .spec import ARGUMENTS, Problem, Views, read
 
 Result = Any
 
@@ -36,23 +35,9 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
     dist = CpuOutput("dist", views.dist, views.q)
-    shared = problem.shared
 
     def run() -> Result:
-        array = tensor.to_numpy
-        value = reference.attn_dist(
-            array(views.q),
-            array(views.kv),
-            array(views.indices),
-            array(views.lse),
-            sm_scale=shared.sm_scale,
-            topk_length=None if views.topk_length is None else array(views.topk_length),
-            causal=shared.causal,
-            q_start=shared.q_start,
-            k_stride=shared.k_stride,
-            lse_base=shared.lse_base,
-            normalize=problem.normalize,
-        )
+        value = reference.attn_dist(**ARGUMENTS.by_name(views, problem.options))
         return dist.write(stored(value, "float32"))
 
     return CpuCall(run)

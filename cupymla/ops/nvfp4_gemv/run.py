@@ -51,35 +51,9 @@ def _output(views: spec.Views, problem: spec.Problem) -> npt.NDArray[Any]:
     return _fresh(shape, reference.numpy_dtype(problem.out_dtype), views.batch_first, rows=False)
 
 
-def prepare(
-    a: Any,
-    b: Any,
-    sfa: Any,
-    sfb: Any = None,
-    *,
-    alpha: Any = None,
-    bias: Any = None,
-    out_dtype: Any = None,
-    format: str = "nvfp4",
-    scale_layout: str = "linear",
-    batch_axis: int = -1,
-    c: Any = None,
-    stream: object = None,
-) -> Prepared[Any]:
-    """Everything of `nvfp4_gemv` but the arithmetic; the same arguments and errors."""
-    views, problem = spec.read(
-        a,
-        b,
-        sfa,
-        sfb,
-        alpha=alpha,
-        bias=bias,
-        out_dtype=out_dtype,
-        format=format,
-        scale_layout=scale_layout,
-        batch_axis=batch_axis,
-        c=c,
-    )
+def prepare(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
+    """Everything of `nvfp4_gemv` but the arithmetic; the same arguments, by name, and the same errors."""
+    views, problem = spec.read(**arguments)
     if problem.device.kind != "cpu":
         return cuda.prepare(views, problem, stream)
     return _on_cpu(views, problem)
@@ -104,9 +78,7 @@ def _ready(**arguments: Any) -> Callable[[], Any]:
     return lambda: cuda.call(views, problem, None)
 
 
-_repeats = Repeats(
-    ("a", "b", "sfa", "sfb", "alpha", "bias"), ("out_dtype", "format", "scale_layout", "batch_axis"), _ready
-)
+_repeats = Repeats(spec.INPUTS, spec.OPTIONS, _ready)
 
 
 def nvfp4_gemv(

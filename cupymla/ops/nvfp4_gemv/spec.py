@@ -15,6 +15,10 @@ MAX_N = 16
 OUT_DTYPES = ("float16", "bfloat16", "float32")
 ACTIVATION_DTYPES = ("bfloat16", "float16")
 
+INPUTS = ("a", "b", "sfa", "sfb", "alpha", "bias")
+OPTIONS = ("out_dtype", "format", "scale_layout", "batch_axis")
+"""What else a call depends on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -22,11 +22,7 @@ def _workspace_bytes(*, stream: object = None, **arguments: Any) -> int:
     return run.workspace_bytes(views, problem)
 
 
-_repeats = Repeats(
-    ("q", "kv", "out", "dout", "lse", "indices", "topk_length", "attn_sink"),
-    ("sm_scale", "causal", "q_start", "k_stride", "lse_base", "deterministic", "dkv_dtype"),
-    run.ready,
-)
+_repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
 
 
 @mla.public(_prepare, _workspace_bytes)
@@ -110,15 +106,13 @@ def sparse_mla_bwd(
 
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), with one array for keys and values.
     """
+    inputs = (q, kv, out, dout, lse, indices, topk_length, attn_sink)
+    options = (causal, q_start, k_stride, sm_scale, lse_base, deterministic, dkv_dtype)
     fresh = dq is None and dkv is None and d_sink is None and attn_dist is None and workspace is None
     if fresh and stream is None and check_indices is False:
-        arrays = (q, kv, out, dout, lse, indices, topk_length, attn_sink)
-        options = (sm_scale, causal, q_start, k_stride, lse_base, deterministic, dkv_dtype)
-        again: tuple[Any, ...] | None = _repeats(arrays, options)
+        again: tuple[Any, ...] | None = _repeats(inputs, options)
         if again is not None:
             return again
-    views, problem = spec.read(
-        *(q, kv, out, dout, lse, indices, sm_scale, topk_length, attn_sink, causal, q_start, k_stride, lse_base),
-        *(deterministic, attn_dist, dq, dkv, dkv_dtype, d_sink, workspace, check_indices, stream),
-    )
+    outputs = (attn_dist, dq, dkv, d_sink, workspace)
+    views, problem = spec.checked(inputs, options, outputs, check_indices, stream)
     return run.call(views, problem, stream)

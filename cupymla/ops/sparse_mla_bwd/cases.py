@@ -9,17 +9,20 @@ import numpy as np
 from .. import mla_cases
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
+from .spec import ARGUMENTS
 
-OUTPUTS = ("dq", "dkv", "d_sink")
+OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
-WRITTEN = ("attn_dist",)
+WRITTEN = ARGUMENTS.written
 """What a call writes beside them, an argument of the cases that ask for it."""
 
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
     *mla_cases.SINKS,
+    # Those of COMMON with a stride are too large for a machine without a GPU.
+    sized(16, 576, 65, 24, 40, "_causal_stride4_start", "masks", causal=True, k_stride=4, q_start=30),
     sized(16, 576, 65, 6, 200, "_dist", "options", wants_dist=True, selection="empty"),
     sized(128, 512, 130, 4, 200, "_dist_sink", "options", wants_dist=True, sink="infinite"),
     sized(16, 576, 65, 6, 200, "_fp32", "options", dkv_dtype="float32"),
@@ -54,7 +57,7 @@ def flops(case: MlaCase) -> float:
 
 def bytes_moved(case: MlaCase) -> float:
     """q, kv once, out, dout, lse and indices read; dq and dkv written."""
-    item = 4 if case.dkv_dtype == "float32" else 2
+    item = 4 if case.options.get("dkv_dtype") == "float32" else 2
     written = case.s_kv * (1 if case.batch is None else case.batch) * case.d_qk * item
     written += case.queries * case.topk * 4 if case.wants_dist else 0
     return mla_cases.selection_bytes(case) + mla_cases.head_bytes(case, 4 * (case.d_qk + D_V) + 4) + written

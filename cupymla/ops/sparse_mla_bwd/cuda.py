@@ -16,9 +16,9 @@ from ...tensor import Allocation, View
 from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record, tiles
 from ..head_tiles import head_tiles
-from ..mla import MlaProblem, lead_strides
+from ..mla import MaskOptions, MlaProblem, lead_strides
 from . import plan
-from .spec import OPERATOR, Problem, Views, require_workspace
+from .spec import ARGUMENTS, OPERATOR, Problem, Views, require_workspace
 
 Result = tuple[Any, ...]
 
@@ -56,20 +56,21 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         outputs: dq, dkv, and d_sink where there is one.
     """
     problem, shared = chosen.problem, chosen.problem.shared
+    options, scale = shared.options, shared.options.scale(shared.d_qk)
     record = Parameters(
-        q_start=shared.q_start,
-        k_stride=shared.k_stride,
+        q_start=options.q_start,
+        k_stride=options.k_stride,
         kv_rows=chosen.kv_rows,
         s_q=shared.s_q,
         s_kv=shared.s_kv,
         h_q=shared.h_q,
         topk=shared.topk,
         passes=chosen.passes,
-        causal=int(shared.causal),
-        sm_scale=shared.sm_scale,
-        scale_log2=shared.sm_scale * math.log2(math.e),
-        lse_to_log2=1.0 if shared.lse_base == "2" else math.log2(math.e),
-        sink_to_lse=math.log2(math.e) if shared.lse_base == "2" else 1.0,
+        causal=int(options.causal),
+        sm_scale=scale,
+        scale_log2=scale * math.log2(math.e),
+        lse_to_log2=1.0 if options.lse_base == "2" else math.log2(math.e),
+        sink_to_lse=math.log2(math.e) if options.lse_base == "2" else 1.0,
     )
     if chosen.kv_map is not None:
         record.batch_rows, record.token_rows = chosen.kv_map.batch_rows, chosen.kv_map.token_rows
@@ -92,13 +93,13 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     return record
 
 
-def _bytes(view: View, shared: MlaProblem) -> tuple[int, int, int]:
+def _bytes(view: View, shared: MlaProblem[MaskOptions]) -> tuple[int, int, int]:
     """Strides of a 16-bit array of shape [[batch,] s_q, h_q, ...] in bytes."""
     batch, query, head = lead_strides(view, shared)
     return batch * 2, query * 2, head * 2
 
 
-def _row_strides(view: View, shared: MlaProblem) -> tuple[int, int]:
+def _row_strides(view: View, shared: MlaProblem[MaskOptions]) -> tuple[int, int]:
     """Strides (batch, token) of an array of kv's shape, with or without its axis of extent 1."""
     if shared.batch is None:
         return 0, view.strides[0]
@@ -216,13 +217,6 @@ def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays
     return OutputArrays(views.q, _wanted(views, problem), given, stream)
 
 
-def _given(views: Views) -> list[View]:
-    """Every array of the caller's, q first."""
-    given = [views.q, views.kv, views.out, views.dout, views.lse, views.indices]
-    optional = (views.topk_length, views.attn_sink, views.attn_dist, views.dq, views.dkv, views.d_sink, views.workspace)
-    return given + [view for view in optional if view is not None]
-
-
 def _strides(view: View | None) -> tuple[int, ...] | None:
     return None if view is None else view.strides
 
@@ -273,7 +267,7 @@ def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) 
 
     Raises InputError, UnsupportedError, DriverError.
     """
-    given = _given(views)
+    given = ARGUMENTS.given(views)
     pointer = tensor.launch_stream(given, stream)
     own_stream = None if stream is None else pointer
     arrays = _outputs(views, problem, own_stream)
@@ -311,4 +305,4 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Re
         binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
         return binding, workspace if isinstance(workspace, Allocation) else None
 
-    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)
+    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), bind)

@@ -122,7 +122,7 @@ class Plan:
             d_qk=shared.d_qk,
             dtype=shared.dtype,
             pass_heads=self.pass_heads,
-            partials=self.problem.deterministic,
+            partials=self.problem.shared.options.deterministic,
         )
 
     def launches(self) -> tuple[Launch, ...]:
@@ -136,7 +136,7 @@ class Plan:
         for first in range(0, self.tokens, self.chunk):
             last = min(first + self.chunk, self.tokens)
             attention = Launch("attention", (last - first) * self.cluster, first, last)
-            if not self.problem.deterministic:
+            if not self.problem.shared.options.deterministic:
                 yield attention
                 continue
             yield Launch("clear", self.row_ctas, first, last)
@@ -166,7 +166,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
     chunk = max(tokens, 1)
-    if problem.deterministic:
+    if problem.shared.options.deterministic:
         chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, max(1, multiprocessors // cluster))
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
@@ -198,7 +198,7 @@ def workspace(problem: Problem, chunk: int) -> Workspace:
         end += -(-words * 4 // _PART_ALIGNMENT) * _PART_ALIGNMENT
         return start
 
-    ordered = problem.deterministic
+    ordered = problem.shared.options.deterministic
     sums = part(problem.dkv_dtype != "float32", kv_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
     partials = part(ordered, slots * shared.d_qk)
@@ -210,7 +210,7 @@ def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
-    chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, 1) if problem.deterministic else tokens
+    chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, 1) if problem.shared.options.deterministic else tokens
     return workspace(problem, max(chunk, 1)).bytes
 
 

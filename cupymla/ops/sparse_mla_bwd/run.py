@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ... import tensor
 from ..mla import CpuOutput
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
 from . import cuda, reference
-from .spec import Problem, Views, read
+from .spec import ARGUMENTS, Problem, Views, read
 
 Result = tuple[Any, ...]
 
@@ -48,31 +45,10 @@ def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
         outputs.append((CpuOutput("d_sink", views.d_sink, views.q), "float32"))
 
     def run() -> Result:
-        values = _reference(views, problem)
+        values = reference.sparse_mla_bwd(**ARGUMENTS.by_name(views, problem.shared.options))
         return tuple(
             output.write(stored(value, numpy_dtype(dtype)))
             for (output, dtype), value in zip(outputs, values, strict=True)
         )
 
     return CpuCall(run)
-
-
-def _reference(views: Views, problem: Problem) -> tuple[np.ndarray[Any, Any], ...]:
-    array = tensor.to_numpy
-    shared = problem.shared
-    return reference.sparse_mla_bwd(
-        array(views.q),
-        array(views.kv),
-        array(views.out),
-        array(views.dout),
-        array(views.lse),
-        array(views.indices),
-        sm_scale=shared.sm_scale,
-        topk_length=None if views.topk_length is None else array(views.topk_length),
-        attn_sink=None if views.attn_sink is None else array(views.attn_sink),
-        causal=shared.causal,
-        q_start=shared.q_start,
-        k_stride=shared.k_stride,
-        lse_base=shared.lse_base,
-        attn_dist=None if views.attn_dist is None else array(views.attn_dist),
-    )

@@ -9,6 +9,7 @@ from ... import tensor
 from ...errors import InputError
 from ...tensor import View
 from .. import mla
+from ..arguments import Arguments, Choice, Flag, option
 
 OPERATOR = "sparse_mla_bwd"
 
@@ -17,7 +18,7 @@ WORKSPACE_ALIGNMENT = 16
 
 @dataclass(slots=True)
 class Views:
-    """The arguments, seen; None where one was left out."""
+    """The arrays, seen; None where one was left out."""
 
     q: View
     kv: View
@@ -25,13 +26,31 @@ class Views:
     dout: View
     lse: View
     indices: View
-    topk_length: View | None
-    attn_sink: View | None
-    attn_dist: View | None
-    dq: View | None
-    dkv: View | None
-    d_sink: View | None
-    workspace: View | None
+    topk_length: View | None = None
+    attn_sink: View | None = None
+    attn_dist: View | None = None
+    dq: View | None = None
+    dkv: View | None = None
+    d_sink: View | None = None
+    workspace: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options(mla.SoftmaxOptions):
+    """The options: those of every operator with a softmax, and its own.
+
+    Attributes:
+        deterministic: whether every run has to give the same bits.
+        dkv_dtype: dtype of dkv: None for kv's, or "float32".
+    """
+
+    deterministic: bool = option(False, Flag())
+    dkv_dtype: str | None = option(None, Choice((None, "float32")))
+
+
+ARGUMENTS = Arguments(
+    OPERATOR, Views, Options, results=("dq", "dkv", "d_sink"), written=("attn_dist",), has_workspace=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,72 +58,40 @@ class Problem:
     """A backward problem.
 
     Attributes:
-        shared: what it shares with the other MLA operators.
-        deterministic: whether every run has to give the same bits.
+        shared: what every MLA operator has, and the options.
         has_attn_dist: whether the attention distribution is asked for.
         dkv_dtype: dtype of dkv, q's or "float32".
         dkv_shape: kv's, with its optional axes.
     """
 
-    shared: mla.MlaProblem
-    deterministic: bool
+    shared: mla.MlaProblem[Options]
     has_attn_dist: bool
     dkv_dtype: str
     dkv_shape: tuple[int, ...]
 
 
-def read(
-    q: Any,
-    kv: Any,
-    out: Any,
-    dout: Any,
-    lse: Any,
-    indices: Any,
-    sm_scale: Any = None,
-    topk_length: Any = None,
-    attn_sink: Any = None,
-    causal: Any = False,
-    q_start: Any = 0,
-    k_stride: Any = 1,
-    lse_base: Any = "e",
-    deterministic: Any = False,
-    attn_dist: Any = None,
-    dq: Any = None,
-    dkv: Any = None,
-    dkv_dtype: Any = None,
-    d_sink: Any = None,
-    workspace: Any = None,
-    check_indices: Any = False,
-    stream: Any = None,
+def read(*, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[Views, Problem]:
+    """Check the arguments of the public function, by name. Raises InputError."""
+    return checked(*ARGUMENTS.placed(arguments), check_indices, stream)
+
+
+def checked(
+    inputs: tuple[Any, ...], options: tuple[Any, ...], outputs: tuple[Any, ...], check_indices: Any, stream: Any
 ) -> tuple[Views, Problem]:
-    """Check the arguments of the public function. Raises InputError."""
-    view = tensor.view
+    """The same for arguments in the order of `ARGUMENTS`. Raises InputError."""
     try:
-        views = Views(
-            *(view(q, "q"), view(kv, "kv"), view(out, "out"), view(dout, "dout"), view(lse, "lse")),
-            view(indices, "indices"),
-            None if topk_length is None else view(topk_length, "topk_length"),
-            None if attn_sink is None else view(attn_sink, "attn_sink"),
-            *(None, None, None, None, None),
-        )
-        shared = mla.read_problem(
-            *(views.q, views.kv, views.indices, views.topk_length, views.attn_sink),
-            *(sm_scale, causal, q_start, k_stride, lse_base),
-        )
+        views = ARGUMENTS.seen(inputs)
+        shared = mla.read_problem(ARGUMENTS, views, views.attn_sink, options)
         mla.check_array(views.out, "out", shared.out_shape, shared.dtype, views.q, "rows")
         mla.check_array(views.dout, "dout", shared.out_shape, shared.dtype, views.q, "rows")
         mla.check_array(views.lse, "lse", shared.head_shape, "float32", views.q, "free")
-        problem = Problem(
-            shared,
-            mla.flag("deterministic", deterministic),
-            attn_dist is not None,
-            mla.choice("dkv_dtype", dkv_dtype, (None, "float32")) or shared.dtype,
-            views.kv.shape,
-        )
-        if any(array is not None for array in (attn_dist, dq, dkv, d_sink, workspace)):
+        attn_dist, dq, dkv, d_sink, workspace = outputs
+        dkv_dtype = shared.options.dkv_dtype or shared.dtype
+        problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape)
+        if any(array is not None for array in outputs):
             _read_outputs(views, problem, attn_dist, dq, dkv, d_sink, workspace)
-        if check_indices is not False and mla.flag("check_indices", check_indices):
-            mla.check_index_values(views.indices, views.topk_length, shared.s_kv, stream)
+        if check_indices is not False:
+            mla.check_index_values(check_indices, views, shared.s_kv, stream)
     except InputError as error:
         raise mla.attributed(error, OPERATOR) from None
     return views, problem
@@ -116,22 +103,12 @@ def _read_outputs(
     shared = problem.shared
     if d_sink is not None and not shared.has_sink:
         raise InputError("d_sink", "None without attn_sink", "an array")
-    dist_shape = (*shared.query_shape, shared.topk)
-    views.attn_dist = mla.check_output(attn_dist, "attn_dist", dist_shape, "float32", views.q, "lists")
+    views.attn_dist = mla.check_output(attn_dist, "attn_dist", shared.slot_shape, "float32", views.q, "lists")
     views.dq = mla.check_output(dq, "dq", views.q.shape, shared.dtype, views.q, "rows")
     views.dkv = mla.check_output(dkv, "dkv", problem.dkv_shape, problem.dkv_dtype, views.q, "rows")
     views.d_sink = mla.check_output(d_sink, "d_sink", (shared.h_q,), "float32", views.q, "free")
     views.workspace = _read_workspace(workspace, views.q)
-    mla.check_overlap(
-        (
-            *(("attn_dist", views.attn_dist), ("dq", views.dq), ("dkv", views.dkv), ("d_sink", views.d_sink)),
-            ("workspace", views.workspace),
-        ),
-        (
-            *(("q", views.q), ("kv", views.kv), ("out", views.out), ("dout", views.dout), ("lse", views.lse)),
-            *(("indices", views.indices), ("topk_length", views.topk_length), ("attn_sink", views.attn_sink)),
-        ),
-    )
+    mla.check_overlap(ARGUMENTS, views)
 
 
 def _read_workspace(array: Any, like: View) -> View | None:

@@ -12,7 +12,8 @@ __all__ = ["sparse_mla_bwd_phase1"]
 
 
 def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(**arguments), stream)
+    views, problem = spec.read(**arguments, stream=stream)
+    return run.prepare(views, problem, stream)
 
 
 @mla.public(_prepare)
@@ -67,7 +68,6 @@ def sparse_mla_bwd_phase1(
 
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), its lines up to the scores.
     """
-    views, problem = spec.read(
-        *(q, kv, out, dout, indices, topk_length, causal, q_start, k_stride), *(p, delta, check_indices)
-    )
+    inputs = (q, kv, out, dout, indices, topk_length)
+    views, problem = spec.checked(inputs, (causal, q_start, k_stride), (p, delta), check_indices, stream)
     return run.call(views, problem, stream)

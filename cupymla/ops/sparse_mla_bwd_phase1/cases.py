@@ -9,8 +9,9 @@ import numpy as np
 from .. import mla_cases
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
+from .spec import ARGUMENTS
 
-OUTPUTS = ("p", "delta")
+OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
 CASES: tuple[MlaCase, ...] = mla_cases.COMMON
@@ -20,7 +21,8 @@ BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512,
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `sparse_mla_bwd_phase1`, by parameter name."""
-    return mla_cases.phase1_inputs(case, seed, xp)
+    taken = {*ARGUMENTS.inputs, *ARGUMENTS.options}
+    return {name: value for name, value in mla_cases.backward_inputs(case, seed, xp).items() if name in taken}
 
 
 def flops(case: MlaCase) -> float:

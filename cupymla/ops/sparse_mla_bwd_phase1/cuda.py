@@ -14,9 +14,9 @@ from ...tensor import View
 from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record, tiles
 from ..head_tiles import head_tiles
-from ..mla import MlaProblem, lead_strides
+from ..mla import lead_strides
 from . import plan
-from .spec import OPERATOR, Views
+from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, Any]
 
@@ -40,7 +40,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-def parameters(chosen: plan.Plan, problem: MlaProblem, views: Views, outputs: Sequence[View]) -> Parameters:
+def parameters(chosen: plan.Plan, problem: Problem, views: Views, outputs: Sequence[View]) -> Parameters:
     """The record without addresses.
 
     Args:
@@ -50,8 +50,8 @@ def parameters(chosen: plan.Plan, problem: MlaProblem, views: Views, outputs: Se
         outputs: p and delta.
     """
     record = Parameters(
-        q_start=problem.q_start,
-        k_stride=problem.k_stride,
+        q_start=problem.options.q_start,
+        k_stride=problem.options.k_stride,
         s_q=problem.s_q,
         s_kv=problem.s_kv,
         h_q=problem.h_q,
@@ -61,7 +61,7 @@ def parameters(chosen: plan.Plan, problem: MlaProblem, views: Views, outputs: Se
         groups=chosen.shares.groups,
         group_tokens=chosen.shares.group_tokens,
         shares=chosen.shares.ctas,
-        causal=int(problem.causal),
+        causal=int(problem.options.causal),
     )
     out, dout = (tuple(2 * stride for stride in lead_strides(view, problem)) for view in (views.out, views.dout))
     record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = out
@@ -83,7 +83,7 @@ class Binding:
         launcher: the laid-out launch; None when there is no query.
     """
 
-    def __init__(self, problem: MlaProblem, device: Device, views: Views, outputs: Sequence[View]) -> None:
+    def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
         self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
         self._problem = problem
         self._parameters = parameters(self.plan, problem, views, outputs)
@@ -130,20 +130,14 @@ class Binding:
 _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int | None) -> OutputArrays:
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
     wanted = ((*problem.head_shape, problem.topk), "float32"), (problem.head_shape, "float32")
     return OutputArrays(views.q, wanted, (views.p, views.delta), stream)
 
 
-def _given(views: Views) -> list[View]:
-    """Every array of the caller's, q first."""
-    given = [views.q, views.kv, views.out, views.dout, views.indices]
-    return given + [view for view in (views.topk_length, views.p, views.delta) if view is not None]
-
-
-def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+def call(views: Views, problem: Problem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    given = _given(views)
+    given = ARGUMENTS.given(views)
     pointer = tensor.launch_stream(given, stream)
     arrays = _outputs(views, problem, None if stream is None else pointer)
     key = problem, views.q.device.index, arrays.layouts, views.out.strides, views.dout.strides
@@ -157,7 +151,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     return arrays.finish()  # type: ignore[no-any-return]
 
 
-def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
     """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
 
     def bind(arrays: OutputArrays, _: int) -> tuple[Binding, None]:
@@ -165,4 +159,4 @@ def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel
         binding.point(views, arrays.pointers)
         return binding, None
 
-    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), bind)
+    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), bind)

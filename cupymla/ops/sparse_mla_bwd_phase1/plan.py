@@ -9,9 +9,9 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..kv_rows import KvRows, kv_rows
-from ..mla import D_QK, DTYPES, MlaProblem
+from ..mla import D_QK, DTYPES
 from ..shares import Shares, shares
-from .spec import OPERATOR
+from .spec import OPERATOR, Problem
 
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
@@ -49,7 +49,7 @@ class Plan:
         return self.shares.ctas * self.head_blocks * PAIR_CTAS
 
 
-def plan(problem: MlaProblem, arch: Arch, multiprocessors: int) -> Plan:
+def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """Choose the kernel and its grid, for a GPU with that many multiprocessors.
 
     Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large.

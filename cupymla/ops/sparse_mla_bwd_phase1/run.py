@@ -4,47 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import tensor
-from ..mla import CpuOutput, MlaProblem
+from ..mla import CpuOutput
 from ..mla_reference import stored
 from ..operator import CpuCall, Prepared
 from . import cuda, reference
-from .spec import Views
+from .spec import ARGUMENTS, Problem, Views
 
 Result = tuple[Any, Any]
 
 
-def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+def call(views: Views, problem: Problem, stream: object) -> Result:
     """One call. `stream` as the public function takes it; it means nothing on the CPU."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)()
     return cuda.call(views, problem, stream)
 
 
-def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
+def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
     return cuda.prepare(views, problem, stream)
 
 
-def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:
+def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
     p = CpuOutput("p", views.p, views.q)
     delta = CpuOutput("delta", views.delta, views.q)
 
     def run() -> Result:
-        array = tensor.to_numpy
-        values = reference.sparse_mla_bwd_phase1(
-            array(views.q),
-            array(views.kv),
-            array(views.out),
-            array(views.dout),
-            array(views.indices),
-            topk_length=None if views.topk_length is None else array(views.topk_length),
-            causal=problem.causal,
-            q_start=problem.q_start,
-            k_stride=problem.k_stride,
-        )
+        values = reference.sparse_mla_bwd_phase1(**ARGUMENTS.by_name(views, problem.options))
         return p.write(stored(values[0], "float32")), delta.write(stored(values[1], "float32"))
 
     return CpuCall(run)

@@ -17,11 +17,7 @@ def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]
     return run.prepare(views, problem, stream)
 
 
-_repeats = Repeats(
-    ("q", "kv", "indices", "topk_length", "attn_sink"),
-    ("sm_scale", "causal", "q_start", "k_stride", "lse_base"),
-    run.ready,
-)
+_repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
 
 
 @mla.public(_prepare)
@@ -88,26 +84,11 @@ def sparse_mla_fwd(
     Source: multi-head latent attention in its absorbed form, DeepSeek-V2 (arXiv:2405.04434) section 2.1; token
     selection, DeepSeek-V3.2; the interface follows FlashMLA's sparse prefill.
     """
+    inputs = (q, kv, indices, topk_length, attn_sink)
+    options = (causal, q_start, k_stride, sm_scale, lse_base)
     if stream is None and out is None and max_logits is None and lse is None and check_indices is False:
-        arrays = (q, kv, indices, topk_length, attn_sink)
-        again: tuple[Any, Any, Any] | None = _repeats(arrays, (sm_scale, causal, q_start, k_stride, lse_base))
+        again: tuple[Any, Any, Any] | None = _repeats(inputs, options)
         if again is not None:
             return again
-    views, problem = spec.read(
-        q,
-        kv,
-        indices,
-        sm_scale,
-        topk_length,
-        attn_sink,
-        causal,
-        q_start,
-        k_stride,
-        lse_base,
-        out,
-        max_logits,
-        lse,
-        check_indices,
-        stream,
-    )
+    views, problem = spec.checked(inputs, options, (out, max_logits, lse), check_indices, stream)
     return run.call(views, problem, stream)

@@ -18,9 +18,9 @@ from ...tensor import View
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
-from ..mla import MlaProblem, lead_strides
+from ..mla import lead_strides
 from . import blackwell_plan, plan
-from .spec import Views
+from .spec import OPERATOR, Problem, Views
 
 _OPTIONAL = (*((name, ctypes.c_void_p) for name in ("indices", "topk_length", "attn_sink")),)
 _OUTPUTS = (*((name, ctypes.c_void_p) for name in ("out", "max_logits", "lse")),)
@@ -77,7 +77,7 @@ def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
     return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster=cluster)
 
 
-def running_plan(problem: MlaProblem, device: Device) -> plan.Plan:
+def running_plan(problem: Problem, device: Device) -> plan.Plan:
     """The plan for a Hopper GPU, whose clusters, if it has any, all run at once as the driver has it."""
     without: set[int] = set()
     while True:
@@ -90,7 +90,7 @@ def running_plan(problem: MlaProblem, device: Device) -> plan.Plan:
         without.add(chosen.parts)
 
 
-def running_blackwell_plan(problem: MlaProblem, device: Device) -> blackwell_plan.BlackwellPlan:
+def running_blackwell_plan(problem: Problem, device: Device) -> blackwell_plan.BlackwellPlan:
     """The same for a Blackwell GPU."""
     without: set[int] = set()
     while True:
@@ -115,7 +115,7 @@ class Binding(ABC):
 
     def __init__(
         self,
-        problem: MlaProblem,
+        problem: Problem,
         source: KernelSource,
         heads: int,
         parameters: Parameters | BlackwellParameters,
@@ -149,7 +149,7 @@ class Binding(ABC):
         if self._q_ptr != views.q.ptr:
             problem = self._problem
             request = head_tiles(problem, views.q.ptr, problem.q_strides, problem.d_qk, self._heads)
-            self.launcher.replace(0, tiles(request, "q", plan.OPERATOR))
+            self.launcher.replace(0, tiles(request, "q", OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
 
@@ -166,7 +166,7 @@ class Binding(ABC):
 class HopperBinding(Binding):
     """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
 
-    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
+    def __init__(self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
         chosen = running_plan(problem, device)
         kv_batch, kv_token = problem.kv_strides
         self._record = Parameters(
@@ -189,7 +189,7 @@ class HopperBinding(Binding):
 class BlackwellBinding(Binding):
     """Of a Blackwell kernel: pairs of CTAs, or CTAs by themselves."""
 
-    def __init__(self, problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
+    def __init__(self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
         chosen = running_blackwell_plan(problem, device)
         self._rows: KvRows = chosen.rows
         self._keys_ptr: int | None = None
@@ -208,18 +208,19 @@ class BlackwellBinding(Binding):
         # Without tokens no row is ever asked for, but a map has to have an address.
         ptr = views.kv.ptr if self._problem.s_kv else views.q.ptr
         if self._keys_ptr != ptr:
-            launcher.replace(1, tiles(self._rows.tiles(ptr), "kv", plan.OPERATOR))
+            launcher.replace(1, tiles(self._rows.tiles(ptr), "kv", OPERATOR))
             self._keys_ptr = ptr
 
 
-def bind(problem: MlaProblem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> Binding:
+def bind(problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> Binding:
     """The binding of a device's kernel. Raises UnsupportedError when it has none, CompileError, DriverError."""
     is_blackwell = driver.arch_of(device).name in plan.BLACKWELL
     return (BlackwellBinding if is_blackwell else HopperBinding)(problem, device, outputs, sink_stride)
 
 
-def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:
+def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:
     """What the parameter records of all kernels have, by name, but for addresses."""
+    options = problem.options
     indices_batch, indices_query = problem.indices_strides
     length_batch, length_query = problem.topk_length_strides
     out_batch, out_query, out_head = lead_strides(outputs[0], problem)
@@ -240,13 +241,13 @@ def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: 
         "lse_batch": lse_batch,
         "lse_query": lse_query,
         "lse_head": lse_head,
-        "q_start": problem.q_start,
-        "k_stride": problem.k_stride,
+        "q_start": options.q_start,
+        "k_stride": options.k_stride,
         "s_q": problem.s_q,
         "s_kv": problem.s_kv,
         "h_q": problem.h_q,
         "topk": problem.topk,
-        "causal": int(problem.causal),
-        "scale_log2": problem.sm_scale * math.log2(math.e),
-        "lse_unit": 1.0 if problem.lse_base == "2" else math.log(2.0),
+        "causal": int(options.causal),
+        "scale_log2": options.scale(problem.d_qk) * math.log2(math.e),
+        "lse_unit": 1.0 if options.lse_base == "2" else math.log(2.0),
     }

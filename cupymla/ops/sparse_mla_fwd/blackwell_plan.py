@@ -13,8 +13,8 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import UnsupportedError
 from ..kv_rows import KvRows, kv_rows
-from ..mla import MlaProblem
 from . import plan
+from .spec import OPERATOR, Problem
 
 _CTA_SLOTS = 64  # slots of a KV block for each CTA of an item
 
@@ -77,9 +77,7 @@ def parts(items: int, topk: int, multiprocessors: int, ctas: int, without: Colle
     return plan.cheapest_parts(-(-topk // (_CTA_SLOTS * ctas)), merge_blocks, sizes, without)
 
 
-def blackwell_plan(
-    problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()
-) -> BlackwellPlan:
+def blackwell_plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> BlackwellPlan:
     """Choose the kernel and its grid, for a GPU with that many multiprocessors; `without` as `parts` takes it.
 
     Raises UnsupportedError when the architecture has no such kernel, or the problem is too large to number.
@@ -87,15 +85,15 @@ def blackwell_plan(
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens * problem.h_q > plan.MAX_CTAS:
         limit = f"up to {plan.MAX_CTAS} heads in all"
-        raise UnsupportedError(f"{plan.OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, limit)
+        raise UnsupportedError(f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, limit)
     ctas = item_ctas(problem.h_q)
     heads = ctas * plan.BLACKWELL_CTA_HEADS
     head_blocks = max(1, -(-problem.h_q // heads))
     items = tokens * head_blocks
     split = parts(items, problem.topk, multiprocessors, ctas, without)
     clusters = max(1, min(items, multiprocessors // ctas))
-    any_scale = problem.sm_scale < plan.SMALLEST_SCALE
+    any_scale = problem.options.scale(problem.d_qk) < plan.SMALLEST_SCALE
     source = plan.variant(
         arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1
     )
-    return BlackwellPlan(source, tokens, ctas, head_blocks, split, clusters, kv_rows(problem, plan.OPERATOR))
+    return BlackwellPlan(source, tokens, ctas, head_blocks, split, clusters, kv_rows(problem, OPERATOR))

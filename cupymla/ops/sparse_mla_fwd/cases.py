@@ -9,8 +9,9 @@ import numpy as np
 from .. import mla_cases
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
+from .spec import ARGUMENTS
 
-OUTPUTS = ("out", "max_logits", "lse")
+OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
 
 

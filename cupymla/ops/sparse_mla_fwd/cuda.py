@@ -8,9 +8,8 @@ from typing import Any
 from ... import driver, tensor
 from ...tensor import View
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo
-from ..mla import MlaProblem
 from .binding import Binding, Parameters, bind, record
-from .spec import Views
+from .spec import ARGUMENTS, Problem, Views
 
 __all__ = ["Binding", "Parameters", "bind", "call", "prepare", "record"]
 
@@ -20,30 +19,21 @@ Result = tuple[Any, Any, Any]
 _memo: ThreadMemo[Binding] = ThreadMemo()
 
 
-def _wanted(problem: MlaProblem) -> tuple[tuple[tuple[int, ...], str], ...]:
+def _wanted(problem: Problem) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Shapes and dtypes of the outputs."""
     statistics = (problem.head_shape, "float32")
     return (problem.out_shape, problem.dtype), statistics, statistics
 
 
-def _outputs(views: Views, problem: MlaProblem, stream: int | None, current: bool = False) -> OutputArrays:
+def _outputs(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
     return OutputArrays(views.q, _wanted(problem), (views.out, views.max_logits, views.lse), stream, current)
-
-
-def _given(views: Views) -> list[View]:
-    """Every array of the caller's, q first."""
-    given = [views.q, views.kv, views.indices]
-    for view in (views.topk_length, views.attn_sink, views.out, views.max_logits, views.lse):
-        if view is not None:
-            given.append(view)
-    return given
 
 
 def _sink_stride(views: Views) -> int:
     return 0 if views.attn_sink is None else views.attn_sink.strides[0]
 
 
-def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays, stream: int) -> None:
+def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     binding = _memo.entries.get(key)
     if binding is None:
         binding = _memo.add(key, bind(problem, views.q.device, arrays.views, _sink_stride(views)))
@@ -51,9 +41,9 @@ def _launch(key: object, views: Views, problem: MlaProblem, arrays: OutputArrays
     binding.launch(stream)
 
 
-def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+def call(views: Views, problem: Problem, stream: object) -> Result:
     """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    given = _given(views)
+    given = ARGUMENTS.given(views)
     pointer = tensor.launch_stream(given, stream)
     device = views.q.device
     current = driver.is_current(device.index)
@@ -68,7 +58,7 @@ def call(views: Views, problem: MlaProblem, stream: object) -> Result:
     return arrays.finish()  # type: ignore[no-any-return]
 
 
-def ready(views: Views, problem: MlaProblem) -> ReadyKernel:
+def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
     def bound(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
@@ -83,7 +73,7 @@ def ready(views: Views, problem: MlaProblem) -> ReadyKernel:
     return ReadyKernel(views.q, _wanted(problem), bound)
 
 
-def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel[Result]:
+def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
     """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
 
     def pointed(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
@@ -91,4 +81,4 @@ def prepare(views: Views, problem: MlaProblem, stream: object) -> PreparedKernel
         binding.point(views, arrays.pointers)
         return binding, None
 
-    return PreparedKernel(_given(views), stream, lambda own: _outputs(views, problem, own), pointed)
+    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), pointed)

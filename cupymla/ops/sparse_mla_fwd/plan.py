@@ -9,10 +9,10 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..mla import D_QK, DTYPES, MlaProblem
+from ..mla import D_QK, DTYPES
 from ..shares import Shares, shares
+from .spec import OPERATOR, Problem
 
-OPERATOR = "sparse_mla_fwd"
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and blocks of heads lie (CUDA C++ Programming Guide)."""
 
@@ -101,7 +101,7 @@ def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] =
     return cheapest_parts(-(-topk // _PAIR_SLOTS), _MERGE_PAIRS, sizes, without)
 
 
-def plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
+def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
     """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors, without clusters of some sizes.
 
     `blackwell_plan` has Blackwell's.
@@ -115,7 +115,7 @@ def plan(problem: MlaProblem, arch: Arch, multiprocessors: int, without: Collect
         raise UnsupportedError(
             f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
         )
-    any_scale = problem.sm_scale < SMALLEST_SCALE
+    any_scale = problem.options.scale(problem.d_qk) < SMALLEST_SCALE
     heads = cta_heads(problem.h_q)
     head_blocks = -(-problem.h_q // heads)
     split = parts(tokens * head_blocks, problem.topk, multiprocessors, without)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import tensor
-from ..mla import CpuOutput, MlaProblem
+from ..mla import CpuOutput
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
 from . import cuda, reference
-from .spec import Views, read
+from .spec import ARGUMENTS, Problem, Views, read
 
 Result = tuple[Any, Any, Any]
 
 
-def call(views: Views, problem: MlaProblem, stream: object) -> Result:
+def call(views: Views, problem: Problem, stream: object) -> Result:
     """One call. `stream` as the public function takes it; it means nothing on the CPU."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)()
@@ -27,32 +26,20 @@ def ready(**arguments: Any) -> Callable[[], Result]:
     return cuda.ready(*read(**arguments))
 
 
-def prepare(views: Views, problem: MlaProblem, stream: object) -> Prepared[Result]:
+def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     """A call bound to its arrays, to be run again and again."""
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
     return cuda.prepare(views, problem, stream)
 
 
-def _on_cpu(views: Views, problem: MlaProblem) -> CpuCall[Result]:
+def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
     out = CpuOutput("out", views.out, views.q)
     max_logits = CpuOutput("max_logits", views.max_logits, views.q)
     lse = CpuOutput("lse", views.lse, views.q)
 
     def run() -> Result:
-        array = tensor.to_numpy
-        values = reference.sparse_mla_fwd(
-            array(views.q),
-            array(views.kv),
-            array(views.indices),
-            sm_scale=problem.sm_scale,
-            topk_length=None if views.topk_length is None else array(views.topk_length),
-            attn_sink=None if views.attn_sink is None else array(views.attn_sink),
-            causal=problem.causal,
-            q_start=problem.q_start,
-            k_stride=problem.k_stride,
-            lse_base=problem.lse_base,
-        )
+        values = reference.sparse_mla_fwd(**ARGUMENTS.by_name(views, problem.options))
         return (
             out.write(stored(values[0], numpy_dtype(problem.dtype))),
             max_logits.write(stored(values[1], "float32")),

@@ -42,14 +42,7 @@ def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[A
     return run.prepare(views, outline.problem, stream)
 
 
-_repeats = Repeats(
-    (
-        *("query", "k_cache", "v_cache", "block_tables", "context_lens", "pos_bias_u", "matrix_bd", "rel_bias"),
-        *("pos_bias_v", "pos_emb", "alibi_slopes", "k_scale", "v_scale"),
-    ),
-    ("scale", "rel_extend", "bias_scaled", "kv_layout", "kv_dtype", "return_lse", "lse_base"),
-    run.ready,
-)
+_repeats = Repeats(spec.INPUTS, spec.OPTIONS, run.ready)
 
 
 def _varies(scale: Any) -> bool:

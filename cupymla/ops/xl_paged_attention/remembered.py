@@ -22,13 +22,9 @@ from ..gpu import ThreadMemo
 from . import spec
 from .spec import Outline, Views
 
-_ARRAYS = Views.__slots__
+_ARRAYS = (*spec.INPUTS, *spec.OUTPUTS)
 _SCALES = ("k_scale", "v_scale")
-_OUTPUTS = ("out", "lse")
-_OPTIONS = (
-    *("scale", "rel_extend", "bias_scaled", "kv_layout"),
-    *("kv_dtype", "return_lse", "lse_base", "check_indices"),
-)
+_OPTIONS = (*spec.OPTIONS, "check_indices")
 # Options of other types may compare as they like.
 _PLAIN = frozenset((type(None), bool, int, float, str, np.float64, np.float32))
 _NUMBERS = (float, int, np.floating, np.integer)
@@ -77,7 +73,7 @@ def _look(arguments: Mapping[str, Any]) -> tuple[_Seen, object]:
                 seen.append(number)
                 layouts.append(number == 1.0)
                 continue
-            one = tensor.view_output(array, name) if name in _OUTPUTS else tensor.view(array, name)
+            one = tensor.view_output(array, name) if name in spec.OUTPUTS else tensor.view(array, name)
             if device is None:
                 device = one.device
             elif one.device is not device and one.device != device:

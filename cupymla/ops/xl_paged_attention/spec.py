@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,13 @@ class Views:
     v_scale: float | View
     out: View | None
     lse: View | None
+
+
+OUTPUTS = ("out", "lse")
+INPUTS = tuple(entry.name for entry in fields(Views) if entry.name not in OUTPUTS)
+
+OPTIONS = ("scale", "rel_extend", "bias_scaled", "kv_layout", "kv_dtype", "return_lse", "lse_base")
+"""What else a call depends on."""
 
 
 @dataclass(slots=True, eq=False)

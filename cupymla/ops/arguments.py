@@ -1,0 +1,238 @@
+"""What an operator takes, said once: its arrays and its options.
+
+An operator's `spec` declares a class `Views`, an array per field, a class `Options`, an option per field with its
+default and its check, and joins them:
+
+    ARGUMENTS = Arguments("attn_dist", Views, Options, results=("dist",))
+
+The names and the order of everything that goes from room to room (what is remembered of a call, what the reference is
+given, what may not overlap, what bridges to frameworks declare) are read off it. The public signature is written out
+all the same, for those who read it; tests/ops/test_options.py holds the two together.
+
+`check_indices`, `stream` and `workspace` are about how a call runs. They are neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter, index
+from types import NoneType
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from .. import tensor
+from ..errors import InputError, shown
+from ..tensor import View
+
+ViewsT = TypeVar("ViewsT")
+OptionsT = TypeVar("OptionsT")
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+
+class Check(Protocol):
+    """What an option may be."""
+
+    def __call__(self, argument: str, value: object) -> Any:
+        """The value as its field's type. Raises InputError, without an operator's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A bool, NumPy's included."""
+
+    def __call__(self, argument: str, value: object) -> bool:
+        """The value as bool. Raises InputError."""
+        if not isinstance(value, bool | np.bool_):
+            raise InputError(argument, "True or False", shown(value))
+        return bool(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer of these bounds, both included; a bool is none."""
+
+    low: int
+    high: int
+
+    def __call__(self, argument: str, value: object) -> int:
+        """The value as int. Raises InputError."""
+        expected = f"an integer from {self.low} to {self.high}"
+        if isinstance(value, bool | np.bool_):
+            raise InputError(argument, expected, shown(value))
+        try:
+            number = index(value)  # type: ignore[arg-type]
+        except Exception:
+            raise InputError(argument, expected, shown(value)) from None
+        if not self.low <= number <= self.high:
+            raise InputError(argument, expected, number)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number of at most 2**bits, sign aside; a bool or a text is none.
+
+    Attributes:
+        bits: of the bound.
+        optional: whether None is good, too.
+    """
+
+    bits: int
+    optional: bool = False
+
+    def __call__(self, argument: str, value: object) -> float | None:
+        """The value as float. Raises InputError."""
+        if value is None and self.optional:
+            return None
+        expected = f"a finite number, |{argument}| <= 2**{self.bits}"
+        if isinstance(value, bool | np.bool_ | str | bytes):
+            raise InputError(argument, expected, shown(value))
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except Exception:
+            raise InputError(argument, expected, shown(value)) from None
+        if not abs(number) <= 2.0**self.bits:
+            raise InputError(argument, expected, number)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words, None among them where it is listed."""
+
+    words: tuple[str | None, ...]
+
+    def __call__(self, argument: str, value: object) -> str | None:
+        """The word. Raises InputError."""
+        # A subclass of str may compare as it likes; its characters are what counts.
+        wanted = str.__str__(value) if isinstance(value, str) else value
+        if wanted is None or isinstance(wanted, str):
+            for word in self.words:
+                if wanted == word:
+                    return word
+        raise InputError(argument, " or ".join(repr(word) for word in self.words), shown(value))
+
+
+def option(default: Any, check: Check) -> Any:
+    """A field of an operator's `Options`: its default in the public signature, and what it may be."""
+    return field(default=default, metadata={"check": check})
+
+
+_PLAIN = frozenset({int, float, np.int32, np.int64, np.float32, np.float64, NoneType, bool, np.bool_, str})
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value of an option is what it is equal to. What else a caller comes with may change behind its hash."""
+    kind = type(value)
+    return kind in _PLAIN or isinstance(value, np.dtype) or (kind is type and issubclass(value, np.generic))  # type: ignore[arg-type]
+
+
+# Arguments -----------------------------------------------------------------------------------------------------------
+
+
+class Arguments(Generic[ViewsT, OptionsT]):
+    """The arguments of one operator.
+
+    Attributes:
+        operator: its name.
+        inputs: its input arrays, those that must be given first.
+        required: how many must be.
+        results: the output parameters, in the order in which the call returns them.
+        written: arrays that a call writes beside its results when it is given them.
+        has_workspace: whether it can be given memory to work in.
+        outputs: `written`, `results`, and the workspace, if there is one.
+        roles: of all arrays, `inputs` and `outputs`, the name and whether it is an output.
+        arrays: them, of a `Views`, in the same order.
+        options: everything else that a call depends on.
+        defaults: of the options, in order.
+        checks: of the options, in order.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        views: type[ViewsT],
+        options: type[OptionsT],
+        results: tuple[str, ...],
+        written: tuple[str, ...] = (),
+        has_workspace: bool = False,
+    ) -> None:
+        """Join the declarations.
+
+        Args:
+            operator: its name.
+            views: a dataclass, a field per array: the inputs that must be given; with None as default those that may be
+                left out, and the outputs.
+            options: a frozen dataclass, whose fields `option` made.
+            results: see above.
+            written: see above.
+            has_workspace: see above.
+        """
+        self.operator = operator
+        self.results = results
+        self.written = written
+        self.has_workspace = has_workspace
+        arrays: tuple[Any, ...] = fields(views)  # type: ignore[arg-type]
+        names = tuple(entry.name for entry in arrays)
+        self.outputs = (*written, *results, *(("workspace",) if has_workspace else ()))
+        self.inputs = names[: -len(self.outputs)]
+        if names != (*self.inputs, *self.outputs):
+            raise TypeError(f"{operator}: views end in {', '.join(self.outputs)}")
+        self.roles = tuple((name, name in self.outputs) for name in names)
+        self.arrays: Callable[[ViewsT], tuple[View | None, ...]] = attrgetter(*names)
+        self.required = sum(entry.default is MISSING for entry in arrays)
+        chosen: tuple[Any, ...] = fields(options)  # type: ignore[arg-type]
+        self.options = tuple(entry.name for entry in chosen)
+        self.defaults = tuple(entry.default for entry in chosen)
+        self.checks: tuple[Check, ...] = tuple(entry.metadata["check"] for entry in chosen)
+        self._optional = frozenset(self.inputs[self.required :])
+        self._views = views
+        self._options = options
+
+    # On the way in ---------------------------------------------------------------------------------------------------
+
+    def placed(self, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments by name as (inputs, options, outputs), in order, with what was left out.
+
+        Raises TypeError for a name that is none of these.
+        """
+        unknown = given.keys() - {*self.inputs, *self.outputs, *self.options}
+        if unknown:
+            raise TypeError(f"{self.operator}() has no argument {', '.join(sorted(unknown))}")
+        return (
+            tuple(map(given.get, self.inputs)),
+            tuple(map(given.get, self.options, self.defaults)),
+            tuple(map(given.get, self.outputs)),
+        )
+
+    def seen(self, inputs: Sequence[Any]) -> ViewsT:
+        """Views of the inputs, in order, and no outputs. Raises InputError, without an operator's name."""
+        view, views = tensor.view, []
+        for name, array in zip(self.inputs, inputs, strict=True):
+            views.append(None if array is None and name in self._optional else view(array, name))
+        return self._views(*views)
+
+    def chosen(self, values: Sequence[object]) -> OptionsT:
+        """The options, checked in order. Raises InputError, without an operator's name."""
+        checked = (check(name, value) for name, check, value in zip(self.options, self.checks, values, strict=True))
+        return self._options(*checked)
+
+    # On the way out --------------------------------------------------------------------------------------------------
+
+    def given(self, views: ViewsT) -> list[View]:
+        """Every array of the caller's, the first input first."""
+        given = []
+        for view in self.arrays(views):
+            if view is not None:
+                given.append(view)
+        return given
+
+    def by_name(self, views: ViewsT, options: object) -> dict[str, Any]:
+        """What the operator's reference takes: arrays in NumPy, those that are written among them, and all options."""
+        # `written` come first among the outputs.
+        arrays = zip((*self.inputs, *self.written), self.arrays(views), strict=False)
+        taken: dict[str, Any] = {name: tensor.to_numpy(seen) for name, seen in arrays if seen is not None}
+        return taken | {name: getattr(options, name) for name in self.options}
