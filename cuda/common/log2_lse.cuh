@@ -13,8 +13,8 @@ struct Log2Lse {
   float factor;  // between 2^-1 and 2 up to 2^24; 1 past 2^31
 };
 
-// `unit` and `unit_rest` add up to what turns the caller's units into those of log2. What they leave is 2^-49 of the
-// result: less than a float has past its point up to 2^24, and 1e-6 of a weight at 2^30.
+// `unit` and `unit_rest` add up to what turns the caller's units into those of log2. What they leave out is 2^-49 of
+// the result, which no weight shows up to 2^24; at 2^30 it is 1e-6 of a weight.
 __device__ __forceinline__ Log2Lse log2_lse(float lse, float unit, float unit_rest) {
   const float rounded = __fmul_rn(lse, unit);
   const float factor = accurate_exp2(-fmaf(lse, unit_rest, fmaf(lse, unit, -rounded)));

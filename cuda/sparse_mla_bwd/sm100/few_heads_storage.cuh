@@ -61,8 +61,8 @@ struct alignas(1024) FewHeadsStorage {
   // Of each head; lse and factor are what `Log2Lse` is, lse +inf where there is no head.
   float lse[Config::kHeads];
   float factor[Config::kHeads];
-  float share[Config::kHeads];                    // what the sink leaves of the softmax, times the factor
-  float distribution[Config::kSlots];             // sums over the second warpgroup's heads
+  float share[Config::kHeads];         // what the sink leaves of the softmax, times the factor
+  float distribution[Config::kSlots];  // sums over the second warpgroup's heads
   // A token is -1 where its slot is not valid.
   int32_t tokens[Config::kSets][Config::kSlots];
   uint32_t valid[Config::kSets][Config::kSlotWords];  // one bit per slot

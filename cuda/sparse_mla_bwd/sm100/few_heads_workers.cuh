@@ -67,8 +67,8 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
     Base::store_tiles(probabilities, gradients);
   }
 
-  // Adds to the distribution what this CTA's heads have in every slot, given P but for their factors. Each CTA adds once
-  // to a slot that was cleared, and the sum of two does not depend on their order.
+  // Adds to the distribution what this CTA's heads have in every slot, given P but for their factors. Each CTA adds
+  // once to a slot that was cleared, and the sum of two does not depend on their order.
   __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left,
                                                    const float (&probabilities)[kColumns]) const {
     float sum = 0.f;

@@ -17,8 +17,8 @@ struct Worker : PairWorker<Storage<Config>, Element> {
   using Base::own_column, Base::turn;
   using Base::arrive_at_both, Base::publish_to_both, Base::sum_own_channels;
 
-  // Of the head: lse and factor are what `Log2Lse` is, lse +inf where there is no head; share is what the sink leaves of
-  // the softmax, times the factor.
+  // Of the head: lse and factor are what `Log2Lse` is, lse +inf where there is no head; share is what the sink leaves
+  // of the softmax, times the factor.
   float lse, factor, share, delta;
   bool has_head;
   bool occupied;  // whether a block of this pass had a valid slot

@@ -7,6 +7,7 @@
 #include "../../common/narrow.cuh"
 #include "bias.cuh"
 #include "storage.cuh"
+#include "weights.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -159,9 +160,9 @@ struct PlainEngine {
       for (int step = 16; step > 0; step /= 2) top = max_nan(top, __shfl_xor_sync(kFullWarp, top, step));
       top = max_nan(top, row_max[row]);
       const float base = top == negative_infinity() ? 0.0f : top;
-      const float factor = exp2f(row_max[row] - base);
+      const float factor = power<Query>(row_max[row] - base);
       row_max[row] = top;
-      scores[row] = exp2f(score - base);
+      scores[row] = power<Query>(score - base);
       row_sum[row] = row_sum[row] * factor + scores[row];
 #pragma unroll
       for (int part = 0; part < Config::kLaneChannels; ++part) out[row][part] *= factor;
