@@ -18,6 +18,7 @@ from ...tensor import View
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
+from ..log2_scales import lse_scales
 from ..mla import MlaProblem, lead_strides
 from . import blackwell_plan, plan
 from .spec import Views
@@ -33,7 +34,8 @@ _STRIDES = (
     *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
 )
 _SIZES = (*((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),)
-_SCALES = (*((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),)
+_UNITS = ("scale_log2", "max_unit", "base_unit", "base_unit_rest", "lse_unit")
+_SCALES = tuple((name, ctypes.c_float) for name in _UNITS)
 
 
 class Parameters(ctypes.Structure):
@@ -225,6 +227,9 @@ def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: 
     out_batch, out_query, out_head = lead_strides(outputs[0], problem)
     logits_batch, logits_query, logits_head = lead_strides(outputs[1], problem)
     lse_batch, lse_query, lse_head = lead_strides(outputs[2], problem)
+    scales = lse_scales(problem.sm_scale, problem.lse_base)
+    # Where the scale may be of any sign, a kernel brings scores to units of log2 before it takes their maximum.
+    scales_first = problem.sm_scale < plan.SMALLEST_SCALE
     return {
         "indices_batch": indices_batch,
         "indices_query": indices_query,
@@ -247,6 +252,9 @@ def _common_fields(problem: MlaProblem, outputs: tuple[View, ...], sink_stride: 
         "h_q": problem.h_q,
         "topk": problem.topk,
         "causal": int(problem.causal),
-        "scale_log2": problem.sm_scale * math.log2(math.e),
+        "scale_log2": scales.score,
+        "max_unit": lse_scales(problem.sm_scale, "e").unit if scales_first else problem.sm_scale,
+        "base_unit": scales.unit,
+        "base_unit_rest": scales.unit_rest,
         "lse_unit": 1.0 if problem.lse_base == "2" else math.log(2.0),
     }
