@@ -10,6 +10,7 @@ import pytest
 
 from cupymla.emulate import Settings
 from cupymla.ops.mla_cases import sized
+from cupymla.ops.xl_paged_attention import cases as xl_cases
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
 from cupymla.testing.interpreted import interpreted
@@ -60,3 +61,26 @@ def test_forward(arch: str, heads: int, score: float, sm_scale: float) -> None:
     subject = Subject("sparse_mla_fwd")
     inputs = exact_inputs(subject, heads, score, dtype="float16")
     require(subject, arch, inputs | {"sm_scale": sm_scale})
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("score", "scale"), [(777.0, 1.0), (-1000.0, 1.0), (1024.0, 1024.0)])
+def test_paged(arch: str, score: float, scale: float) -> None:
+    """Weights, where an fp32 result shows them."""
+    case = xl_cases.make(
+        "dtypes",
+        "exact",
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=32,
+        context_lens=(37, 5),
+        dtype="float32",
+        kv_layout="NHD",
+    )
+    inputs = xl_cases.inputs(case, 3)
+    inputs["query"][:] = 0
+    inputs["query"][..., :2] = 1
+    keys = inputs["k_cache"]
+    keys[..., 0] = score
+    keys[..., 1] = -(np.arange(keys[..., 1].size) % 4).reshape(keys.shape[:-1])
+    require(Subject("xl_paged_attention"), arch, inputs | {"scale": scale})
