@@ -1,7 +1,7 @@
 // A head's lse in units of log2, for all architectures.
 #pragma once
 
-#include "math.cuh"
+#include "accurate_exp2.cuh"
 
 namespace cupymla {
 
