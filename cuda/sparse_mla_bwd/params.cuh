@@ -48,6 +48,8 @@ struct Parameters {
   int32_t followed;   // 1 where another kernel of the call comes next, else 0
   float sm_scale;
   float scale_log2;   // sm_scale * log2(e)
+  float unit;         // the largest part of what turns lse into units of log2, off as scale_log2 is by its rounding
+  float unit_rest;    // the rest of it
   float lse_to_log2;  // 1 for base 2, log2(e) for base e
   float sink_to_lse;  // log2(e) for base 2, 1 for base e
 };

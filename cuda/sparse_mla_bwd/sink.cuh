@@ -2,29 +2,14 @@
 // the share that one leaves, the term of a query.
 #pragma once
 
-#include "../common/math.cuh"
+#include "../common/accurate_exp2.cuh"
 #include "../common/sparse_query.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
-// 2^x to about one unit in the last place, where ex2.approx may be off by two: d_sink is fp32, and would show it. The
-// series of exp(f ln 2) for |f| <= 1/2; what it leaves out is below 2^-27.
-__device__ __forceinline__ float accurate_exp2(float x) {
-  const float clamped = x > 150.f ? 150.f : x < -150.f ? -150.f : x;  // infinities; NaN stays
-  const float whole = rintf(clamped), f = (clamped - whole) * kLn2;
-  float sum = 1.f / 5040.f;
-  sum = fmaf(sum, f, 1.f / 720.f);
-  sum = fmaf(sum, f, 1.f / 120.f);
-  sum = fmaf(sum, f, 1.f / 24.f);
-  sum = fmaf(sum, f, 1.f / 6.f);
-  sum = fmaf(sum, f, 0.5f);
-  sum = fmaf(sum, f, 1.f);
-  sum = fmaf(sum, f, 1.f);
-  return ldexpf(sum, static_cast<int>(whole));
-}
-
-// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity.
+// 1 / (1 + 2^x): what is left of a share when another one is 2^x times as large. Exact at +-infinity. The error of
+// ex2.approx would show in d_sink, which is fp32.
 __device__ __forceinline__ float left_share(float x) { return 1.f / (1.f + accurate_exp2(x)); }
 
 // lse of a head, as it was given.

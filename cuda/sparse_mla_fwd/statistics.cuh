@@ -8,8 +8,9 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// Over the slots of one CTA, or of all that share a query. Base and maximum in units of log2, the sum relative to the
-// base. Whether any slot is valid is told by the slots, not by the maximum: valid slots may all score -inf.
+// Over the slots of one CTA, or of all that share a query. The base in units of log2, the sum relative to it; the
+// maximum in the units that scores have when it is taken, as a rounding to other units would show in max_logits.
+// Whether any slot is valid is told by the slots, not by the maximum: valid slots may all score -inf.
 struct RowStatistics {
   float base, maximum, sum;
   bool occupied;
@@ -38,15 +39,25 @@ __device__ __forceinline__ RowStatistics read_statistics(const float4& place, ui
   return {values.x, values.y, values.z, values.w != 0.f};
 }
 
+// Base and logarithm of the sum, in units of lse. The base's unit is in two parts, so that only the result is rounded
+// where the base is large.
+template <typename Parameters>
+__device__ __forceinline__ float log_sum(const Parameters& params, const RowStatistics& row) {
+  const float whole = __fmul_rn(row.base, params.base_unit);
+  const bool is_finite = fabsf(whole) < positive_infinity();
+  const float lost = fmaf(row.base, params.base_unit_rest, fmaf(row.base, params.base_unit, -whole));
+  return whole + fmaf(log2f(row.sum), params.lse_unit, is_finite ? lost : 0.f);
+}
+
 // Writes lse and max_logits of one head.
 template <typename Parameters>
 __device__ __forceinline__ void store_statistics(const Parameters& params, const QueryPosition& position, int32_t head,
                                                  const RowStatistics& row) {
   const int64_t batch = position.batch, query = position.query;
   params.max_logits[batch * params.max_logits_batch + query * params.max_logits_query +
-                    head * params.max_logits_head] = row.maximum * kLn2;
+                    head * params.max_logits_head] = row.maximum * params.max_unit;
   params.lse[batch * params.lse_batch + query * params.lse_query + head * params.lse_head] =
-      row.occupied ? (row.base + log2f(row.sum)) * params.lse_unit : positive_infinity();
+      row.occupied ? log_sum(params, row) : positive_infinity();
 }
 
 // What turns the output accumulated relative to the base into the result; `empty` for a query without a valid slot.

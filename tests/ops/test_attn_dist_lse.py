@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupymla.emulate import Settings
-from cupymla.ops.attn_dist import records
+from cupymla.ops.log2_scales import log2_scales, lse_scales
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
@@ -43,7 +43,9 @@ def exact_inputs(score: float, sm_scale: float = 1.0, lse_base: str = "e") -> di
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize(("score", "sm_scale"), [(1024.0, 1.0), (16384.0, 1.0), (2.0**19, 1.0), (16384.0, 1 / 32)])
+@pytest.mark.parametrize(
+    ("score", "sm_scale"), [(1024.0, 1.0), (16384.0, 1.0), (2.0**19, 1.0), (16384.0, 1 / 32), (2.0**24, 1.0)]
+)
 def test_a_large_score_and_a_large_lse_lose_nothing_to_each_other(arch: str, score: float, sm_scale: float) -> None:
     """In natural units these differences are exact, so the law leaves no room: a kernel that takes them in others has
     to make up for what it rounds."""
@@ -72,9 +74,11 @@ def test_every_lse_means_what_the_reference_says(arch: str, lse_base: str, sm_sc
 @pytest.mark.parametrize("sm_scale", [1.0, -0.37, 576**-0.5, 2.0**126, 2.0**-126, 2.0**-127, 2.0**-149, 2.0**-160, 0.0])
 def test_scores_and_lse_are_scaled_alike(sm_scale: float, lse_base: str) -> None:
     """Both by log2(e), with the same error, however the former is rounded."""
-    scale_log2, unit, rest = records._factors(sm_scale, lse_base)
+    scale_log2, unit, rest = log2_scales(sm_scale, lse_base)
     assert scale_log2 == float(np.float32(sm_scale * math.log2(math.e)))
     of_lse = (unit + rest) * (1.0 if lse_base == "e" else math.log2(math.e))
     assert abs(of_lse / math.log2(math.e) - 1) <= 2.0**-24
     if abs(sm_scale) >= 2.0**-126:
         assert scale_log2 / sm_scale == pytest.approx(of_lse, rel=1e-15)
+    # What comes out again is the inverse.
+    assert (unit + rest) * sum(lse_scales(sm_scale, lse_base)[1:]) == pytest.approx(1, rel=1e-15)

@@ -36,7 +36,7 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../lse.cuh"
+#include "../../common/log2_lse.cuh"
 #include "config.cuh"
 #include "walk.cuh"
 

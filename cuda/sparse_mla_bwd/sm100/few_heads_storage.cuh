@@ -58,9 +58,11 @@ struct alignas(1024) FewHeadsStorage {
   float4 staging[2][Config::kWorkerColumns / 4][Config::kWorkerThreads];  // S and dP: for each worker its twin's part
 
   float delta[Config::kCluster][Config::kHeads];  // over each CTA's channels
-  float lse[Config::kHeads];                      // in units of log2
-  float share[Config::kHeads];                    // that the sink leaves
-  float distribution[Config::kSlots];             // sums over the second warpgroup's heads
+  // Of each head; lse and factor are what `Log2Lse` is, lse +inf where there is no head.
+  float lse[Config::kHeads];
+  float factor[Config::kHeads];
+  float share[Config::kHeads];         // what the sink leaves of the softmax, times the factor
+  float distribution[Config::kSlots];  // sums over the second warpgroup's heads
   // A token is -1 where its slot is not valid.
   int32_t tokens[Config::kSets][Config::kSlots];
   uint32_t valid[Config::kSets][Config::kSlotWords];  // one bit per slot

@@ -2,6 +2,7 @@
 // heads.
 #pragma once
 
+#include "../../common/log2_lse.cuh"
 #include "../sink.cuh"
 #include "few_heads_storage.cuh"
 #include "pair_worker.cuh"
@@ -20,10 +21,17 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
 
   // Before the first block. Q and dO are in shared memory from here on.
   __device__ __forceinline__ void begin(const QueryPosition& query) {
-    if (group == 0 && row < Config::kHeads && row < params.h_q) {
-      const float lse = read_lse(params, query, row);
-      storage.lse[row] = lse * params.lse_to_log2;
-      storage.share[row] = share_beside_sink(params, row, lse);
+    if (group == 0 && row < Config::kHeads) {
+      Log2Lse lse{positive_infinity(), 1.f};
+      float share = 1.f;
+      if (row < params.h_q) {
+        const float given = read_lse(params, query, row);
+        lse = log2_lse(given, params.unit, params.unit_rest);
+        share = share_beside_sink(params, row, given) * lse.factor;
+      }
+      storage.lse[row] = lse.rounded;
+      storage.factor[row] = lse.factor;
+      storage.share[row] = share;
     }
     storage.heads_full.wait(0);
     sum_own_channels(query, 0);
@@ -40,14 +48,12 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
     const uint32_t mask = (valid[warp] >> lane & 1u) != 0 ? (1u << heads) - 1 : 0u;
     float probabilities[kColumns], gradients[kColumns];
     Base::template sum_over_channels<0>(probabilities);
-    float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const float p = exp2_approx(fmaf(probabilities[i], params.scale_log2, -storage.lse[own_column + i]));
       probabilities[i] = (mask >> i & 1u) != 0 ? p : 0.f;
-      sum += probabilities[i];
     }
-    if (attn_dist != nullptr) add_distribution(attn_dist, slots_left, sum);
+    if (attn_dist != nullptr) add_distribution(attn_dist, slots_left, probabilities);
     Base::template sum_over_channels<1>(gradients);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -61,9 +67,15 @@ struct FewHeadsWorker : PairWorker<FewHeadsStorage<Config>, Element> {
     Base::store_tiles(probabilities, gradients);
   }
 
-  // Adds to the distribution what this CTA's heads have in every slot. Each CTA adds once to a slot that was cleared,
-  // and the sum of two does not depend on their order.
-  __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left, float sum) const {
+  // Adds to the distribution what this CTA's heads have in every slot, given P but for their factors. Each CTA adds
+  // once to a slot that was cleared, and the sum of two does not depend on their order.
+  __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left,
+                                                   const float (&probabilities)[kColumns]) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      sum = fmaf(probabilities[i], storage.factor[own_column + i], sum);
+    }
     if (group == 1) storage.distribution[row] = sum;
     named_barrier_sync(kWorkers, Config::kWorkerThreads);
     if (group == 0 && row < slots_left) reduce_add_float(start + row, sum + storage.distribution[row]);

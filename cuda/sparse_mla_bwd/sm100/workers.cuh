@@ -2,6 +2,7 @@
 // slots.
 #pragma once
 
+#include "../../common/log2_lse.cuh"
 #include "../../common/reduction.cuh"
 #include "../sink.cuh"
 #include "pair_worker.cuh"
@@ -16,7 +17,9 @@ struct Worker : PairWorker<Storage<Config>, Element> {
   using Base::own_column, Base::turn;
   using Base::arrive_at_both, Base::publish_to_both, Base::sum_own_channels;
 
-  float lse, share, delta;  // of the head; lse in units of log2, +inf where there is no head
+  // Of the head: lse and factor are what `Log2Lse` is, lse +inf where there is no head; share is what the sink leaves
+  // of the softmax, times the factor.
+  float lse, factor, share, delta;
   bool has_head;
   bool occupied;  // whether a block of this pass had a valid slot
 
@@ -28,13 +31,15 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     const uint32_t parity = pass & 1;
     const int32_t head = first_head + row;
     has_head = head < params.h_q;
-    lse = positive_infinity();
+    Log2Lse log2{positive_infinity(), 1.f};
     share = 1.f;
     if (has_head) {
       const float given = read_lse(params, query, head);
-      lse = given * params.lse_to_log2;
-      share = share_beside_sink(params, head, given);
+      log2 = log2_lse(given, params.unit, params.unit_rest);
+      share = share_beside_sink(params, head, given) * log2.factor;
     }
+    lse = log2.rounded;
+    factor = log2.factor;
     storage.heads_full.wait(parity);
     sum_own_channels(query, first_head);
     publish_to_both(storage.delta_full);
@@ -70,14 +75,14 @@ struct Worker : PairWorker<Storage<Config>, Element> {
     Base::store_tiles(probabilities, gradients);
   }
 
-  // Adds to the distribution what all heads of the pass have in this warpgroup's 16 slots. One thread of one CTA adds
-  // to a slot, in each pass.
+  // Adds to the distribution what all heads of the pass have in this warpgroup's 16 slots, given P but for the head's
+  // factor. One thread of one CTA adds to a slot, in each pass.
   __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left,
                                                    const float (&probabilities)[kColumns]) {
     float own = 0.f;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      float sum = probabilities[i];
+      float sum = probabilities[i] * factor;
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
       own = lane == i ? sum : own;

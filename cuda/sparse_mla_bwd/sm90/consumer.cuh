@@ -154,13 +154,15 @@ struct Consumer {
     return make_float2(static_cast<float>(elements[0]), static_cast<float>(elements[1]));
   }
 
-  // Leaves the sums of the block's P (without the sink) over each warp's heads in shared memory.
+  // Leaves the sums of the block's P (without the sink) over each warp's heads in shared memory. `scores` is P but for
+  // the factors of its heads.
   __device__ __forceinline__ void sum_over_heads() {
+    const float factor = storage.factor[row], factor_below = storage.factor[row + 8];
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
-        float sum = scores[i + column] + scores[i + column + 2];
+        float sum = fmaf(scores[i + column + 2], factor_below, scores[i + column] * factor);
         sum += __shfl_xor_sync(0xffffffffu, sum, 4);
         sum += __shfl_xor_sync(0xffffffffu, sum, 8);
         sum += __shfl_xor_sync(0xffffffffu, sum, 16);

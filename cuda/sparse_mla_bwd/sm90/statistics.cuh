@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/dot.cuh"
+#include "../../common/log2_lse.cuh"
 #include "../sink.cuh"
 #include "gradients.cuh"
 
@@ -17,7 +18,8 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
   const int quad_lane = threadIdx.x % 4;
   const int32_t head = first_head + row;
   const int64_t batch = query.batch, token = query.query;
-  float delta = 0.f, lse = positive_infinity(), share = 1.f;
+  Log2Lse lse{positive_infinity(), 1.f};
+  float delta = 0.f, share = 1.f;
   if (head < params.h_q) {
     const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
                          head * params.out_head_bytes;
@@ -29,13 +31,14 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
       delta += dot_eight<Element>(left, right);
     }
     const float given = read_lse(params, query, head);
-    lse = given * params.lse_to_log2;
+    lse = log2_lse(given, params.unit, params.unit_rest);
     share = share_beside_sink(params, head, given);
   }
   delta = quad_sum(delta);
   if (quad_lane == 0) {
-    storage.lse[row] = lse;
-    storage.share[row] = share;
+    storage.lse[row] = lse.rounded;
+    storage.factor[row] = lse.factor;
+    storage.share[row] = share * lse.factor;
     storage.delta[row] = delta;
   }
   named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);

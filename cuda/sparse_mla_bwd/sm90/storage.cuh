@@ -62,9 +62,10 @@ struct alignas(1024) Storage {
   uint8_t p[Config::kTileBytes];   // heads x slots
   uint8_t ds[Config::kTileBytes];  // heads x slots; first what P loses when it is rounded
 
-  // Of each head of the pass; lse in units of log2, +inf for heads there are not.
+  // Of each head of the pass; lse and factor are what `Log2Lse` is, lse +inf for heads there are not.
   float lse[Config::kHeads];
-  float share[Config::kHeads];  // what the sink leaves of the softmax
+  float factor[Config::kHeads];
+  float share[Config::kHeads];  // what the sink leaves of the softmax, times the factor
   float delta[Config::kHeads];
   float distribution[4][Config::kSlots];  // of the heads of each warp of consumer 0
 

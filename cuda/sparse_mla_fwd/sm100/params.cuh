@@ -31,6 +31,9 @@ struct Parameters {
   uint32_t items;        // queries of all batch entries x head_blocks
   int32_t causal;        // 0 or 1
   float scale_log2;      // sm_scale * log2(e)
+  float max_unit;        // natural units to a unit of a head's maximum
+  float base_unit;       // units of lse to one of a base, rounded
+  float base_unit_rest;  // what that rounding leaves
   float lse_unit;        // 1 for base 2, ln 2 for base e
 };
 

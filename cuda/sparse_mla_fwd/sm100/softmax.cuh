@@ -25,8 +25,8 @@ struct Softmax {
   const uint32_t tmem;                        // first lane of this warp
   Lengths<Storage> lengths;
 
-  // Exponentials are taken relative to `base` (../softmax.cuh), which is the same for all slots of a head.
-  // `row_max` is the true maximum, `row_sum` the sum of this thread's exponentials. All in units of log2.
+  // Exponentials are taken relative to `base` (../softmax.cuh), in units of log2, which is the same for all slots of a
+  // head. `row_max` is the true maximum, in units of scores, `row_sum` the sum of this thread's exponentials.
   float base, row_max, row_sum;
   bool occupied;  // whether this thread's slots of the query had a valid one
   uint32_t s_parity = 0, stats_parity = 1;
@@ -100,8 +100,9 @@ struct Softmax {
     arrive_at_leader(storage.s_free, place, lane);
 
     const float own_max = mask_and_maximum(scores, valid);
-    const float block_max = combine(own_max, [](float a, float b) { return max_nan(a, b); }) * score_unit();
-    row_max = max_nan(row_max, block_max);
+    const float largest = combine(own_max, [](float a, float b) { return max_nan(a, b); });
+    const float block_max = largest * score_unit();
+    row_max = max_nan(row_max, largest);
     const float new_base = next_base(base, block_max);
     uint32_t probabilities[kScores / 2];
     const float sum = exponentials(scores, probabilities, new_base);

@@ -30,8 +30,8 @@ struct Consumer {
   float output[kOutputs];
   float scores[kScores];
   uint32_t probabilities[kSteps][4];
-  // Exponentials are taken relative to `base` (softmax.cuh), which all blocks move. `row_max` is the true maximum and
-  // `row_sum` the sum of exponentials, both over the own blocks. All in units of log2.
+  // Exponentials are taken relative to `base` (softmax.cuh), in units of log2, which all blocks move. `row_max` is the
+  // true maximum, in units of scores, and `row_sum` the sum of exponentials, both over the own blocks.
   float base[2];
   float row_max[2];
   float row_sum[2];
@@ -179,8 +179,9 @@ struct Consumer {
       float m = max_nan(scores[2 * r], scores[2 * r + 1]);
 #pragma unroll
       for (int i = 4; i < kScores; i += 4) m = max_nan(m, max_nan(scores[i + 2 * r], scores[i + 2 * r + 1]));
-      block_max[r] = quad_max(m) * score_unit();
-      row_max[r] = max_nan(row_max[r], block_max[r]);
+      m = quad_max(m);
+      block_max[r] = m * score_unit();
+      row_max[r] = max_nan(row_max[r], m);
     }
   }
 

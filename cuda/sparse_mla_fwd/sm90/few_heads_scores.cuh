@@ -24,8 +24,8 @@ struct Scores {
   const int lane = threadIdx.x % 32;
 
   float scores[kScores];
-  // Per column, in units of log2. `base` is what exponentials are relative to (softmax.cuh), `maximum` the true
-  // maximum; all threads agree on both. `sum` is of this thread's exponentials.
+  // Per column. `base` is what exponentials are relative to (softmax.cuh), in units of log2, `maximum` the true
+  // maximum, in units of scores; all threads agree on both. `sum` is of this thread's exponentials.
   float base[kColumns];
   float maximum[kColumns];
   float sum[kColumns];
@@ -122,8 +122,9 @@ struct Scores {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const float4 warps = *reinterpret_cast<const float4*>(columns[column_of(j, lane)]);
-      block_max[j] = max_nan(max_nan(warps.x, warps.y), max_nan(warps.z, warps.w)) * score_unit();
-      maximum[j] = max_nan(maximum[j], block_max[j]);
+      const float largest = max_nan(max_nan(warps.x, warps.y), max_nan(warps.z, warps.w));
+      block_max[j] = largest * score_unit();
+      maximum[j] = max_nan(maximum[j], largest);
     }
   }
 

@@ -33,6 +33,9 @@ struct Parameters {
   int32_t prefetch_blocks;  // how many blocks ahead of the gather rows are brought into L2; 0 for not at all
   int32_t causal;       // 0 or 1
   float scale_log2;     // sm_scale * log2(e)
+  float max_unit;       // natural units to a unit of a head's maximum
+  float base_unit;      // units of lse to one of a base, rounded
+  float base_unit_rest; // what that rounding leaves
   float lse_unit;       // 1 for base 2, ln 2 for base e
 };
 

@@ -7,10 +7,11 @@
 // CTA come before its thread 0's arrival, by the barrier between them, and the last arrival before the reads.
 #pragma once
 
-#include "../../common/math.cuh"
+#include "../../common/accurate_exp2.cuh"
 #include "arrivals.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"
+#include "weights.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -36,7 +37,16 @@ struct Merge {
 
   // exp2(maximum - top) with weight 0 for parts that saw no score above -inf.
   static __device__ __forceinline__ float weight(float maximum, float top) {
-    return exp2_approx(maximum - (top == negative_infinity() ? 0.0f : top));
+    return power<Query>(excess(maximum, top));
+  }
+
+  static __device__ __forceinline__ float excess(float maximum, float top) {
+    return maximum - (top == negative_infinity() ? 0.0f : top);
+  }
+
+  // The same for sums that become lse, which is fp32 for every query.
+  static __device__ __forceinline__ float accurate_weight(float maximum, float top) {
+    return accurate_exp2(excess(maximum, top));
   }
 
   // Writes one element of the result.
@@ -89,7 +99,7 @@ struct Merge {
       for (int other = 1; other < kWarps; ++other) top = max_nan(top, storage.row_max[other][row]);
       float total = 0.0f;
       for (int other = 0; other < kWarps; ++other) {
-        total += storage.row_sum[other][row] * weight(storage.row_max[other][row], top);
+        total += storage.row_sum[other][row] * accurate_weight(storage.row_max[other][row], top);
       }
       storage.merged_max[row] = top;
       storage.merged_sum[row] = total;
@@ -258,7 +268,7 @@ struct Merge {
       float total = 0.0f;
       for (int part = lane; part < parts; part += 32) {
         const int place = part * rows + row;
-        total += storage.exchange[kMergeFloats / 2 + place] * weight(storage.exchange[place], top);
+        total += storage.exchange[kMergeFloats / 2 + place] * accurate_weight(storage.exchange[place], top);
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kFullWarp, total, step);

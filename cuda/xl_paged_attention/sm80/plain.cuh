@@ -7,6 +7,7 @@
 #include "../../common/narrow.cuh"
 #include "bias.cuh"
 #include "storage.cuh"
+#include "weights.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -146,12 +147,12 @@ struct PlainEngine {
     }
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      float score = negative_infinity();
+      float score = negative_infinity(), bias = 0.0f;
       if (exists && row < rows) {
         score = scores[row] * score_factor;
         if (params.bias_form != kNoBias) {
-          const BiasRow<Query> bias(params, segment.seq, first_head + row);
-          score = fmaf(bias.at(params, position, segment.count), params.bias_log2, score);
+          bias = BiasRow<Query>(params, segment.seq, first_head + row).at(params, position, segment.count);
+          score = fmaf(bias, params.bias_log2, score);
         }
       }
       float top = score;
@@ -159,9 +160,14 @@ struct PlainEngine {
       for (int step = 16; step > 0; step /= 2) top = max_nan(top, __shfl_xor_sync(kFullWarp, top, step));
       top = max_nan(top, row_max[row]);
       const float base = top == negative_infinity() ? 0.0f : top;
-      const float factor = exp2f(row_max[row] - base);
+      const float factor = power<Query>(row_max[row] - base);
       row_max[row] = top;
-      scores[row] = exp2f(score - base);
+      // What the score lost by its rounding would show in a weight; but past this a base lies too far from its score.
+      constexpr float kCoarseBase = 0x1p20f;
+      const float product_excess = fmaf(scores[row], score_factor, -base);
+      const float excess = params.bias_form == kNoBias ? product_excess : fmaf(bias, params.bias_log2, product_excess);
+      const bool is_plain = score == negative_infinity() || fabsf(base) > kCoarseBase;
+      scores[row] = power<Query>(is_plain ? score - base : excess);
       row_sum[row] = row_sum[row] * factor + scores[row];
 #pragma unroll
       for (int part = 0; part < Config::kLaneChannels; ++part) out[row][part] *= factor;

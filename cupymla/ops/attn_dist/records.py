@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
-
-import numpy as np
 
 from ...build.source import KernelSource
 from ...tensor import View
 from ..kv_rows import KvRows
+from ..log2_scales import log2_scales
 from ..mla import lead_strides
 from . import plan
 from .spec import Problem
@@ -23,8 +21,6 @@ _SHARED = (
     *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
     *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
 )
-
-_LEAST_PRECISE = 2.0**-126  # below it a float has fewer bits, and a score has no influence
 
 
 class Hopper(ctypes.Structure):
@@ -86,7 +82,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
     length_batch, length_query = problem.topk_length_strides
     lse_batch, lse_query, lse_head = lead_strides(lse, problem)
     dist_batch, dist_query, _ = lead_strides(dist, problem)
-    scale_log2, unit, unit_rest = _factors(options.scale(problem.d_qk), options.lse_base)
+    scales = log2_scales(options.scale(problem.d_qk), options.lse_base)
     return {
         "indices_batch": indices_batch,
         "indices_query": indices_query,
@@ -107,21 +103,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
         "slice_blocks": dealt.slice_blocks,
         "causal": int(options.causal),
         "normalize": int(options.normalize == "l1"),
-        "scale_log2": scale_log2,
-        "unit": unit,
-        "unit_rest": unit_rest,
+        "scale_log2": scales.score,
+        "unit": scales.unit,
+        "unit_rest": scales.unit_rest,
     }
-
-
-def _factors(sm_scale: float, lse_base: str) -> tuple[float, float, float]:
-    """What turns q.k into units of log2, and in two parts what turns an lse into them.
-
-    In fp32 the former is off by its rounding, which times a score of thousands is far too much. The latter is off by as
-    much in proportion: what remains of the error is that of the difference, which is small where a weight is not.
-    """
-    exact = sm_scale * math.log2(math.e)
-    scale_log2 = float(np.float32(exact))
-    bias = scale_log2 / exact if abs(scale_log2) >= _LEAST_PRECISE else 1.0
-    whole = (1.0 if lse_base == "2" else math.log2(math.e)) * bias
-    unit = float(np.float32(whole))
-    return scale_log2, unit, whole - unit

@@ -16,6 +16,7 @@ from ...tensor import Allocation, View
 from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record, tiles
 from ..head_tiles import head_tiles
+from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides
 from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views, require_workspace
@@ -43,7 +44,8 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
         *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
         *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
-        *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "lse_to_log2", "sink_to_lse")),
+        *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "unit", "unit_rest")),
+        *((name, ctypes.c_float) for name in ("lse_to_log2", "sink_to_lse")),
     )
 
 
@@ -57,6 +59,7 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     """
     problem, shared = chosen.problem, chosen.problem.shared
     options, scale = shared.options, shared.options.scale(shared.d_qk)
+    scales = log2_scales(scale, options.lse_base)
     record = Parameters(
         q_start=options.q_start,
         k_stride=options.k_stride,
@@ -68,7 +71,9 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         passes=chosen.passes,
         causal=int(options.causal),
         sm_scale=scale,
-        scale_log2=scale * math.log2(math.e),
+        scale_log2=scales.score,
+        unit=scales.unit,
+        unit_rest=scales.unit_rest,
         lse_to_log2=1.0 if options.lse_base == "2" else math.log2(math.e),
         sink_to_lse=math.log2(math.e) if options.lse_base == "2" else 1.0,
     )

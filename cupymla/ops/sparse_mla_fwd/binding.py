@@ -18,6 +18,7 @@ from ...tensor import View
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
+from ..log2_scales import lse_scales
 from ..mla import lead_strides
 from . import blackwell_plan, plan
 from .spec import OPERATOR, Problem, Views
@@ -33,7 +34,8 @@ _STRIDES = (
     *((name, ctypes.c_int64) for name in ("q_start", "k_stride")),
 )
 _SIZES = (*((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),)
-_SCALES = (*((name, ctypes.c_float) for name in ("scale_log2", "lse_unit")),)
+_UNITS = ("scale_log2", "max_unit", "base_unit", "base_unit_rest", "lse_unit")
+_SCALES = tuple((name, ctypes.c_float) for name in _UNITS)
 
 
 class Parameters(ctypes.Structure):
@@ -226,6 +228,10 @@ def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int
     out_batch, out_query, out_head = lead_strides(outputs[0], problem)
     logits_batch, logits_query, logits_head = lead_strides(outputs[1], problem)
     lse_batch, lse_query, lse_head = lead_strides(outputs[2], problem)
+    scale = options.scale(problem.d_qk)
+    scales = lse_scales(scale, options.lse_base)
+    # Where the scale may be of any sign, a kernel brings scores to units of log2 before it takes their maximum.
+    scales_first = scale < plan.SMALLEST_SCALE
     return {
         "indices_batch": indices_batch,
         "indices_query": indices_query,
@@ -248,6 +254,9 @@ def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int
         "h_q": problem.h_q,
         "topk": problem.topk,
         "causal": int(options.causal),
-        "scale_log2": options.scale(problem.d_qk) * math.log2(math.e),
+        "scale_log2": scales.score,
+        "max_unit": lse_scales(scale, "e").unit if scales_first else scale,
+        "base_unit": scales.unit,
+        "base_unit_rest": scales.unit_rest,
         "lse_unit": 1.0 if options.lse_base == "2" else math.log(2.0),
     }

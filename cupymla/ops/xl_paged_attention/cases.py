@@ -332,6 +332,9 @@ def _dtypes() -> Iterator[XlCase]:
     # Of four rows of lse, which the reference gets right to a third of the last place: it shows what is rounded twice.
     fields = _with(dtype="float32", kv_dtype="float8_e5m2", kv_layout="NHD", scales="head", context_lens=(64,))
     yield make("dtypes", "fp32_fp8_four_rows", **fields)
+    few = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5)}
+    for dtype, tag in (("float32", "fp32_fp8_few"), ("bfloat16", "fp8_few")):
+        yield make("dtypes", tag, **_with(**few, dtype=dtype, kv_dtype="float8_e4m3fn", kv_layout="NHD", scales="head"))
     for layout in ("NHD", "HND"):
         yield make("dtypes", f"fp8_{layout}", **_with(head_size=120, kv_dtype="float8_e4m3fn", kv_layout=layout))
     for bias in ("dense", "relative"):
