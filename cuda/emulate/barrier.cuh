@@ -10,7 +10,6 @@
 namespace cupymla::emulate {
 
 // Nanoseconds.
-constexpr uint32_t kLongestStall = 64000000;
 constexpr uint32_t kNap = 100000;  // how long a thread that is held up does not look whether all have to stop
 
 // mbarriers -------------------------------------------------------------------------------------------------------
@@ -89,9 +88,7 @@ __device__ __forceinline__ bool is_late() {
 // In mode random some threads take their time here.
 __device__ __noinline__ void take_time() {
   if (launch().mode != kRandom || !launch().stalls || !is_late()) return;
-  uint32_t nanoseconds = 1000;
-  while (nanoseconds < kLongestStall && !chance(8)) nanoseconds *= 2;
-  stall(nanoseconds);
+  stall(draw_delay());
 }
 
 // Half of the seeds let threads be late before waits, and behind arrivals and barriers counted in memory, as well as

@@ -76,6 +76,7 @@ struct Operation {
   uint32_t state;
   uint32_t thread;
   uint32_t site;
+  uint64_t not_before_ns;  // waiting threads leave it alone until then
   uint64_t words[22];
 };
 

@@ -1,4 +1,4 @@
-"""Mode random lets threads fall behind: faults that show in no other way, and the same kernels without them."""
+"""Mode random lets threads and copies be late: faults that show in no other way, and the same kernels without them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ TOGETHER = "bar.sync 1, 64;\n"
 WRITE = "st.shared.b32 [%word], %i;\n"
 READ = "ld.shared.b32 %r0, [%word]; add.u32 %sum, %sum, %r0;\n"
 COUNT = "add.u32 %sum, %sum, %i;\n"
+COPY = """
+    st.shared.b32 [%source], %i;
+    fence.proxy.async.shared::cta;
+    bar.warp.sync -1;
+    setp.ne.u32 %p, %lane, 0;
+    @%p bra others;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%full], 128;
+    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%words], [%from], 128, [%full];
+    bra issued;
+others:
+    mbarrier.arrive.shared::cta.b64 _, [%full];
+issued:
+"""
 
 KERNELS = {
     # Full's two phases of a round lie a long time apart, but only `empty` keeps the second from being over before the
@@ -55,6 +68,17 @@ KERNELS = {
         (arrive("%full") + WRITE + wait("free", "%empty"), wait("filled", "%full") + READ + arrive("%empty")),
         (WRITE + arrive("%full") + wait("free", "%empty"), wait("filled", "%full") + READ + arrive("%empty")),
     ),
+    # As long as a thread that waits for the copy has it at once, the other one finds it there too.
+    "a copy that another thread has waited for": (
+        (
+            COPY + arrive("%ready") + wait("come", "%full") + wait("free", "%empty"),
+            wait("begun", "%ready") + PAUSE + READ + arrive("%empty"),
+        ),
+        (
+            COPY + arrive("%ready") + wait("come", "%full") + wait("free", "%empty"),
+            wait("begun", "%ready") + PAUSE + wait("here", "%full") + READ + arrive("%empty"),
+        ),
+    ),
     "one named barrier where two are needed": (
         (WRITE + TOGETHER + PAUSE, TOGETHER + READ),
         (WRITE + TOGETHER + PAUSE + TOGETHER, TOGETHER + READ + TOGETHER),
@@ -66,7 +90,8 @@ def kernel(first: str, second: str, where: Where) -> Kernel:
     """Every lane of warp 0 does `first` and every lane of warp 1 `second`, in each round %i with parity %odd; what warp
     1 has in %sum at the end is written to %out.
 
-    Both have mbarriers %ready, %full and %empty of 32 arrivals each, and %word in shared memory, one for each lane.
+    Both have mbarriers %ready, %full and %empty of 32 arrivals each, and %word in shared memory, one for each lane,
+    from %words on.
     """
 
     def rounds(role: str, body: str) -> str:
@@ -88,12 +113,15 @@ def kernel(first: str, second: str, where: Where) -> Kernel:
 .visible .entry k(.param .u64 p_out)
 .maxntid {2 * WARP}, 1, 1
 {{
-    .reg .pred %p; .reg .b32 %thread, %lane, %i, %odd, %word, %ready, %full, %empty, %sum, %r0; .reg .b64 %out;
+    .reg .pred %p; .reg .b32 %thread, %lane, %i, %odd, %word, %words, %source, %from;
+    .reg .b32 %ready, %full, %empty, %sum, %r0; .reg .b64 %out;
     .shared .align 8 .b64 barriers[3];
-    .shared .align 4 .b32 words[{WARP}];
+    .shared .align 16 .b32 words[{WARP}];
+    .shared .align 16 .b32 sources[{WARP}];
     mov.u32 %thread, %tid.x; mov.u32 %lane, %laneid; mov.u32 %sum, 0;
     mov.u32 %ready, barriers; add.u32 %full, %ready, 8; add.u32 %empty, %ready, 16;
-    mov.u32 %word, words; mad.lo.u32 %word, %lane, 4, %word;
+    mov.u32 %words, words; mad.lo.u32 %word, %lane, 4, %words;
+    mov.u32 %from, sources; mad.lo.u32 %source, %lane, 4, %from;
     ld.param.b64 %out, [p_out]; mad.wide.u32 %out, %lane, 4, %out;
     setp.ne.u32 %p, %thread, 0;
     @%p bra made;
@@ -136,7 +164,7 @@ def right(loaded: Kernel, where: Where, stalls: bool = True) -> list[bool]:
 
 
 @pytest.mark.parametrize("fault", KERNELS)
-def test_a_fault_that_only_a_late_thread_shows(fault: str, where: Where) -> None:
+def test_a_fault_that_shows_only_where_something_is_late(fault: str, where: Where) -> None:
     broken, sound = (kernel(*roles, where) for roles in KERNELS[fault])
     assert all(right(sound, where))
     assert all(right(broken, where, stalls=False))
