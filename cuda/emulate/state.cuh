@@ -64,7 +64,7 @@ struct Launch {
   uint64_t progress_ns;  // when something last moved on
   const TileInfo* maps;
   uint32_t map_count;
-  uint32_t stalls;  // whether mode random holds threads up behind waits
+  uint32_t stalls;  // whether in mode random threads, and what was put off, are late
 };
 
 // One asynchronous operation that was issued and has not been executed.
