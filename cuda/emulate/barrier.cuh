@@ -9,7 +9,8 @@
 
 namespace cupymla::emulate {
 
-constexpr uint32_t kLongestStall = 64000000;  // nanoseconds
+// Nanoseconds.
+constexpr uint32_t kNap = 100000;  // how long a thread that is held up does not look whether all have to stop
 
 // mbarriers -------------------------------------------------------------------------------------------------------
 
@@ -65,16 +66,17 @@ __device__ __noinline__ void poll(uint32_t barrier, uint32_t site) {
 
 // Holds this thread up, so that others get far ahead of it.
 __device__ __noinline__ void stall(uint32_t nanoseconds) {
-  const uint64_t start = hardware::global_nanoseconds();
-  while (hardware::global_nanoseconds() < start + nanoseconds) {
+  const uint64_t end = hardware::global_nanoseconds() + nanoseconds;
+  for (uint64_t now = end - nanoseconds; now < end; now = hardware::global_nanoseconds()) {
     stop_if_asked();
-    __nanosleep(1000);
+    __nanosleep(end - now < kNap ? static_cast<uint32_t>(end - now) : kNap);
   }
+  note_progress();
 }
 
-// Whether this thread is late after a wait in mode random. With an odd seed one wait of 16 is late, of any thread:
-// then all roles fall behind by turns. With an even one it is every other wait of a few warps that the seed draws: so
-// one role can fall behind all others, for as long as the kernel lets it.
+// Whether this thread is late now in mode random. With an odd seed one time of 16, whichever thread it is: then all
+// roles fall behind by turns. With an even one every other time, but only in a few warps that the seed draws: so one
+// role can fall behind all others, for as long as the kernel lets it.
 __device__ __forceinline__ bool is_late() {
   const uint32_t seed = launch().seed;
   if (seed % 2) return chance(16);
@@ -83,15 +85,31 @@ __device__ __forceinline__ bool is_late() {
   return x % 8 == 0 && chance(2);
 }
 
-// A wait is over. In mode random, some threads then take their time.
+// In mode random some threads take their time here.
+__device__ __noinline__ void take_time() {
+  if (launch().mode != kRandom || !launch().stalls || !is_late()) return;
+  stall(draw_delay());
+}
+
+// Half of the seeds let threads be late before waits, and behind arrivals and barriers counted in memory, as well as
+// behind waits. The others let roles fall farther behind each other, which shows other faults.
+__device__ __forceinline__ void take_time_elsewhere() {
+  if (launch().seed / 2 % 2 == 0) take_time();
+}
+
+// A barrier is about to be tested. Before the first test of a wait a thread may be late: what it waits for, and what
+// comes after that if nothing keeps it, is over then.
+__device__ __forceinline__ void begin_wait(uint32_t barrier) {
+  const Thread& mine = own_thread();
+  if (mine.poll_start_ns == 0 || mine.poll_address != barrier) take_time_elsewhere();
+}
+
+// A wait is over, after which a thread may be late too.
 __device__ __forceinline__ void polled(uint32_t barrier) {
   Thread& mine = own_thread();
   if (mine.poll_start_ns) note_progress();
   mine.poll_start_ns = 0;
-  if (launch().mode != kRandom || !launch().stalls || !is_late()) return;
-  uint32_t nanoseconds = 1000;
-  while (nanoseconds < kLongestStall && !chance(8)) nanoseconds *= 2;
-  stall(nanoseconds);
+  take_time();
 }
 
 // Barriers counted in memory ----------------------------------------------------------------------------------------
@@ -156,7 +174,10 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
   const bool everybody = count == 0;
   const uint32_t expected = everybody ? block_threads() : count;
   const uint32_t generation = arrive_at(barrier, vote, everybody ? watched(home.exited) : 0, expected);
-  if (!waits) return 0;
+  if (!waits) {
+    take_time_elsewhere();
+    return 0;
+  }
   const uint64_t start = hardware::global_nanoseconds();
   while (!passed(barrier, generation, everybody ? watched(home.exited) : 0, expected)) {
     stop_if_asked();
@@ -165,7 +186,10 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
     rest_at(barrier, generation);
   }
   __threadfence();
-  return (expected - (everybody ? watched(home.exited) : 0)) << 16 | watched(barrier.result[generation & 1]);
+  const uint32_t voted = (expected - (everybody ? watched(home.exited) : 0)) << 16 |
+                         watched(barrier.result[generation & 1]);
+  take_time_elsewhere();
+  return voted;
 }
 
 __device__ __forceinline__ void cluster_arrive() {
@@ -173,6 +197,7 @@ __device__ __forceinline__ void cluster_arrive() {
   Cta& first = cta_of(0);
   const uint32_t expected = hardware::cluster_size() * block_threads();
   own_thread().cluster_word = arrive_at(first.cluster, false, watched(first.cluster_exited), expected);
+  take_time_elsewhere();
 }
 
 __device__ __noinline__ void cluster_wait(uint32_t site) {
@@ -188,6 +213,7 @@ __device__ __noinline__ void cluster_wait(uint32_t site) {
     rest_at(first.cluster, generation);
   }
   __threadfence();
+  take_time_elsewhere();
 }
 
 // Bulk groups -------------------------------------------------------------------------------------------------------

@@ -371,6 +371,8 @@ CUPYMLA_MODEL void cupymla_emulate_group_wait(uint32_t newest, uint32_t site) {
 CUPYMLA_MODEL void cupymla_emulate_barrier_init(uint32_t barrier) { note_barrier_init(kept_address(barrier)); }
 CUPYMLA_MODEL void cupymla_emulate_barrier_end(uint32_t barrier) { note_barrier_end(kept_address(barrier)); }
 CUPYMLA_MODEL void cupymla_emulate_poll(uint32_t barrier, uint32_t site) { poll(kept_address(barrier), site); }
+CUPYMLA_MODEL void cupymla_emulate_begin_wait(uint32_t barrier) { begin_wait(kept_address(barrier)); }
+CUPYMLA_MODEL void cupymla_emulate_arrived() { take_time_elsewhere(); }
 CUPYMLA_MODEL void cupymla_emulate_polled(uint32_t barrier) { polled(barrier); }
 
 CUPYMLA_MODEL uint32_t cupymla_emulate_named_barrier(uint32_t id, uint32_t count, uint32_t waits, uint32_t vote,

@@ -32,6 +32,15 @@ __device__ __forceinline__ bool chance(uint32_t one_in) {
   return x % one_in == 0;
 }
 
+// Nanoseconds that something takes longer than usual in mode random.
+constexpr uint32_t kLongestStall = 64000000;
+
+__device__ __forceinline__ uint32_t draw_delay() {
+  uint32_t nanoseconds = 1000;
+  while (nanoseconds < kLongestStall && !chance(8)) nanoseconds *= 2;
+  return nanoseconds;
+}
+
 // Whether what is issued now waits for somebody who needs it.
 __device__ __forceinline__ bool deferred() {
   const uint32_t mode = launch().mode;
@@ -287,6 +296,9 @@ __device__ __noinline__ uint32_t enqueue(uint32_t kind, uint32_t site, const uin
   slot.thread = cluster_thread();
   slot.site = site;
   for (uint32_t i = 0; i < count; ++i) slot.words[i] = words[i];
+  // In mode random half of what waits for somebody is late even for who needs it: others are not to count on that.
+  const bool late = launch().mode == kRandom && launch().stalls && kind != kStore && chance(2);
+  slot.not_before_ns = late ? hardware::global_nanoseconds() + draw_delay() : 0;
   __threadfence();
   set_state(slot, kPending);
   note_progress();
@@ -333,7 +345,8 @@ __device__ __noinline__ void serve(uint32_t barrier) {
     const uint32_t tail = watched(home.tail);
     for (uint32_t at = watched(home.head); at != tail; ++at) {
       const Operation& slot = home.queue[at % kQueue];
-      if (state_of(slot) == kPending && signals(slot, barrier)) run_to(home, watched(slot.thread), at);
+      if (state_of(slot) != kPending || watched(slot.not_before_ns) > hardware::global_nanoseconds()) continue;
+      if (signals(slot, barrier)) run_to(home, watched(slot.thread), at);
     }
     unlock(home);
   }

@@ -64,7 +64,7 @@ struct Launch {
   uint64_t progress_ns;  // when something last moved on
   const TileInfo* maps;
   uint32_t map_count;
-  uint32_t stalls;  // whether mode random holds threads up behind waits
+  uint32_t stalls;  // whether in mode random threads, and what was put off, are late
 };
 
 // One asynchronous operation that was issued and has not been executed.
@@ -76,6 +76,7 @@ struct Operation {
   uint32_t state;
   uint32_t thread;
   uint32_t site;
+  uint64_t not_before_ns;  // waiting threads leave it alone until then
   uint64_t words[22];
 };
 

@@ -58,6 +58,8 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "barrier_init": (0, (32,)),
     "barrier_end": (0, (32,)),
     "poll": (0, (32, 32)),
+    "begin_wait": (0, (32,)),
+    "arrived": (0, ()),
     "polled": (0, (32,)),
     "named_barrier": (32, (32, 32, 32, 32, 32)),
     "cluster_arrive": (0, (32,)),

@@ -21,11 +21,15 @@ def barrier_init(code: Code) -> None:
 
 
 def barrier_wait(code: Code) -> None:
-    """mbarrier.try_wait and .test_wait: one test, then the model does what could complete the phase."""
+    """mbarrier.try_wait and .test_wait: one test, then the model does what could complete the phase.
+
+    The model is told before the first test of a wait as well, so that mode random can let a thread come late to it.
+    """
     done, barrier = code.operand(0), code.shared(code.operand(1), _named_space(code))
     removed, finished = code.removed(), code.label()
     code.line(f"setp.eq.b32 {done}, 0, 0;")
     code.line(f"@{removed} bra {finished};")
+    code.call("begin_wait", barrier)
     opcode = code.instruction.opcode.replace("mbarrier.try_wait", "mbarrier.test_wait")
     code.line(code.original(opcode=opcode, operands=code.instruction.operands[:3]))
     missed, end = code.label(), code.label()
@@ -39,13 +43,17 @@ def barrier_wait(code: Code) -> None:
 
 
 def barrier_arrive(code: Code) -> None:
-    """mbarrier.arrive and .expect_tx: without .expect_tx when the launch removes that, else not at all."""
+    """mbarrier.arrive and .expect_tx: without .expect_tx when the launch removes that, else not at all.
+
+    A thread may be late behind it: what it has let others do is over before it goes on.
+    """
     parts = code.instruction.parts
     plain = ""
     if "expect_tx" in parts and parts[1] != "expect_tx":
         opcode = ".".join(part for part in parts if part != "expect_tx")
         plain = code.original(opcode=opcode, operands=code.instruction.operands[:-1])
     code.unless_removed(code.original(), plain)
+    code.call("arrived")
 
 
 def fence(code: Code) -> None:

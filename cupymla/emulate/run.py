@@ -80,7 +80,7 @@ class Settings:
         checks: rules that are enforced although breaking them changes no value here: "tcgen05" (tcgen05.fence and
             tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init).
         patience_seconds: how long the whole grid may stand still before that is a failure.
-        stalls: whether mode "random" holds single threads up behind a wait while others run ahead.
+        stalls: whether in mode "random" single threads, and what was put off, are late while others run ahead.
         removed: number of a site that does nothing, for mutation tests; 0 for none.
         approximation: on the host, where in its error ex2.approx lies; a GPU's is its own.
         resident_clusters: how many clusters run at a time, 0 for all. The others begin when one ends, or are handed to

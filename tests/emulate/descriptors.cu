@@ -140,6 +140,27 @@ void result(const char* name, uint32_t group, bool ws) {
   std::printf("result %s %d %d %s\n", name, kM, kN, wrong ? "WRONG" : "same");
 }
 
+// A in Tensor Memory, kM rows of a CTA, as CuTe's traits of products that read it there lay it out. Where D's columns
+// are split over two groups of lanes the fragment has 128 rows, the second 64 being the first ones' copies.
+template <class Element, class Fragment, int kM, int kK>
+void operand(const char* name, uint32_t group) {
+  constexpr uint32_t kLane = (1u << 21) / sizeof_bits_v<Element>;  // the distance of two lanes
+  const auto fragment = Fragment::make(make_shape(make_shape(Int<kM>{}, Int<kK>{}), _1{}, _1{}));
+  const uint32_t copies = model::splits(group, false, kM * group);
+  int wrong = size<0>(fragment.layout()) != kM * copies * kK;
+  for (uint32_t copy = 0; copy < copies; ++copy) {
+    for (int m = 0; m < kM; ++m) {
+      for (int k = 0; k < kK; ++k) {
+        const int at = m + kM * (copy + copies * k);
+        const auto theirs = static_cast<uint32_t>(fragment.layout()(at, 0, 0));
+        const model::Place ours = model::place_of(group, false, kM * group, copies, m, copy);
+        wrong += ours.half != 0 || ours.column != 0 || theirs != ours.lane * kLane + k;
+      }
+    }
+  }
+  std::printf("operand %s %d %s\n", name, kM, wrong ? "WRONG" : "same");
+}
+
 // The metadata of a sparse A of kM rows and kK elements, four bits at a time; kBits stand for one element, and
 // fragments count in kUnit bits. Of fewer than 128 rows there are copies.
 template <class Fragment, int kM, int kK, int kBits, int kUnit>
@@ -163,6 +184,15 @@ void stationary_metadata() {
   metadata<UMMA::tmem_e_frg_ws<half_t>, kM, 32, 1, 1>("ws f16", model::kF16);
   metadata<UMMA::tmem_e_frg_ws<tfloat32_t>, kM, 16, 2, 2>("ws tf32", model::kTf32);
   metadata<UMMA::tmem_e_frg_ws<uint8_t>, kM, 64, 1, 1>("ws f8f6f4", model::kF8f6f4);
+}
+
+template <class Element, int kK>
+void operands(const char* name) {
+  using Mode = UMMA::TmemAllocMode;
+  operand<Element, UMMA::tmem_frg_1sm<Element, Element, Mode::NonInterleaved>, 64, kK>(name, 1);
+  operand<Element, UMMA::tmem_frg_1sm<Element, Element, Mode::NonInterleaved>, 128, kK>(name, 1);
+  operand<Element, UMMA::tmem_frg_2sm<Element, Element, Mode::Duplicated>, 64, kK>(name, 2);
+  operand<Element, UMMA::tmem_frg_2sm<Element, Element, Mode::Duplicated>, 128, kK>(name, 2);
 }
 
 template <int kN>
@@ -205,6 +235,9 @@ int main() {
   results<64>();
   results<128>();
   results<256>();
+  operands<half_t, 16>("f16");
+  operands<tfloat32_t, 8>("tf32");
+  operands<int8_t, 32>("i8");
   metadata<UMMA::tmem_e_frg<half_t>, 128, 32, 1, 1>("f16", model::kF16);
   metadata<UMMA::tmem_e_frg<tfloat32_t>, 128, 16, 2, 2>("tf32", model::kTf32);
   metadata<UMMA::tmem_e_frg<uint8_t>, 128, 64, 1, 1>("f8f6f4", model::kF8f6f4);

@@ -8,16 +8,20 @@ python tests/emulate/survey.py attn_dist-h128            # an operator's kernel,
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import gemm
 import operator_subjects
 import tutorials
 
-from cupymla.emulate import Settings, Site, mutation
+from cupymla.emulate import EmulationError, Settings, Site, mutation
+from cupymla.emulate.host.machine import HostError
+from cupymla.errors import CupymlaError
 
 
 def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float], tuple[Site, ...]]:
@@ -35,6 +39,41 @@ def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float]
     return lambda settings: other.run(replace(settings, checks=("proxy",), stalls=False)), other.kernel.sites
 
 
+def apart(run: Callable[[Settings], float], seconds: float) -> Callable[[Settings], float]:
+    """The same in a process of its own, which is given up after a while: a mutant may loop without ever waiting."""
+    context = multiprocessing.get_context("fork")
+
+    def told(settings: Settings, answers: Connection) -> None:
+        try:
+            answers.send((run(settings), 0, ""))
+        except EmulationError as failure:
+            answers.send((0.0, failure.code, ""))
+        except CupymlaError as error:
+            answers.send((0.0, 0, str(error) or type(error).__name__))
+
+    def given_up_in_time(settings: Settings) -> float:
+        answers, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=told, args=(settings, theirs))
+        process.start()
+        theirs.close()
+        answer: tuple[float, int, str] = (0.0, 0, "it does not end")
+        try:
+            if answers.poll(seconds):
+                answer = answers.recv()
+        except EOFError:
+            answer = (0.0, 0, "the process has died")
+        process.kill()
+        process.join()
+        result, code, error = answer
+        if code:
+            raise EmulationError(code, (0,) * 4)  # its number is what the table shows
+        if error:
+            raise HostError(error)
+        return result
+
+    return given_up_in_time
+
+
 def main() -> None:
     """Print a row for every mutant."""
     parser = argparse.ArgumentParser()
@@ -42,6 +81,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=0.5, help="seconds that a kernel may stand still")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a run is given up, and caught")
     parser.add_argument(
         "--lines", type=int, nargs="+", help="only the mutants in these lines of the PTX, as a table names them"
     )
@@ -50,6 +90,7 @@ def main() -> None:
     runs = [replace(each, patience_seconds=options.patience) for each in mutation.RUNS if each.seed <= options.seeds]
     for settings in runs:
         assert run(settings) == 0, settings
+    run = apart(run, options.limit)
     started, verdicts = time.monotonic(), []
     print("| taken away | eager | lazy | random |\n| --- | --- | --- | --- |")
     for site in sites:

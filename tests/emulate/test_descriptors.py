@@ -27,10 +27,12 @@ def test_the_decoder_reads_what_cutlass_builds(tmp_path: Path) -> None:
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_100a", *includes, "-o", str(program)]
     subprocess.run([*command, str(HERE / "descriptors.cu")], check=True, capture_output=True, text=True)
     lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
-    told = [line for line in lines if line.startswith(("layout", "instruction", "result", "bytes", "metadata"))]
+    kinds = ("layout", "instruction", "result", "operand", "bytes", "metadata")
+    told = [line for line in lines if line.startswith(kinds)]
     assert len([line for line in told if line.startswith("layout")]) == 33
     assert len([line for line in told if line.startswith("instruction")]) == 9
     assert len([line for line in told if line.startswith("result")]) == 21
+    assert len([line for line in told if line.startswith("operand")]) == 12
     assert len([line for line in told if line.startswith("bytes")]) == 8
     assert len([line for line in told if line.startswith("metadata")]) == 12
     assert [line for line in told if not line.endswith(" same")] == []

@@ -65,7 +65,7 @@ def test_a_key_warp_may_come_late_to_the_last_stage_of_q(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warp: int
 ) -> None:
     """Q's last stage has no tile of the last key warp. The others must not get so far without it that the stage's phase
-    is over before it waits: mode random holds warps up behind waits only, so the delay is written into the source."""
+    is over before it waits. Mode random shows that with few of its seeds, so the delay is written into the source."""
     folder = tmp_path / "cuda"
     shutil.copytree(cuda_root(), folder)
     producer = folder / "sparse_mla_fwd" / "sm100" / "producer.cuh"

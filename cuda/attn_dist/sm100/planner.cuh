@@ -71,6 +71,8 @@ struct Planner {
   template <typename Description>
   __device__ __forceinline__ void publish(const Description& description) {
     storage.pass_free[ring.stage].wait(ring.free());
+    // A lane that has not looked yet would find the next phase begun, once others have read this description.
+    __syncwarp();
     if (lane < Config::kCtas) {
       constexpr uint32_t kPieces = sizeof(Description) / sizeof(uint4);
       uint4 pieces[kPieces];
