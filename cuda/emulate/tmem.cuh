@@ -128,7 +128,10 @@ __device__ __forceinline__ void allocate(uint32_t destination, uint32_t columns,
   }
   __threadfence();
   __syncwarp();
-  if (hardware::lane_index() == 0) hardware::store_shared_u32(destination, column);
+  if (hardware::lane_index() == 0) {
+    races::write(destination, 4);
+    hardware::store_shared_u32(destination, column);
+  }
   note_progress();
 }
 

@@ -18,7 +18,7 @@ Source: PTX ISA 9.0, "Memory Consistency Model": "Causality Order", "Synchronize
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .threads import Lanes
 
 SEEN, FENCED, PAST = 0, 1, 2
-Races = Literal["unchecked", "practice", "letter"]
 ANYONE = -1
 _WARP = 32
 _ROOM = 192

@@ -17,7 +17,8 @@ import numpy as np
 from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .causality import Causality, Races
+from ..ptx.races import Races
+from .causality import Causality
 from .grid_shadow import GridShadow
 from .instructions import bind
 from .memory import RANK_SHIFT, SHARED_START, Bytes, GlobalMemory, SharedMemory

@@ -9,7 +9,7 @@ from ..build import KernelSource, content_hash, ptx
 from ..launch import Geometry
 from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
-from .causality import Races
+from ..ptx.races import Races
 from .machine import Layout, Machine
 from .memory import GlobalMemory
 from .program import Program, parse

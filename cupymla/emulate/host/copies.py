@@ -135,6 +135,8 @@ def _reduce(w: Writer) -> str:
     _, declared, size = _values(w, operands[2])
     space = next((part for part in w.parts if part in ("global", "shared", "shared::cta", "shared::cluster")), "")
     lines = [f"{{ breathe(t); {declared} unsigned char* at = {w.place(operands[1], space, size)};"]
+    if not space.startswith("global"):
+        lines.append(f"touched(t, at, {size}, kAtomic);")
     if returns:
         count = len(_items(operands[0]))
         lines.append(f"{_CPP[size // count]} before[{count}]; std::memcpy(before, at, {size});")

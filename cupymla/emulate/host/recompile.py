@@ -37,6 +37,8 @@ from ..code import LAUNCH
 from . import operations
 
 SYSTEM_BYTES = 1024
+# Instructions that are remembered with their line; a call may be one of the model's.
+_WITH_LINES = ("ld", "st", "atom", "red", "mbarrier", "cp", "ldmatrix", "stmatrix", "call")
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
 SIZES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f16x2": 4, "b128": 16, "pred": 1}
 
@@ -72,12 +74,14 @@ class KernelShape:
         parameters: offset and size in bytes of each parameter.
         static_bytes: shared memory that the module declares.
         cluster: extents that the kernel itself asks for, or None.
+        smallest_store: bytes that it writes to shared memory at a time, at most 4.
     """
 
     symbol: str
     parameters: tuple[tuple[int, int], ...]
     static_bytes: int
     cluster: tuple[int, int, int] | None
+    smallest_store: int = 4
 
 
 @dataclass
@@ -278,7 +282,12 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster)
+        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, self._smallest_store())
+
+    def _smallest_store(self) -> int:
+        bodies = [function.body for function in self._module.functions if function.body is not None]
+        stored = [statement.parts for body in bodies for statement, _ in body.walk() if isinstance(statement, Instruction)]
+        return min((operations.smallest_store(parts) for parts in stored), default=4)
 
 
 def _clean(words: Sequence[str]) -> list[str]:
@@ -438,6 +447,8 @@ class _Body:
         if guard:
             condition = writer.read(Name(guard.register), "pred")
             code = f"if ({'!' if guard.negated else ''}{condition}) {{ {code} }}"
+        if instruction.parts[0] in _WITH_LINES:
+            self._lines.append(f"t.line = {self.unit.source.line(instruction.start)};")
         self._lines.append(code)
 
     def _error(self, instruction: Instruction, what: str) -> PtxError:

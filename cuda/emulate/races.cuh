@@ -1,0 +1,73 @@
+// What the host machine is told so that it finds accesses to shared memory that nothing orders
+// (cupymla/emulate/host/races.hpp). On a GPU all of this is nothing.
+#pragma once
+
+#include "state.cuh"
+
+namespace cupymla::emulate::races {
+
+#ifdef CUPYMLA_HOST_MACHINE
+using machine::Knowledge;
+inline machine::Thread& me() { return *machine::current; }
+inline machine::Causality* causality() { return machine::current->races ? machine::current->cta->causality : nullptr; }
+
+// A thread arrives at a barrier counted in memory, as one of that generation; it has passed it.
+inline void meet(const void* barrier, uint32_t generation, bool relaxed) {
+  if (causality()) causality()->meet(me(), causality()->meeting(barrier), generation, relaxed);
+}
+inline void part(const void* barrier, uint32_t generation) {
+  if (causality()) causality()->part(me(), causality()->meeting(barrier), generation);
+}
+inline bool is_relaxed(uint32_t site) { return causality() && machine::is_relaxed(site); }
+inline void leave() {
+  if (causality()) causality()->leave(me());
+}
+
+// What a commit will hand on when it is carried out; it is, to one barrier; it was.
+inline uint64_t commit(uint32_t barrier, uint32_t mask) {
+  return causality() ? reinterpret_cast<uint64_t>(causality()->commit(me(), barrier, mask)) : 0;
+}
+inline void hand(uint32_t barrier, uint64_t knowledge) {
+  if (knowledge) causality()->hand(barrier, *reinterpret_cast<const Knowledge*>(knowledge));
+}
+inline void drop(uint64_t knowledge) { delete reinterpret_cast<const Knowledge*>(knowledge); }
+
+// An ordinary access; a copy is issued that will write here and tell a barrier.
+inline void write(uint32_t address, uint32_t bytes) {
+  if (causality()) causality()->access(me(), address >> 24, address & 0xffffffu, bytes, machine::kWrite);
+}
+inline void read(uint32_t address, uint32_t bytes) {
+  if (causality()) causality()->access(me(), address >> 24, address & 0xffffffu, bytes, machine::kReadTogether);
+}
+inline void write_later(uint32_t address, uint32_t bytes, uint32_t barrier) {
+  if (!causality()) return;
+  causality()->require_initialised(me(), barrier);
+  causality()->write_later(me(), address, bytes, barrier, false);
+}
+
+// A tensor operation, or a copy to global memory, is issued that will read here.
+inline void read_by_tensor(uint32_t rank, uint32_t offset, uint32_t bytes) {
+  causality()->read_by_tensor(me(), rank, offset, bytes);
+}
+inline void read_by_store(uint32_t address, uint32_t bytes) { causality()->read_by_store(me(), address, bytes); }
+inline void close_group() {
+  if (causality()) causality()->close_group(me());
+}
+inline void wait_group(uint32_t newest) {
+  if (causality()) causality()->wait_group(me(), newest);
+}
+#else
+__device__ __forceinline__ void meet(const void*, uint32_t, bool) {}
+__device__ __forceinline__ void part(const void*, uint32_t) {}
+__device__ __forceinline__ bool is_relaxed(uint32_t) { return false; }
+__device__ __forceinline__ void leave() {}
+__device__ __forceinline__ uint64_t commit(uint32_t, uint32_t) { return 0; }
+__device__ __forceinline__ void hand(uint32_t, uint64_t) {}
+__device__ __forceinline__ void drop(uint64_t) {}
+__device__ __forceinline__ void write(uint32_t, uint32_t) {}
+__device__ __forceinline__ void read(uint32_t, uint32_t) {}
+__device__ __forceinline__ void close_group() {}
+__device__ __forceinline__ void wait_group(uint32_t) {}
+#endif
+
+}  // namespace cupymla::emulate::races
