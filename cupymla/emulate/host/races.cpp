@@ -13,11 +13,14 @@ constexpr uint32_t kNobody = 0xffffffffu, kMany = 0xfffffffeu;
 constexpr uint32_t kAnyLane = 0x80000000u;  // in a reader: any thread of the warp with that number stands for it
 constexpr uint32_t kOrdinary = 0x80000000u, kAtomicWrite = 0x40000000u, kLine = 0x3fffffffu;  // in Cell::writer_line
 
+__attribute__((optimize("O3"), target_clones("default", "avx2", "avx512f"))) void raise(
+    uint32_t* __restrict__ into, const uint32_t* __restrict__ other, size_t count) {
+  for (size_t i = 0; i < count; ++i) into[i] = into[i] < other[i] ? other[i] : into[i];
+}
+
 void raise(std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
   if (to.size() < from.size()) to.resize(from.size());
-  uint32_t* into = to.data();
-  const uint32_t* other = from.data();
-  for (size_t i = 0, end = from.size(); i < end; ++i) into[i] = into[i] < other[i] ? other[i] : into[i];
+  raise(to.data(), from.data(), from.size());
 }
 
 uint32_t rank_of(uint32_t address) { return address >> 24; }
@@ -63,6 +66,7 @@ void Releases::give(Knowledge& to, int rank, bool wide, bool practice) const {
     if (entry.rank == kAnyone || entry.rank == rank || (entry.wide && wide)) {
       to.merge(entry.done);
     } else if (practice) {
+      to.merge(kFenced, entry.done);
       to.merge(kPast, entry.done);
     }
   }
@@ -182,6 +186,9 @@ void Causality::visit(uint32_t rank, uint32_t from, Mark mark) {
   if (ctas_[rank].left == members_[rank]->threads) {
     broken("race: %s uses shared memory of the CTA with rank %u, which has exited", thread(from).c_str(), rank);
   }
+  Mark& last = ctas_[rank].last_visit;
+  if (last.column == mark.column && last.stamp == mark.stamp) return;
+  last = mark;
   Mark& kept = ctas_[rank].visits[mark.column];
   if (kept.stamp <= mark.stamp) kept = mark;
 }
@@ -210,8 +217,9 @@ Cell* Causality::cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t&
 void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous) {
   if (cell.writer == kNobody) return;
   const uint32_t me = number(t);
-  const bool seen = knows(me, kSeen, cell.writer, cell.written);
-  const bool fenced = !asynchronous || !(cell.writer_line & kOrdinary) || knows(me, kFenced, cell.writer, cell.written);
+  const bool across = asynchronous && (cell.writer_line & kOrdinary);  // from one proxy to the other
+  const bool fenced = !across || knows(me, kFenced, cell.writer, cell.written);
+  const bool seen = knows(me, kSeen, cell.writer, cell.written) || (practice_ && across && fenced);
   if (seen && fenced) return;
   broken("race: %s %s shared memory, offset %u, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
          seen ? "asynchronously reads" : "reads", place(rank, cell), doer(cell.writer).c_str(), cell.writer_line & kLine,
@@ -243,8 +251,9 @@ void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool at
   const Readers& many = *readers_[cell.read];
   for (const Mark& mark : many.others) require(mark.column, mark.stamp, mark.line);
   for (const auto& warp : many.warps) {
-    for (uint32_t lane = 0; lane < 32; ++lane) {
-      if (warp.mask >> lane & 1) require(warp.first + lane, warp.stamp[lane], warp.line[lane]);
+    for (uint32_t left = warp.mask; left; left &= left - 1) {
+      const int lane = __builtin_ctz(left);
+      require(warp.first + lane, warp.stamp[lane], warp.line[lane]);
     }
   }
 }
@@ -271,7 +280,7 @@ void Causality::note_read(Thread& t, Cell& cell, uint32_t column, uint32_t stamp
     many.warps.clear(), many.others.clear();
     const auto add = [&](const Mark& mark) {
       if (mark.column >= threads_) return many.others.push_back(mark);
-      many.warps.push_back(Readers::Warp{mark.column / 32 * 32, 1u << mark.column % 32, {}, {}});
+      many.warps.emplace_back(mark.column / 32 * 32, 1u << mark.column % 32);
       many.warps.back().stamp[mark.column % 32] = mark.stamp;
       many.warps.back().line[mark.column % 32] = mark.line;
     };
@@ -292,7 +301,7 @@ void Causality::note_read(Thread& t, Cell& cell, uint32_t column, uint32_t stamp
   auto found = std::find_if(many.warps.begin(), many.warps.end(),
                             [&](const Readers::Warp& warp) { return warp.first == column - lane; });
   if (found == many.warps.end()) {
-    many.warps.push_back(Readers::Warp{column - lane, 0, {}, {}});
+    many.warps.emplace_back(column - lane, 0u);
     found = many.warps.end() - 1;
   }
   found->mask |= 1u << lane;
@@ -304,20 +313,40 @@ void Causality::note_write(Cell& cell, uint32_t column, uint32_t stamp, uint32_t
   cell = Cell{column, stamp, (line & kLine) | flags, kNobody, 0, 0};
 }
 
+// Calls `look` for cells of one access, but for those that were like the one before, which become like it too: what a
+// thread knows does not become less.
+template <typename Look>
+void Causality::each(const Mark& what, uint32_t thread, Cell* cell, uint32_t count, const Look& look) {
+  const auto same = [](const auto& a, const auto& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  for (; count; --count, ++cell) {
+    if (last_.thread == thread && same(last_.what, what) && same(last_.before, *cell)) {
+      *cell = last_.after;
+      continue;
+    }
+    const Cell before = *cell;
+    look(*cell);
+    if (before.reader == kMany || cell->reader == kMany) continue;
+    last_ = {what, thread, before, *cell};
+  }
+}
+
 void Causality::access(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, Access how) {
   const uint32_t me = number(t);
   uint32_t count;
   Cell* cell = cells(rank, offset, bytes, count);
   if (rank != t.cta->rank && count) visit(rank, me, Mark{me, moment_, t.line});
-  for (uint32_t i = 0; i < count; ++i, ++cell) {
-    if (how == kRead || how == kReadTogether) {
-      require_written(t, rank, *cell, false);
-      note_read(t, *cell, how == kRead ? me : kAnyLane | me / 32, moment_);
-    } else {
-      require_free(t, rank, *cell, how == kAtomic);
-      note_write(*cell, me, moment_, t.line, kOrdinary | (how == kAtomic ? kAtomicWrite : 0));
-    }
+  if (how == kRead || how == kReadTogether) {
+    const uint32_t reader = how == kRead ? me : kAnyLane | me / 32;
+    each(Mark{reader, moment_, t.line << 2 | kRead}, me, cell, count, [&](Cell& one) {
+      require_written(t, rank, one, false);
+      note_read(t, one, reader, moment_);
+    });
+    return;
   }
+  each(Mark{me, moment_, t.line << 2 | how}, me, cell, count, [&](Cell& one) {
+    require_free(t, rank, one, how == kAtomic);
+    note_write(one, me, moment_, t.line, kOrdinary | (how == kAtomic ? kAtomicWrite : 0));
+  });
 }
 
 // Asynchronous operations ---------------------------------------------------------------------------------------------
@@ -331,21 +360,21 @@ void Causality::write_later(Thread& t, uint32_t address, uint32_t bytes, uint32_
   if (count && rank_of(address) != t.cta->rank) {
     visit(rank_of(address), number(t), Mark{found->column, stamp, t.line});
   }
-  for (uint32_t i = 0; i < count; ++i, ++cell) {
-    require_free(t, rank_of(address), *cell, false);
-    note_write(*cell, found->column, stamp, t.line, ordinary ? kOrdinary : 0);
-  }
+  each(Mark{found->column, stamp, t.line << 2 | kWrite}, number(t), cell, count, [&](Cell& one) {
+    require_free(t, rank_of(address), one, false);
+    note_write(one, found->column, stamp, t.line, ordinary ? kOrdinary : 0);
+  });
 }
 
 void Causality::read(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t column, uint32_t stamp) {
   uint32_t count;
   Cell* cell = cells(rank, offset, bytes, count);
   if (count && rank != t.cta->rank) visit(rank, number(t), Mark{column, stamp, t.line});
-  for (uint32_t i = 0; i < count; ++i, ++cell) {
-    if (cell->reader == column && cell->read == stamp) continue;
-    require_written(t, rank, *cell, true);
-    note_read(t, *cell, column, stamp);
-  }
+  each(Mark{column, stamp, t.line << 2 | kRead}, number(t), cell, count, [&](Cell& one) {
+    if (one.reader == column && one.read == stamp) return;
+    require_written(t, rank, one, true);
+    note_read(t, one, column, stamp);
+  });
 }
 
 void Causality::read_later(Thread& t, uint32_t address, uint32_t bytes, uint32_t told) {

@@ -44,7 +44,7 @@ struct Releases {
 
   Knowledge& pending(int rank, bool wide);
   void complete();
-  // What a wait takes; in practice, of arrivals out of scope, what is over.
+  // What a wait takes; in practice, of arrivals out of scope, what is over and what is fenced off for other proxies.
   void give(Knowledge& to, int rank, bool wide, bool practice) const;
 };
 
@@ -69,7 +69,8 @@ struct Mark {
 struct Readers {
   struct Warp {
     uint32_t first, mask;
-    uint32_t stamp[32], line[32];
+    uint32_t stamp[32], line[32];  // of the lanes in `mask`
+    Warp(uint32_t first, uint32_t mask) : first(first), mask(mask) {}
   };
   std::vector<Warp> warps;
   std::vector<Mark> others;
@@ -84,6 +85,7 @@ struct TrackedCta {
   std::vector<Cell> cells;
   std::vector<std::unique_ptr<TrackedBarrier>> barriers;  // by offset / 8
   std::map<uint32_t, Mark> visits;           // by columns: uses of this memory from other CTAs
+  Mark last_visit = {};
   Knowledge parting;
   uint32_t left = 0;
 };
@@ -151,6 +153,8 @@ class Causality {
   std::string thread(uint32_t number) const;
   std::string doer(uint32_t column) const;
   uint32_t place(uint32_t rank, const Cell& cell) const;
+  template <typename Look>
+  void each(const Mark& what, uint32_t thread, Cell* cell, uint32_t count, const Look& look);
 
   bool practice_;
   uint32_t unit_, padded_, threads_, moment_ = 1, count_;
@@ -161,6 +165,12 @@ class Causality {
   std::map<const void*, TrackedMeeting> meetings_;  // by what their threads count in
   std::vector<std::unique_ptr<Readers>> readers_;
   std::vector<uint32_t> free_readers_;
+  // The last access: places next to each other mostly were used alike before, and are alike behind it.
+  struct {
+    Mark what;
+    uint32_t thread;
+    Cell before, after;
+  } last_ = {};
 };
 
 }  // namespace machine
