@@ -7,7 +7,6 @@
 namespace cupymla::emulate::races {
 
 #ifdef CUPYMLA_HOST_MACHINE
-using machine::Knowledge;
 inline machine::Thread& me() { return *machine::current; }
 inline machine::Causality* causality() { return machine::current->races ? machine::current->cta->causality : nullptr; }
 
@@ -23,14 +22,16 @@ inline void leave() {
   if (causality()) causality()->leave(me());
 }
 
-// What a commit will hand on when it is carried out; it is, to one barrier; it was.
+// A commit is issued: its number. It is carried out: tells a barrier, and after all of them is forgotten.
 inline uint64_t commit(uint32_t barrier, uint32_t mask) {
-  return causality() ? reinterpret_cast<uint64_t>(causality()->commit(me(), barrier, mask)) : 0;
+  return causality() ? causality()->commit(me(), barrier, mask) : 0;
 }
-inline void hand(uint32_t barrier, uint64_t knowledge) {
-  if (knowledge) causality()->hand(barrier, *reinterpret_cast<const Knowledge*>(knowledge));
+inline void hand(uint32_t barrier, uint64_t commit) {
+  if (causality()) causality()->hand(barrier, commit);
 }
-inline void drop(uint64_t knowledge) { delete reinterpret_cast<const Knowledge*>(knowledge); }
+inline void drop(uint64_t commit) {
+  if (causality()) causality()->drop(commit);
+}
 
 // An ordinary access; a copy is issued that will write here and tell a barrier.
 inline void write(uint32_t address, uint32_t bytes) {

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..ptx.approximation import Approximation
+from ..ptx.races import Races
 from ..tensormap import TileMap
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from ..ptx.races import Races
 from .causality import Causality
 from .grid_shadow import GridShadow
 from .instructions import bind

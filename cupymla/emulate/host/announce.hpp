@@ -69,8 +69,9 @@ inline void announce_tile(const Tile& tile, const TileInfo& info) {
 
 inline void announce_scatter(const Tile& tile, const TileInfo& info) {
   if (!races::causality()) return;
-  const auto read = [&](uint32_t place) { races::read_by_store(hardware::map_to_rank(place, tile.destination >> 24), 16); };
-  each_chunk(tile, info, 4, read);
+  each_chunk(tile, info, 4, [&](uint32_t place) {
+    races::read_by_store(hardware::map_to_rank(place, tile.destination >> 24), 16);
+  });
 }
 
 inline void announce_answer(uint32_t barrier, uint32_t mask, uint32_t place) {

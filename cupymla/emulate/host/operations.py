@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
-from . import copies, matrices, numbers, sm80
+from . import copies, matrices, numbers, races, sm80
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -243,31 +243,6 @@ def _space(parts: tuple[str, ...]) -> str:
     return next((part for part in parts if part in _SPACES), "")
 
 
-def may_be_shared(parts: tuple[str, ...]) -> bool:
-    """Whether an instruction's address may be one of shared memory."""
-    space = _space(parts)
-    return not space or space.startswith("shared")
-
-
-def looked_at_atomic(parts: tuple[str, ...], bytes_: int) -> str:
-    """Code that looks for races of an atomic operation `at` an address."""
-    return f"touched(t, at, {bytes_}, kAtomic);" if may_be_shared(parts) else ""
-
-
-def smallest_store(parts: tuple[str, ...]) -> int:
-    """How many bytes an instruction writes to shared memory at a time, at most 4; 4 where it writes none."""
-    if parts[0] == "stmatrix":
-        return 2 if "trans" in parts else 4
-    if parts[0] not in ("st", "red", "atom") or not may_be_shared(parts) or not may_be_size(parts[-1]):
-        return 4
-    return min(4, _bytes(parts[-1]))
-
-
-def may_be_size(kind: str) -> bool:
-    """Whether the last part of an opcode is a plain type."""
-    return kind in CPP and kind != "pred"
-
-
 def _vector(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
@@ -286,8 +261,7 @@ def _load(w: Writer) -> str:
     pointer = _pointer(w, w.operands[1], size * len(items))
     lines = ["{", "breathe(t);" if "volatile" in w.parts or "acquire" in w.parts else ""]
     lines.append(f"const unsigned char* from = {pointer};")
-    if may_be_shared(w.parts):
-        lines.append(f"touched(t, from, {size * len(items)}, kRead);")
+    lines.append(races.touched(w.parts, "from", size * len(items), "kRead"))
     lines.append(f"{CPP[kind]} loaded[{len(items)}]; std::memcpy(loaded, from, sizeof loaded);")
     for index, item in enumerate(items):
         if isinstance(item, Name) and item.text == "_":
@@ -302,7 +276,7 @@ def _store(w: Writer) -> str:
     size = _bytes(kind)
     pointer = _pointer(w, w.operands[0], size * len(items))
     values = ", ".join(w.read(item, kind) for item in items)
-    checked = f"touched(t, to, {size * len(items)}, kWrite);" if may_be_shared(w.parts) else ""
+    checked = races.touched(w.parts, "to", size * len(items), "kWrite")
     return (
         f"{{ const {CPP[kind]} stored[{len(items)}] = {{{values}}}; void* to = {pointer}; {checked} "
         f"std::memcpy(to, stored, sizeof stored); }}"
@@ -328,7 +302,7 @@ def _atomic(w: Writer) -> str:
     operation = next(part for part in w.parts if part in (*after, "cas"))
     new = f"before == {value} ? {w.read(operands[3], kind)} : before" if operation == "cas" else after[operation]
     return (
-        f"{{ breathe(t); unsigned char* at = {pointer}; {looked_at_atomic(w.parts, _bytes(kind))} "
+        f"{{ breathe(t); unsigned char* at = {pointer}; {races.touched(w.parts, 'at', _bytes(kind), 'kAtomic')} "
         f"const auto before = load<{CPP[kind]}>(at); "
         f"store<{CPP[kind]}>(at, {new}); {w.write(operands[0], 'before', kind)} }}"
     )
@@ -529,12 +503,6 @@ def _address(w: Writer, operand: Operand) -> str:
     return w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
 
 
-def _order(w: Writer) -> str:
-    """`Order` of runtime.hpp."""
-    wide = any(part in ("cluster", "gpu", "sys") for part in w.parts)
-    return " | ".join(["0", *["kClusterScope"] * wide, *["kRelaxed"] * ("relaxed" in w.parts)])
-
-
 def _mbarrier(w: Writer) -> str:
     action = w.parts[1]
     if action == "init":
@@ -548,11 +516,17 @@ def _mbarrier(w: Writer) -> str:
     if action == "arrive":
         bytes_ = w.read(w.operands[2], "u32") if "expect_tx" in w.parts else "0"
         count = "1" if "expect_tx" in w.parts or len(w.operands) < 3 else w.read(w.operands[2], "u32")
-        return w.write(w.operands[0], f"barrier_arrive(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {_order(w)})", "u64")
+        return w.write(
+            w.operands[0],
+            f"barrier_arrive(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
+            "u64",
+        )
     phase = w.read(w.operands[2], "u32")
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"
-    return w.write(w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase}, {_order(w)})", "pred")
+    return w.write(
+        w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
+    )
 
 
 def _sleep(w: Writer) -> str:
@@ -565,13 +539,6 @@ def _grid_dependency(w: Writer) -> str:
 
 def _prefetch(w: Writer) -> str:
     return ";" if "tensormap" in w.parts else w.names_global(w.operands[0])
-
-
-def _fence(w: Writer) -> str:
-    proxy = "proxy" in w.parts
-    if proxy and not any(part.startswith("async") for part in w.parts):
-        return ";"
-    return f"fenced(t, {'true' if proxy else 'false'});"
 
 
 def _nothing(w: Writer) -> str:
@@ -595,7 +562,7 @@ _TABLE: dict[str, Lower] = {
     "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
     **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch},
-    **dict.fromkeys(("membar", "fence"), _fence),
+    **dict.fromkeys(("membar", "fence"), lambda w: races.fence(w.parts)),
     **dict.fromkeys(("pmevent", "createpolicy"), _nothing),
 }
 

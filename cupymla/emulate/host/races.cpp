@@ -137,7 +137,8 @@ void Causality::require_initialised(Thread& t, uint32_t address) {
   const uint32_t me = number(t);
   if (rank_of(address) != t.cta->rank) visit(rank_of(address), me, Mark{me, moment_, t.line});
   if (knows(me, kSeen, found->maker, found->made)) return;
-  broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the two",
+  broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the "
+         "two",
          thread(me).c_str(), thread(found->maker).c_str(), found->line);
 }
 
@@ -199,7 +200,8 @@ void Causality::leave(Thread& t) {
   if (++cta.left < t.cta->threads) return;
   for (const auto& [column, mark] : cta.visits) {
     if (cta.parting.at(kPast, column) >= mark.stamp) continue;
-    broken("race: the CTA with rank %u exits, and nothing orders that behind the use of its shared memory by %s at PTX line %u",
+    broken("race: the CTA with rank %u exits, and nothing orders that behind the use of its shared memory by %s at PTX "
+           "line %u",
            t.cta->rank, doer(column).c_str(), mark.line);
   }
 }
@@ -222,8 +224,8 @@ void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool
   const bool seen = knows(me, kSeen, cell.writer, cell.written) || (practice_ && across && fenced);
   if (seen && fenced) return;
   broken("race: %s %s shared memory, offset %u, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
-         seen ? "asynchronously reads" : "reads", place(rank, cell), doer(cell.writer).c_str(), cell.writer_line & kLine,
-         seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
+         seen ? "asynchronously reads" : "reads", place(rank, cell), doer(cell.writer).c_str(),
+         cell.writer_line & kLine, seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
 }
 
 void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool atomic) {
@@ -244,7 +246,8 @@ void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool at
   };
   const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
     if (over(column, stamp)) return;
-    broken("race: %s writes shared memory, offset %u, that %s read or was still reading at PTX line %u, and nothing orders the two",
+    broken("race: %s writes shared memory, offset %u, that %s read or was still reading at PTX line %u, and nothing "
+           "orders the two",
            thread(me).c_str(), place(rank, cell), doer(column).c_str(), line);
   };
   if (cell.reader != kMany) return require(cell.reader, cell.read, cell.reader_line);
@@ -401,7 +404,7 @@ void Causality::read_by_store(Thread& t, uint32_t address, uint32_t bytes) {
 
 // A commit's arrival says that the tensor operations of its thread are over, and all that these were known to be
 // behind; of what the thread itself did in the ordinary way it says nothing.
-Knowledge* Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
+uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
   const uint32_t me = number(t), column = own_column(me, kTensor), stamp = own_[me].stamps[kTensor]++;
   for (uint32_t rank = 0; rank < count_; ++rank) {
     if (mask ? !(mask >> rank & 1) : rank != rank_of(told)) continue;
@@ -411,17 +414,19 @@ Knowledge* Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
     if (rank != t.cta->rank) visit(rank, me, Mark{column, stamp, t.line});
     if (!knows(me, kSeen, found->maker, found->made)) require_initialised(t, target);
   }
-  auto* made = new Knowledge;
-  made->merge(kPast, own_[me].known);
-  if (made->planes[kPast].size() > me) made->planes[kPast][me] = 0;
-  for (Plane plane : {kSeen, kPast}) made->learn(plane, column, stamp);
-  return made;
+  Knowledge& made = commits_[++commit_count_];
+  made.merge(kPast, own_[me].known);
+  if (made.planes[kPast].size() > me) made.planes[kPast][me] = 0;
+  for (Plane plane : {kSeen, kPast}) made.learn(plane, column, stamp);
+  return commit_count_;
 }
 
-void Causality::hand(uint32_t told, const Knowledge& knowledge) {
+void Causality::hand(uint32_t told, uint64_t commit) {
   TrackedBarrier* found = barrier(told);
-  if (found) found->releases.pending(kAnyone, true).merge(knowledge);
+  if (found) found->releases.pending(kAnyone, true).merge(commits_[commit]);
 }
+
+void Causality::drop(uint64_t commit) { commits_.erase(commit); }
 
 void Causality::close_group(Thread& t) { ++own_[number(t)].stamps[kBulk]; }
 

@@ -1,6 +1,7 @@
 // Accesses to shared memory that nothing orders, found in whatever order threads run: the causality order of a
-// cluster's threads in vector clocks, and who used which bytes last. The rules are those of cupymla/interpret/causality.py
-// and shadow.py, with a column more for what each thread gives the Tensor Core; docs/emulation.md says where they differ.
+// cluster's threads in vector clocks, and who used which bytes last. The rules are those of
+// cupymla/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor Core;
+// docs/emulation.md says where they differ.
 //
 // A column stands for one line of doings: of a thread itself, of its tensor operations, of its bulk stores, of its
 // cp.async, of what one mbarrier counts. A stamp is a moment in it. Three planes say of every column up to which stamp
@@ -54,8 +55,8 @@ struct TrackedBarrier {
   uint32_t maker = 0, made = 0, line = 0;
 };
 
-// A barrier at which threads wait for one another: a named one, the cluster's, a warp's. `pending` is of the generation,
-// `done` of those before it.
+// A barrier at which threads wait for one another: a named one, the cluster's, a warp's. `pending` is of the
+// generation, `done` of those before it.
 struct TrackedMeeting {
   uint32_t generation = 0;
   Knowledge pending, done;
@@ -115,8 +116,10 @@ class Causality {
   void landed(uint32_t barrier, int rank);
   void read_by_tensor(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes);
   void read_by_store(Thread& t, uint32_t address, uint32_t bytes);
-  Knowledge* commit(Thread& t, uint32_t barrier, uint32_t mask);
-  void hand(uint32_t barrier, const Knowledge& knowledge);
+  // A commit is issued: its number. It is carried out: tells a barrier, and after all of them is forgotten.
+  uint64_t commit(Thread& t, uint32_t barrier, uint32_t mask);
+  void hand(uint32_t barrier, uint64_t commit);
+  void drop(uint64_t commit);
   void close_group(Thread& t);
   void wait_group(Thread& t, uint32_t newest);
   void write_by_async(Thread& t, uint32_t address, uint32_t bytes);
@@ -163,6 +166,8 @@ class Causality {
   std::vector<TrackedCta> ctas_;
   std::vector<Cta*> members_;
   std::map<const void*, TrackedMeeting> meetings_;  // by what their threads count in
+  std::map<uint64_t, Knowledge> commits_;  // what those under way will hand on
+  uint64_t commit_count_ = 0;
   std::vector<std::unique_ptr<Readers>> readers_;
   std::vector<uint32_t> free_readers_;
   // The last access: places next to each other mostly were used alike before, and are alike behind it.

@@ -34,11 +34,9 @@ from ...ptx.syntax import (
     Vector,
 )
 from ..code import LAUNCH
-from . import operations
+from . import operations, races
 
 SYSTEM_BYTES = 1024
-# Instructions that are remembered with their line; a call may be one of the model's.
-_WITH_LINES = ("ld", "st", "atom", "red", "mbarrier", "cp", "ldmatrix", "stmatrix", "call")
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
 SIZES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f16x2": 4, "b128": 16, "pred": 1}
 
@@ -282,12 +280,7 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, self._smallest_store())
-
-    def _smallest_store(self) -> int:
-        bodies = [function.body for function in self._module.functions if function.body is not None]
-        stored = [statement.parts for body in bodies for statement, _ in body.walk() if isinstance(statement, Instruction)]
-        return min((operations.smallest_store(parts) for parts in stored), default=4)
+        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, races.smallest_store(self._module))
 
 
 def _clean(words: Sequence[str]) -> list[str]:
@@ -447,7 +440,7 @@ class _Body:
         if guard:
             condition = writer.read(Name(guard.register), "pred")
             code = f"if ({'!' if guard.negated else ''}{condition}) {{ {code} }}"
-        if instruction.parts[0] in _WITH_LINES:
+        if instruction.parts[0] in races.WITH_LINES:
             self._lines.append(f"t.line = {self.unit.source.line(instruction.start)};")
         self._lines.append(code)
 

@@ -327,7 +327,8 @@ inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------
 
-enum Together : uint32_t { kSync, kWarpBarrier, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny, kVoteAny, kVoteAll, kBallot };
+enum Together : uint32_t { kSync, kWarpBarrier, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny,
+                           kVoteAny, kVoteAll, kBallot };
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
 void warp_barrier(Thread& t, uint32_t mask);
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
