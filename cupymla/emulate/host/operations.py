@@ -541,6 +541,10 @@ def _prefetch(w: Writer) -> str:
     return ";" if "tensormap" in w.parts else w.names_global(w.operands[0])
 
 
+def _fence(w: Writer) -> str:
+    return races.fence(w.parts)
+
+
 def _nothing(w: Writer) -> str:
     return ";"
 
@@ -562,7 +566,7 @@ _TABLE: dict[str, Lower] = {
     "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
     **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch},
-    **dict.fromkeys(("membar", "fence"), lambda w: races.fence(w.parts)),
+    **dict.fromkeys(("membar", "fence"), _fence),
     **dict.fromkeys(("pmevent", "createpolicy"), _nothing),
 }
 
