@@ -45,7 +45,7 @@ __device__ __forceinline__ void use_columns(uint32_t rank, uint32_t address, uin
   const uint32_t column = column_of(address) & 0x1ffu;
   require_allocated(cta, column, count, site);
   for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-    touch(cta, quarter, column, count, 0, 1, writes, kTouchOther, site);
+    touch(rank, quarter, column, count, 0, 1, writes, kTouchOther, site);
   }
 }
 

@@ -1,5 +1,5 @@
-// What the host machine is told so that it finds accesses to shared memory that nothing orders
-// (cupymla/emulate/host/races.hpp). On a GPU all of this is nothing.
+// What the host machine is told so that it finds accesses to shared and Tensor Memory that nothing
+// orders (cupymla/emulate/host/races.hpp). On a GPU all of this is nothing.
 #pragma once
 
 #include "state.cuh"
@@ -51,6 +51,13 @@ inline void read_by_tensor(uint32_t rank, uint32_t offset, uint32_t bytes) {
   causality()->read_by_tensor(me(), rank, offset, bytes);
 }
 inline void read_by_store(uint32_t address, uint32_t bytes) { causality()->read_by_store(me(), address, bytes); }
+// A column of Tensor Memory is used, by this thread or by what it gives the Tensor Core; columns are allocated.
+inline void tensor_memory(uint32_t rank, uint32_t quarter, uint32_t column, bool writes, bool by_tensor) {
+  if (causality()) causality()->tensor_memory(me(), rank, quarter, column, writes, by_tensor);
+}
+inline void allocated(uint32_t rank, uint32_t first, uint32_t count) {
+  if (causality()) causality()->allocated(rank, first, count);
+}
 inline void close_group() {
   if (causality()) causality()->close_group(me());
 }
@@ -67,6 +74,8 @@ __device__ __forceinline__ void hand(uint32_t, uint64_t) {}
 __device__ __forceinline__ void drop(uint64_t) {}
 __device__ __forceinline__ void write(uint32_t, uint32_t) {}
 __device__ __forceinline__ void read(uint32_t, uint32_t) {}
+__device__ __forceinline__ void tensor_memory(uint32_t, uint32_t, uint32_t, bool, bool) {}
+__device__ __forceinline__ void allocated(uint32_t, uint32_t, uint32_t) {}
 __device__ __forceinline__ void close_group() {}
 __device__ __forceinline__ void wait_group(uint32_t) {}
 #endif

@@ -1,4 +1,4 @@
-"""Accesses to shared memory that nothing orders are found in every mode; the ordered form of the same kernel passes."""
+"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; the ordered form of the same kernel passes."""
 
 from __future__ import annotations
 
@@ -293,12 +293,21 @@ def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: 
         runner().run(Settings(mode, 1, checks=(), removed=site.number, races="practice"))
 
 
+# Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of the
+# epilogue for a full accumulator.
+WAITS = (
+    (1, "writes Tensor Memory, column .* read or was still reading"),
+    (2, "a (copy that an mbarrier counts|tensor operation of thread 32)"),
+    (3, "(reads|writes) Tensor Memory, column"),
+)
+
+
+@pytest.mark.parametrize(("number", "what"), WAITS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_gemm_whose_products_wait_for_no_copy(mode: Mode) -> None:
+def test_a_gemm_without_one_of_its_waits(number: int, what: str, mode: Mode) -> None:
     waits = [site for site in runner().kernel.sites if site.text.startswith("mbarrier.try_wait")]
-    full = waits[2]  # after those of the producer for a free stage and of the products for a free accumulator
-    with pytest.raises(HostError, match=r"race: .* a (copy that an mbarrier counts|tensor operation of thread 32)"):
-        runner().run(Settings(mode, 1, checks=(), removed=full.number, races="practice"))
+    with pytest.raises(HostError, match=rf"race: .*{what}"):
+        runner().run(Settings(mode, 1, checks=(), removed=waits[number].number, races="practice"))
 
 
 def test_settings() -> None:

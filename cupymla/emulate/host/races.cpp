@@ -77,6 +77,7 @@ Causality::Causality(Cta* const* ctas, uint32_t count, bool practice, uint32_t u
       count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
+    cta.columns.assign(512 * 4, Cell{kNobody, 0, 0, kNobody, 0, 0});
     cta.barriers.resize(ctas[0]->smem_bytes / 8 + 1);
   }
 }
@@ -223,8 +224,8 @@ void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool
   const bool fenced = !across || knows(me, kFenced, cell.writer, cell.written);
   const bool seen = knows(me, kSeen, cell.writer, cell.written) || (practice_ && across && fenced);
   if (seen && fenced) return;
-  broken("race: %s %s shared memory, offset %u, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
-         seen ? "asynchronously reads" : "reads", place(rank, cell), doer(cell.writer).c_str(),
+  broken("race: %s %s %s, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
+         seen ? "asynchronously reads" : "reads", place(rank, cell).c_str(), doer(cell.writer).c_str(),
          cell.writer_line & kLine, seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
 }
 
@@ -232,8 +233,8 @@ void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool at
   const uint32_t me = number(t);
   if (cell.writer != kNobody && !(atomic && (cell.writer_line & kAtomicWrite)) &&
       !knows(me, kPast, cell.writer, cell.written)) {
-    broken("race: %s writes shared memory, offset %u, that %s wrote at PTX line %u, and nothing orders the two",
-           thread(me).c_str(), place(rank, cell), doer(cell.writer).c_str(), cell.writer_line & kLine);
+    broken("race: %s writes %s, that %s wrote at PTX line %u, and nothing orders the two",
+           thread(me).c_str(), place(rank, cell).c_str(), doer(cell.writer).c_str(), cell.writer_line & kLine);
   }
   if (cell.reader == kNobody) return;
   const auto over = [&](uint32_t column, uint32_t stamp) {
@@ -246,9 +247,9 @@ void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool at
   };
   const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
     if (over(column, stamp)) return;
-    broken("race: %s writes shared memory, offset %u, that %s read or was still reading at PTX line %u, and nothing "
+    broken("race: %s writes %s, that %s read or was still reading at PTX line %u, and nothing "
            "orders the two",
-           thread(me).c_str(), place(rank, cell), doer(column).c_str(), line);
+           thread(me).c_str(), place(rank, cell).c_str(), doer(column).c_str(), line);
   };
   if (cell.reader != kMany) return require(cell.reader, cell.read, cell.reader_line);
   const Readers& many = *readers_[cell.read];
@@ -402,6 +403,30 @@ void Causality::read_by_store(Thread& t, uint32_t address, uint32_t bytes) {
   read(t, rank_of(address), offset_of(address), bytes, own_column(me, kBulk), own_[me].stamps[kBulk]);
 }
 
+// That an operation on Tensor Memory is behind another's fences is for the check `tcgen05`; in practice that is enough
+// for reads, where it is known that the write is over.
+void Causality::tensor_memory(Thread& t, uint32_t rank, uint32_t quarter, uint32_t column, bool writes,
+                              bool by_tensor) {
+  const uint32_t me = number(t), mine = own_column(me, kTensor), who = by_tensor ? mine : me;
+  const uint32_t stamp = by_tensor ? own_[me].stamps[kTensor] : moment_;
+  Cell& cell = ctas_[rank].columns[column * 4 + quarter];
+  pipe_ = by_tensor ? mine : me;
+  if (writes) {
+    require_free(t, rank, cell, false);
+    note_write(cell, who, stamp, t.line, 0);
+  } else {
+    if (!(practice_ && cell.writer != kNobody && knows(me, kPast, cell.writer, cell.written))) {
+      require_written(t, rank, cell, false);
+    }
+    note_read(t, cell, who, stamp);
+  }
+  pipe_ = ~0u;
+}
+
+void Causality::allocated(uint32_t rank, uint32_t first, uint32_t count) {
+  for (uint32_t i = 4 * first; i < 4 * (first + count); ++i) note_write(ctas_[rank].columns[i], kNobody, 0, 0, 0);
+}
+
 // A commit's arrival says that the tensor operations of its thread are over, and all that these were known to be
 // behind; of what the thread itself did in the ordinary way it says nothing.
 uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
@@ -455,8 +480,12 @@ void Causality::wait_async(Thread& t, uint32_t newest) {
 
 // Words ---------------------------------------------------------------------------------------------------------------
 
-uint32_t Causality::place(uint32_t rank, const Cell& cell) const {
-  return static_cast<uint32_t>(&cell - ctas_[rank].cells.data()) * unit_ - kSystemBytes;
+std::string Causality::place(uint32_t rank, const Cell& cell) const {
+  const TrackedCta& cta = ctas_[rank];
+  if (&cell >= cta.columns.data() && &cell < cta.columns.data() + cta.columns.size()) {
+    return "Tensor Memory, column " + std::to_string((&cell - cta.columns.data()) / 4);
+  }
+  return "shared memory, offset " + std::to_string((&cell - cta.cells.data()) * unit_ - kSystemBytes);
 }
 
 std::string Causality::thread(uint32_t number) const {

@@ -1,4 +1,4 @@
-// Accesses to shared memory that nothing orders, found in whatever order threads run: the causality order of a
+// Accesses to shared and Tensor Memory that nothing orders, found in whatever order threads run: the causality order of a
 // cluster's threads in vector clocks, and who used which bytes last. The rules are those of
 // cupymla/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor Core;
 // docs/emulation.md says where they differ.
@@ -84,6 +84,7 @@ struct Cell {
 
 struct TrackedCta {
   std::vector<Cell> cells;
+  std::vector<Cell> columns;  // of Tensor Memory, each in four quarters of the lanes
   std::vector<std::unique_ptr<TrackedBarrier>> barriers;  // by offset / 8
   std::map<uint32_t, Mark> visits;           // by columns: uses of this memory from other CTAs
   Mark last_visit = {};
@@ -117,6 +118,9 @@ class Causality {
   void read_by_tensor(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes);
   void read_by_store(Thread& t, uint32_t address, uint32_t bytes);
   // A commit is issued: its number. It is carried out: tells a barrier, and after all of them is forgotten.
+  // A column of Tensor Memory in one quarter of the lanes, used by a thread or by what it gives the Tensor Core.
+  void tensor_memory(Thread& t, uint32_t rank, uint32_t quarter, uint32_t column, bool writes, bool by_tensor);
+  void allocated(uint32_t rank, uint32_t first, uint32_t count);
   uint64_t commit(Thread& t, uint32_t barrier, uint32_t mask);
   void hand(uint32_t barrier, uint64_t commit);
   void drop(uint64_t commit);
@@ -142,7 +146,8 @@ class Causality {
   uint32_t column(Doer doer, uint32_t thread);
   uint32_t own_column(uint32_t thread, Doer doer);
   bool knows(uint32_t thread, Plane plane, uint32_t by, uint32_t stamp) const {
-    return (by == thread && plane != kFenced) || own_[thread].known.at(plane, by) >= stamp;
+    return (by == thread && plane != kFenced) || (pipe_ != ~0u && (by == pipe_ || by / 32 == thread / 32)) ||
+           own_[thread].known.at(plane, by) >= stamp;
   }
   const Knowledge& release(uint32_t thread);
   TrackedBarrier* barrier(uint32_t address);
@@ -155,10 +160,13 @@ class Causality {
   void read(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t column, uint32_t stamp);
   std::string thread(uint32_t number) const;
   std::string doer(uint32_t column) const;
-  uint32_t place(uint32_t rank, const Cell& cell) const;
+  std::string place(uint32_t rank, const Cell& cell) const;
   template <typename Look>
   void each(const Mark& what, uint32_t thread, Cell* cell, uint32_t count, const Look& look);
 
+  // While Tensor Memory is looked at: the column of operations that the pipe of the Tensor Core keeps in order; threads
+  // of a warp use Tensor Memory together then.
+  uint32_t pipe_ = ~0u;
   bool practice_;
   uint32_t unit_, padded_, threads_, moment_ = 1, count_;
   std::vector<Own> own_;
