@@ -145,8 +145,9 @@ __device__ __forceinline__ void allocate(uint32_t destination, uint32_t columns,
 __device__ __forceinline__ void deallocate(uint32_t address, uint32_t columns, uint32_t cta_group, uint32_t site) {
   __syncwarp();
   Cta& cta = own_cta();
+  const uint32_t rank = hardware::cluster_rank(), lane = hardware::lane_index();
   for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-    touch(hardware::cluster_rank(), quarter, column_of(address), columns, hardware::lane_index(), 32, true, kTouchOther, site);
+    touch(rank, quarter, column_of(address), columns, lane, 32, true, kTouchOther, site);
   }
   __syncwarp();
   if (hardware::lane_index() != 0) return;

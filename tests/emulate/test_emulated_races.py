@@ -1,4 +1,4 @@
-"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; the ordered form of the same kernel passes."""
+"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; in the ordered form kernels pass."""
 
 from __future__ import annotations
 
@@ -293,8 +293,8 @@ def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: 
         runner().run(Settings(mode, 1, checks=(), removed=site.number, races="practice"))
 
 
-# Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of the
-# epilogue for a full accumulator.
+# Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of
+# the epilogue for a full accumulator.
 WAITS = (
     (1, "writes Tensor Memory, column .* read or was still reading"),
     (2, "a (copy that an mbarrier counts|tensor operation of thread 32)"),

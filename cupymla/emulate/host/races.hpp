@@ -1,5 +1,5 @@
-// Accesses to shared and Tensor Memory that nothing orders, found in whatever order threads run: the causality order of a
-// cluster's threads in vector clocks, and who used which bytes last. The rules are those of
+// Accesses to shared and Tensor Memory that nothing orders, found in whatever order threads run: the causality order of
+// a cluster's threads in vector clocks, and who used which bytes last. The rules are those of
 // cupymla/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor Core;
 // docs/emulation.md says where they differ.
 //
