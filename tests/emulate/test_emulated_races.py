@@ -1,4 +1,4 @@
-"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; in the ordered form kernels pass."""
+"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; ordered forms of the kernels pass."""
 
 from __future__ import annotations
 
