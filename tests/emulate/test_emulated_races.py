@@ -1,4 +1,4 @@
-"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; ordered forms of the kernels pass."""
+"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; ordered kernels pass."""
 
 from __future__ import annotations
 
