@@ -128,12 +128,14 @@ __device__ __forceinline__ void publish_votes(CountedBarrier& barrier, uint32_t 
 
 // Counts one arrival and returns the generation it belongs to; the last one begins the next. `absent` threads have
 // ended and count as arrived.
-__device__ __forceinline__ uint32_t arrive_at(CountedBarrier& barrier, bool vote, uint32_t absent, uint32_t expected) {
+__device__ __forceinline__ uint32_t arrive_at(CountedBarrier& barrier, bool vote, uint32_t absent, uint32_t expected,
+                                              bool relaxed = false) {
   auto* word = reinterpret_cast<unsigned long long*>(&barrier.word);
   if (vote) atomicAdd(&barrier.votes[watched(barrier.word) >> 32 & 1], 1u);
   __threadfence();
   const uint64_t before = atomicAdd(word, 1ull);
   const uint32_t generation = static_cast<uint32_t>(before >> 32);
+  races::meet(&barrier, generation, relaxed);
   if (static_cast<uint32_t>(before) + 1 + absent >= expected) {
     publish_votes(barrier, generation);
     const uint64_t next = static_cast<uint64_t>(generation + 1) << 32;
@@ -185,6 +187,7 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
     if (out_of_patience(start)) fail(kHangNamedBarrier, site, id, watched(barrier.word) & 0xffffffffu, expected);
     rest_at(barrier, generation);
   }
+  races::part(&barrier, generation);
   __threadfence();
   const uint32_t voted = (expected - (everybody ? watched(home.exited) : 0)) << 16 |
                          watched(barrier.result[generation & 1]);
@@ -192,11 +195,12 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
   return voted;
 }
 
-__device__ __forceinline__ void cluster_arrive() {
+__device__ __forceinline__ void cluster_arrive(uint32_t site) {
   stop_if_asked();
   Cta& first = cta_of(0);
   const uint32_t expected = hardware::cluster_size() * block_threads();
-  own_thread().cluster_word = arrive_at(first.cluster, false, watched(first.cluster_exited), expected);
+  const uint32_t absent = watched(first.cluster_exited);
+  own_thread().cluster_word = arrive_at(first.cluster, false, absent, expected, races::is_relaxed(site));
   take_time_elsewhere();
 }
 
@@ -212,6 +216,7 @@ __device__ __noinline__ void cluster_wait(uint32_t site) {
     }
     rest_at(first.cluster, generation);
   }
+  races::part(&first.cluster, generation);
   __threadfence();
   take_time_elsewhere();
 }
@@ -253,6 +258,7 @@ __device__ __noinline__ void run_groups(uint32_t newest) {
 // The last thread of a CTA looks at what it leaves behind.
 __device__ __noinline__ void leave(uint32_t site) {
   stop_if_asked();
+  races::leave();
   Cta& home = own_cta();
   const uint32_t ended = atomicAdd(&home.exited, 1u) + 1;
   if (ended == block_threads()) {

@@ -2,6 +2,7 @@
 // enters the model. Nothing traps, so the context stays usable and the message arrives.
 #pragma once
 
+#include "races.cuh"
 #include "state.cuh"
 
 namespace cupymla::emulate {

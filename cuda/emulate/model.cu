@@ -45,7 +45,7 @@ __device__ __forceinline__ void use_columns(uint32_t rank, uint32_t address, uin
   const uint32_t column = column_of(address) & 0x1ffu;
   require_allocated(cta, column, count, site);
   for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-    touch(cta, quarter, column, count, 0, 1, writes, kTouchOther, site);
+    touch(rank, quarter, column, count, 0, 1, writes, kTouchOther, site);
   }
 }
 
@@ -133,6 +133,9 @@ __device__ __noinline__ void issue_mma(const uint64_t* words, uint32_t site) {
     }
     use_columns(rank, mma.d, columns, true, site);
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  announce_mma(mma, shape);
+#endif
   issue(kMma, site, words, 10);
 }
 
@@ -148,6 +151,9 @@ __device__ __noinline__ void issue_copy(const uint64_t* words, uint32_t site) {
   for (uint32_t half = 0; half < copy.cta_group; ++half) {
     use_columns(rank ^ half, copy.address, copy.columns(), true, site);
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  announce_copy(copy);
+#endif
   issue(kTmemCopy, site, words, 3);
 }
 
@@ -273,8 +279,8 @@ CUPYMLA_MODEL void cupymla_emulate_commit(uint32_t barrier, uint32_t mask, uint3
   require_barriers(barrier, mask, site);
   Thread& mine = own_thread();
   *const_cast<volatile uint64_t*>(&mine.before_clock) = next_clock();
-  const uint64_t words[2] = {barrier, mask};
-  issue(kCommit, site, words, 2);
+  const uint64_t words[3] = {barrier, mask, races::commit(barrier, mask)};
+  issue(kCommit, site, words, 3);
 }
 
 // Copies ------------------------------------------------------------------------------------------------------------
@@ -293,6 +299,9 @@ CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t
   auto* operands = reinterpret_cast<uint64_t*>(words);
   operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
   require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::announce(*machine::current, cupymla_emulate_dispatch, static_cast<uint32_t>(operands[0]), operands + 3);
+#endif
   issue(kLoad, site, operands, count);
 }
 
@@ -307,6 +316,10 @@ CUPYMLA_MODEL void cupymla_emulate_try_cancel(uint64_t words, uint32_t site) {
   for (uint32_t rank = 0; operands[2] && rank < hardware::cluster_size(); ++rank) {
     if (watched(cta_of(rank).exited) == block_threads()) fail(kPeerGone, site);
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  announce_answer(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]),
+                  static_cast<uint32_t>(operands[3]));
+#endif
   issue(kLoad, site, operands, 4);
 }
 
@@ -326,6 +339,9 @@ CUPYMLA_MODEL void cupymla_emulate_tile(uint64_t words, uint32_t site) {
   if (info == nullptr) fail(kTensorMapUnknown, site, launch().map_count);
   if (tile.gathers && (info->rank != 2 || info->box[1] != 1)) fail(kFourRowBox, site, info->rank, info->box[1]);
   if (tile.mask == 0) require_barrier(tile.barrier, true, site);
+#ifdef CUPYMLA_HOST_MACHINE
+  announce_tile(tile, *info);
+#endif
   issue(kTile, site, operands, 10);
 }
 
@@ -338,6 +354,9 @@ CUPYMLA_MODEL void cupymla_emulate_store(uint64_t words, uint32_t count, uint32_
   for (uint32_t at = 0; at < bytes; at += 16) {
     require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::announce(*machine::current, cupymla_emulate_dispatch, static_cast<uint32_t>(operands[0]), operands + 3);
+#endif
   issue_store(operands, count, site);
 }
 
@@ -354,16 +373,23 @@ CUPYMLA_MODEL void cupymla_emulate_scatter(uint64_t words, uint32_t site) {
   for (uint32_t at = 0; at < bytes; at += 16) {
     require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
   }
+#ifdef CUPYMLA_HOST_MACHINE
+  announce_scatter(tile, *info);
+#endif
   issue_store(operands, 13, site);
 }
 
 CUPYMLA_MODEL void cupymla_emulate_group_end(uint32_t site) {
-  if (!removed(site)) own_thread().groups++;
+  if (removed(site)) return;
+  races::close_group();
+  own_thread().groups++;
 }
 
 CUPYMLA_MODEL void cupymla_emulate_group_wait(uint32_t newest, uint32_t site) {
   stop_if_asked();
-  if (!removed(site)) run_groups(newest);
+  if (removed(site)) return;
+  run_groups(newest);
+  races::wait_group(newest);
 }
 
 // Barriers and fences -------------------------------------------------------------------------------------------------
@@ -382,7 +408,7 @@ CUPYMLA_MODEL uint32_t cupymla_emulate_named_barrier(uint32_t id, uint32_t count
 }
 
 CUPYMLA_MODEL void cupymla_emulate_cluster_arrive(uint32_t site) {
-  cluster_arrive();
+  cluster_arrive(site);
 }
 
 CUPYMLA_MODEL void cupymla_emulate_cluster_wait(uint32_t site) {
@@ -432,6 +458,7 @@ CUPYMLA_MODEL uint32_t cupymla_emulate_reduce(uint32_t word, uint32_t mask, uint
 
 // st.bulk: clears shared memory.
 CUPYMLA_MODEL void cupymla_emulate_clear(uint32_t address, uint32_t bytes) {
+  races::write(address, bytes);
   for (uint32_t at = 0; at + 4 <= bytes; at += 4) hardware::store_shared_u32(address + at, 0);
 }
 

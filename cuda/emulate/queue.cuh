@@ -9,6 +9,7 @@
 #include "move.cuh"
 #include "tile.cuh"
 #ifdef CUPYMLA_HOST_MACHINE
+#include "announce.hpp"
 #include "product.hpp"
 #endif
 
@@ -157,13 +158,13 @@ __device__ __forceinline__ void commit(const Operation& operation) {
   const uint32_t barrier = static_cast<uint32_t>(operation.words[0]), mask = static_cast<uint32_t>(operation.words[1]);
   __threadfence();
   hardware::fence_proxy_async();
-  if (mask == 0) {
-    const uint32_t rank = rank_of_address(barrier);
-    return hardware::arrive_in_cluster(hardware::map_to_rank(offset_of_address(barrier), rank));
-  }
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
-    if (mask >> rank & 1) hardware::arrive_in_cluster(hardware::map_to_rank(offset_of_address(barrier), rank));
+    if (mask ? !(mask >> rank & 1) : rank != rank_of_address(barrier)) continue;
+    const uint32_t target = hardware::map_to_rank(offset_of_address(barrier), rank);
+    races::hand(target, operation.words[2]);
+    hardware::arrive_in_cluster(target);
   }
+  races::drop(operation.words[2]);
 }
 
 __device__ __forceinline__ void require_peer(const Mma& mma, uint32_t site) {

@@ -93,17 +93,20 @@ __device__ __forceinline__ void copy_tile_row(const Tile& tile, const TileInfo& 
   }
 }
 
-// Counts the bytes at the barrier of every CTA that got the tile: its own, or for a pair the one of the two that the
-// barrier's address names.
+// The barrier that is told of a CTA's tile: its own, or for a pair the one of the two that the barrier's address names.
+__device__ __forceinline__ uint32_t tile_barrier(const Tile& tile, uint32_t rank) {
+  const uint32_t named = tile.barrier >> 24;
+  const uint32_t target = tile.mask == 0 ? named : tile.paired ? (rank & ~1u) | (named & 1u) : rank;
+  return hardware::map_to_rank(tile.barrier & 0xffffffu, target);
+}
+
+// Counts the bytes at the barrier of every CTA that got the tile.
 __device__ __forceinline__ void complete_tile(const Tile& tile, const TileInfo& info) {
   const uint32_t bytes = tile_rows(tile, info) * info.box[0] * info.element_bits / 8;
   __threadfence();
   hardware::fence_proxy_async();
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
-    if (!goes_to(tile, rank)) continue;
-    const uint32_t named = tile.barrier >> 24;
-    const uint32_t target = tile.mask == 0 ? named : tile.paired ? (rank & ~1u) | (named & 1u) : rank;
-    hardware::complete_bytes_in_cluster(hardware::map_to_rank(tile.barrier & 0xffffffu, target), bytes);
+    if (goes_to(tile, rank)) hardware::complete_bytes_in_cluster(tile_barrier(tile, rank), bytes);
   }
 }
 

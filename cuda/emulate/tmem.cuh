@@ -60,9 +60,14 @@ __device__ __forceinline__ void require_fences(uint64_t earlier, uint32_t me, ui
   if (own_thread().after_clock <= clock) fail(kAfterFenceMissing, site, column, other);
 }
 
-// Checks and records an access to columns of one quarter of the lanes; a caller in a warp takes every `step`-th.
-__device__ __forceinline__ void touch(Cta& cta, uint32_t quarter, uint32_t column, uint32_t count, uint32_t first,
+// Checks and records an access to columns of one quarter of the lanes; a caller in a warp takes every `step`-th, the
+// Tensor Core all of them.
+__device__ __forceinline__ void touch(uint32_t rank, uint32_t quarter, uint32_t column, uint32_t count, uint32_t first,
                                       uint32_t step, bool writes, uint32_t kind, uint32_t site) {
+  for (uint32_t i = first; i < count && column + i < kColumns; i += step) {
+    races::tensor_memory(rank, quarter, column + i, writes, step == 1);
+  }
+  Cta& cta = cta_of(rank);
   if (!checking(kCheckTcgen05)) return;
   const uint32_t me = cluster_thread();
   const uint64_t word = touch_word(next_clock(), kind, me);
@@ -123,12 +128,16 @@ __device__ __forceinline__ void allocate(uint32_t destination, uint32_t columns,
     write_tmem(cta, i / columns, column + i % columns, kPoison);
     __stcg(&cta.pending[i / columns][column + i % columns], kPoison);
   }
+  if (hardware::lane_index() == 0) races::allocated(hardware::cluster_rank(), column, columns);
   for (uint32_t i = hardware::lane_index(); i < columns * 4; i += 32) {
     cta.touches[column + i / 4][i % 4] = Touch{0, 0};
   }
   __threadfence();
   __syncwarp();
-  if (hardware::lane_index() == 0) hardware::store_shared_u32(destination, column);
+  if (hardware::lane_index() == 0) {
+    races::write(destination, 4);
+    hardware::store_shared_u32(destination, column);
+  }
   note_progress();
 }
 
@@ -136,8 +145,9 @@ __device__ __forceinline__ void allocate(uint32_t destination, uint32_t columns,
 __device__ __forceinline__ void deallocate(uint32_t address, uint32_t columns, uint32_t cta_group, uint32_t site) {
   __syncwarp();
   Cta& cta = own_cta();
+  const uint32_t rank = hardware::cluster_rank(), lane = hardware::lane_index();
   for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-    touch(cta, quarter, column_of(address), columns, hardware::lane_index(), 32, true, kTouchOther, site);
+    touch(rank, quarter, column_of(address), columns, lane, 32, true, kTouchOther, site);
   }
   __syncwarp();
   if (hardware::lane_index() != 0) return;
@@ -207,10 +217,10 @@ __device__ __forceinline__ void require_move(Cta& cta, uint32_t address, const F
   if (__match_any_sync(active, address) != active) fail(kAddressesDiffer, site, address);
   require_allocated(cta, column, form.columns(), site);
   const uint32_t me = hardware::lane_index(), kind = writes ? kTouchOther : kTouchLoad;
-  touch(cta, window / 32, column, form.columns(), me, 32, writes, kind, site);
+  touch(hardware::cluster_rank(), window / 32, column, form.columns(), me, 32, writes, kind, site);
   if (form.shape == k16x32bx2 && form.split) {
     require_allocated(cta, column + form.split, form.columns(), site);
-    touch(cta, window / 32, column + form.split, form.columns(), me, 32, writes, kind, site);
+    touch(hardware::cluster_rank(), window / 32, column + form.split, form.columns(), me, 32, writes, kind, site);
   }
 }
 

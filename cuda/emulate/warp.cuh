@@ -3,6 +3,7 @@
 #pragma once
 
 #include "byte_matrix.cuh"
+#include "races.cuh"
 #include "state.cuh"
 
 namespace cupymla::emulate {
@@ -36,6 +37,7 @@ __device__ __forceinline__ void load_byte_matrices(uint32_t* out, uint32_t addre
       for (uint32_t i = 0; i < 4; ++i) {
         const MatrixByte place = loaded_byte(form.tall, lane, half, i);
         const uint32_t row = __shfl_sync(0xffffffffu, address, matrix * 8 * registers + place.row);
+        races::read(hardware::map_to_rank(row & 0xffffffu, rank), 16);
         const uint4 chunk = hardware::load_cluster_16(hardware::map_to_rank(row & 0xffffffu, rank));
         bytes |= row_element(chunk, place.byte, form.element_bits) << (8 * i);
       }
@@ -63,6 +65,7 @@ __device__ __forceinline__ bool store_byte_matrices(const uint32_t* in, uint32_t
   }
   const bool mine = lane < form.count * 8;
   const uint32_t target = hardware::map_to_rank(address & 0xffffffu, hardware::cluster_rank());
+  if (mine) races::write(target, 16);
   if (mine) hardware::store_cluster_16(target, uint4{words[0], words[1], words[2], words[3]});
   __syncwarp();
   return mine;

@@ -15,6 +15,7 @@ from ..build.cubin import Cubin, Image, Resources
 from ..errors import DriverError, InputError
 from ..launch import Geometry, Launcher, Parameter
 from ..ptx.approximation import APPROXIMATIONS, Approximation
+from ..ptx.races import RACES, Races
 from . import maps as tables
 from .failures import EmulationError
 from .maps import ForeignMap, KnownMap
@@ -85,6 +86,8 @@ class Settings:
         approximation: on the host, where in its error ex2.approx lies; a GPU's is its own.
         resident_clusters: how many clusters run at a time, 0 for all. The others begin when one ends, or are handed to
             those that ask by clusterlaunchcontrol.try_cancel. On the host only.
+        races: whether accesses to shared and Tensor Memory that nothing orders are an error, as practice or the letter
+            of the ISA has it. On the host only.
     """
 
     mode: Mode = "eager"
@@ -95,6 +98,7 @@ class Settings:
     removed: int = 0
     approximation: Approximation = "exact"
     resident_clusters: int = 0
+    races: Races = "unchecked"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -104,6 +108,8 @@ class Settings:
                 raise InputError("checks", "among " + ", ".join(CHECKS), repr(check))
         if self.approximation not in APPROXIMATIONS:
             raise InputError("approximation", "one of " + ", ".join(APPROXIMATIONS), repr(self.approximation))
+        if self.races not in RACES:
+            raise InputError("races", "one of " + ", ".join(RACES), repr(self.races))
         if self.resident_clusters < 0:
             raise InputError("resident_clusters", "a number of clusters, or 0 for all", self.resident_clusters)
 
@@ -179,6 +185,8 @@ class EmulatedKernel:
         if settings.resident_clusters:
             expected = "0 on a GPU, whose own scheduler says which clusters begin"
             raise InputError("resident_clusters", expected, settings.resident_clusters)
+        if settings.races != "unchecked":
+            raise InputError("races", "'unchecked' on a GPU, where they are not looked for", repr(settings.races))
         with driver.on_device(self._device):
             self._prepare(geometry, stream, settings, tables.table(parameters, maps))
             Launcher(self, replace(geometry, pdl=False), parameters)(stream)

@@ -9,7 +9,7 @@ and caches are not modelled.
 
 from __future__ import annotations
 
-from .causality import Races
+from ..ptx.races import Races
 from .memory import GlobalMemory
 from .program import Program, parse
 from .run import interpret, program_of

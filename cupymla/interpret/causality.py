@@ -19,7 +19,7 @@ Source: PTX ISA 9.0, "Memory Consistency Model": "Causality Order", "Synchronize
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SEEN, FENCED, PAST, BEFORE = 0, 1, 2, 3
 _PLANES = 4
-Races = Literal["unchecked", "practice", "letter"]
 ANYONE = -1
 _WARP = 32
 _ROOM = 192

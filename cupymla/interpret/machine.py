@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..ptx.approximation import Approximation
+from ..ptx.races import Races
 from ..tensormap import TileMap
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .causality import Causality, Races
+from .causality import Causality
 from .grid_shadow import GridShadow
 from .instructions import bind
 from .memory import RANK_SHIFT, SHARED_START, Bytes, GlobalMemory, SharedMemory

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from ..build import KernelSource, content_hash, ptx
 from ..launch import Geometry
 from ..ptx.approximation import Approximation
+from ..ptx.races import Races
 from ..tensormap import TileMap
-from .causality import Races
 from .machine import Layout, Machine
 from .memory import GlobalMemory
 from .program import Program, parse

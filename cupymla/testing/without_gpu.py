@@ -73,7 +73,7 @@ def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
         return
     # What a grid may do in wall-clock time says nothing on a machine with other work.
     mode = MODES[turn % len(MODES)]
-    settings = Settings(mode, seed=turn, patience_seconds=60.0, approximation="scattered")
+    settings = Settings(mode, seed=turn, patience_seconds=60.0, approximation="scattered", races="practice")
     with emulated(arch, count, settings) as made:
         yield made
 
@@ -133,14 +133,14 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
         return None
     is_ptx = is_interpreted(kernel.arch)
     counts = ", ".join(map(str, multiprocessors(subject.name)))
-    varied = f"multiprocessors in turn: {counts}; races looked for" if is_ptx else "modes: " + ", ".join(MODES)
+    varied = f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES)
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,
         arch=kernel.arch,
         content_hash=digest,
         ran="interpreted" if is_ptx else "emulated",
-        how=f"{varied}; ex2.approx off by up to {ULPS} ulp",
+        how=f"{varied}; races looked for; ex2.approx off by up to {ULPS} ulp",
         toolkit=str(compiler.toolchain()),
         cases=len(chosen),
         of=len(subject.cases_of(kernel)),

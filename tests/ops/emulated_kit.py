@@ -48,7 +48,7 @@ def case_parameters(subject: Subject) -> Iterator[object]:
 
 def settings(mode: Any, seed: int = 1) -> Settings:
     """Settings of a mode, patient enough for a machine that others use."""
-    return Settings(mode, seed, patience_seconds=PATIENCE_SECONDS)
+    return Settings(mode, seed, patience_seconds=PATIENCE_SECONDS, races="practice")
 
 
 def check(subject: Subject, case: MlaCase, mode: Any, seed: int = 1, multiprocessors: int = 2) -> list[Geometry]:

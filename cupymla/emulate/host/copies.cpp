@@ -17,11 +17,13 @@ void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t r
   if (size != 4 && size != 8 && size != 16) broken("cp.async of %u bytes", size);
   if (read > size) broken("cp.async reads %u of %u bytes", read, size);
   const AsyncCopy copy{shared(t, to, size), generic(from, size), size, read};
+  if (t.races) t.cta->causality->write_by_async(t, to, size);
   if (draw(t) & 1) return perform_async(copy);
   t.open_async.push_back(copy);
 }
 
 void commit_async(Thread& t) {
+  if (t.races) t.cta->causality->close_async(t);
   t.async_groups.push_back(std::move(t.open_async));
   t.open_async.clear();
 }
@@ -32,6 +34,7 @@ void wait_async(Thread& t, uint32_t newest) {
     for (const AsyncCopy& copy : t.async_groups.front()) perform_async(copy);
     t.async_groups.pop_front();
   }
+  if (t.races) t.cta->causality->wait_async(t, newest);
 }
 
 // Bulk copies ---------------------------------------------------------------------------------------------------------
@@ -92,9 +95,14 @@ void each_piece(const TileMap& map, const int32_t* at, const Visit& visit) {
   }
 }
 
-void count_bytes(Copy& copy, uint32_t rank, uint32_t bytes) {
-  const uint32_t offset = copy.barrier & 0xffffffu;
-  barrier_expect(*copy.cta, copy.mask ? rank << 24 | offset : copy.barrier, -static_cast<int32_t>(bytes));
+uint32_t told(const Copy& copy, uint32_t rank) {
+  return copy.mask ? rank << 24 | (copy.barrier & 0xffffffu) : copy.barrier;
+}
+
+// `from`: the CTA whose scope a wait has to reach, or kAnyone.
+void count_bytes(Copy& copy, uint32_t rank, uint32_t bytes, int from = kAnyone) {
+  if (copy.cta->causality) copy.cta->causality->landed(told(copy, rank), from);
+  barrier_expect(*copy.cta, told(copy, rank), -static_cast<int32_t>(bytes));
 }
 
 template <typename Each>
@@ -146,7 +154,8 @@ void perform_shared(Copy& copy) {
 
 void perform_async(Copy& copy) {
   reduce(shared(*copy.cta, copy.shared, copy.bytes), copy.data, copy.bytes, copy.reduction);
-  count_bytes(copy, copy.shared >> 24, copy.bytes);
+  const bool anyone = !copy.cta->causality || copy.cta->causality->practice();
+  count_bytes(copy, copy.shared >> 24, copy.bytes, anyone ? kAnyone : static_cast<int>(copy.cta->rank));
 }
 
 void perform_store(Copy& copy) {
@@ -231,26 +240,69 @@ std::shared_ptr<Copy> issue(Thread& t, void (*perform)(Copy&)) {
   return copy;
 }
 
+// Looks for races of a tile's bytes: `each` is called with the offsets and lengths of its pieces.
+template <typename Each>
+void each_run(const TileMap& map, uint32_t first, const Each& each) {
+  const uint32_t bytes = tile_bytes(map);
+  for (uint32_t at = 0; at < bytes; at += 16) each(swizzled(first + at, map.swizzle), std::min(16u, bytes - at));
+}
+
+void announce_write(Thread& t, uint32_t to, uint32_t barrier, uint32_t mask, const TileMap* map, uint32_t bytes) {
+  Copy copy;
+  copy.cta = t.cta, copy.shared = to, copy.barrier = barrier, copy.mask = mask;
+  Causality& causality = *t.cta->causality;
+  each_target(copy, [&](uint32_t rank) {
+    const auto write = [&](uint32_t offset, uint32_t size) {
+      causality.write_later(t, rank << 24 | offset, size, told(copy, rank), false);
+    };
+    causality.require_initialised(t, told(copy, rank));
+    if (map) return each_run(*map, to & 0xffffffu, write);
+    write(to & 0xffffffu, bytes);
+  });
+}
+
 }  // namespace
+
+void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t number, const uint64_t* operands) {
+  if (!t.races) return;
+  t.announcing = true;
+  try {
+    issue(number, operands);
+  } catch (...) {
+    t.announcing = false;
+    throw;
+  }
+  t.announcing = false;
+}
 
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask) {
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
+  if (t.announcing) return announce_write(t, to, barrier, mask, &tile_map(map), 0);
   auto copy = issue(t, perform_load);
   copy->map = map, copy->shared = to, copy->barrier = barrier, copy->mask = mask;
   std::copy(at, at + rank, copy->at);
 }
 
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask) {
+  if (t.announcing) return announce_write(t, to, barrier, mask, nullptr, bytes);
   auto copy = issue(t, perform_bytes);
   copy->global = from, copy->shared = to, copy->barrier = barrier, copy->mask = mask, copy->bytes = bytes;
 }
 
 void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  if (t.announcing) {
+    t.cta->causality->read_later(t, from, bytes, barrier);
+    return announce_write(t, to, barrier, 0, nullptr, bytes);
+  }
   auto copy = issue(t, perform_shared);
   copy->from = from, copy->shared = to, copy->barrier = barrier, copy->bytes = bytes, copy->reduction = reduction;
 }
 
 void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  if (t.races) {
+    t.cta->causality->require_initialised(t, barrier);
+    t.cta->causality->write_later(t, to, bytes, barrier, true);
+  }
   auto copy = issue(t, perform_async);
   copy->shared = to, copy->barrier = barrier, copy->bytes = bytes, copy->reduction = reduction;
   std::memcpy(copy->data, data, bytes);
@@ -258,6 +310,11 @@ void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint3
 
 void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation) {
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
+  if (t.announcing) {
+    return each_run(tile_map(map), from & 0xffffffu, [&](uint32_t offset, uint32_t bytes) {
+      t.cta->causality->read_by_store(t, (from & 0xff000000u) | offset, bytes);
+    });
+  }
   auto copy = issue(t, perform_store);
   copy->map = map, copy->shared = from, copy->reduction.operation = operation;
   std::copy(at, at + rank, copy->at);
@@ -265,6 +322,7 @@ void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint3
 }
 
 void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction) {
+  if (t.announcing) return t.cta->causality->read_by_store(t, from, bytes);
   auto copy = issue(t, perform_store_bytes);
   copy->global = to, copy->shared = from, copy->bytes = bytes, copy->reduction = reduction;
   t.open_group.push_back(copy);

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Name, Operand, Vector
+from . import races
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -135,6 +136,7 @@ def _reduce(w: Writer) -> str:
     _, declared, size = _values(w, operands[2])
     space = next((part for part in w.parts if part in ("global", "shared", "shared::cta", "shared::cluster")), "")
     lines = [f"{{ breathe(t); {declared} unsigned char* at = {w.place(operands[1], space, size)};"]
+    lines.append(races.touched(w.parts, "at", size, "kAtomic"))
     if returns:
         count = len(_items(operands[0]))
         lines.append(f"{_CPP[size // count]} before[{count}]; std::memcpy(before, at, {size});")

@@ -8,12 +8,15 @@ whatever else `c++` is, on x86-64.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 
 from ... import arch
 from ...errors import CupymlaError, InputError
 from ...launch import Geometry, Parameter, check
+from ...ptx import Places
 from ...ptx.approximation import APPROXIMATIONS
+from ...ptx.races import RACES
 from ...tensormap import TileMap
 from .. import maps as tables
 from ..failures import EmulationError
@@ -46,8 +49,11 @@ class _Request(ctypes.Structure):
         ("parameter_bytes", ctypes.c_uint32),
         ("resident", ctypes.c_uint32),
         ("approximation", ctypes.c_uint32),
+        ("races", ctypes.c_uint32),
+        ("unit", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
+        ("relaxed", ctypes.c_char_p),
     )
 
 
@@ -147,6 +153,8 @@ class HostProgram:
         """
         chosen = settings or Settings()
         self._check(geometry)
+        if chosen.races != "unchecked" and self._model == "ptx":
+            raise InputError("races", "'unchecked' with the model as PTX", repr(chosen.races))
         ctas = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
         memory = (ctypes.c_ubyte * (ctas * self._cta_bytes + 256))()
         report = Report()
@@ -168,7 +176,18 @@ class HostProgram:
             site = self.translation.site(report.site)
             raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
         if message:
-            raise HostError(message)
+            raise HostError(self._told(message))
+
+    def _told(self, message: str) -> str:
+        """A message in which lines are those of the PTX that was translated, the last one with its CUDA place."""
+        lines, places = self.translation.lines, Places(self.translation.text)
+
+        def told(found: re.Match[str]) -> str:
+            line = int(found[1])
+            place = places.of(line)
+            return f"PTX line {lines[line - 1] if line <= len(lines) else line}" + (f" ({place})" if place else "")
+
+        return re.sub(r"PTX line (\d+)", told, message)
 
     def _check(self, geometry: Geometry) -> None:
         check(geometry)
@@ -202,6 +221,8 @@ class HostProgram:
         request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
         request.seed, request.resident = settings.seed + 1, settings.resident_clusters
         request.approximation = APPROXIMATIONS.index(settings.approximation)
+        request.races, request.unit = RACES.index(settings.races), self.shape.smallest_store
+        request.relaxed = bytes(1) + bytes(_arrives_relaxed(site.text) for site in self.translation.sites)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"
@@ -215,6 +236,10 @@ class HostProgram:
         run.argtypes = (*(ctypes.c_void_p,) * 4, ctypes.c_uint64)
         run(*pointers, ctypes.sizeof(message))
         return message.value.decode()
+
+
+def _arrives_relaxed(instruction: str) -> bool:
+    return "barrier.cluster.arrive.relaxed" in instruction
 
 
 def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram:

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "races.hpp"
 #include "runtime.hpp"
 
 #define __device__
@@ -127,6 +128,7 @@ inline void store_cluster_16(uint32_t address, uint4 value) {
 inline void store_shared_u32(uint32_t address, uint32_t value) { store_cluster_u32(address, value); }
 inline void arrive_in_cluster(uint32_t barrier) { machine::barrier_arrive(*current, barrier, 1, 0); }
 inline void complete_bytes_in_cluster(uint32_t barrier, uint32_t bytes) {
+  if (current->races) current->cta->causality->landed(barrier, machine::kAnyone);
   machine::barrier_expect(*current, barrier, -static_cast<int32_t>(bytes));
 }
 inline void fence_proxy_async() {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
-from . import copies, matrices, numbers, sm80
+from . import copies, matrices, numbers, races, sm80
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -261,6 +261,7 @@ def _load(w: Writer) -> str:
     pointer = _pointer(w, w.operands[1], size * len(items))
     lines = ["{", "breathe(t);" if "volatile" in w.parts or "acquire" in w.parts else ""]
     lines.append(f"const unsigned char* from = {pointer};")
+    lines.append(races.touched(w.parts, "from", size * len(items), "kRead"))
     lines.append(f"{CPP[kind]} loaded[{len(items)}]; std::memcpy(loaded, from, sizeof loaded);")
     for index, item in enumerate(items):
         if isinstance(item, Name) and item.text == "_":
@@ -275,8 +276,10 @@ def _store(w: Writer) -> str:
     size = _bytes(kind)
     pointer = _pointer(w, w.operands[0], size * len(items))
     values = ", ".join(w.read(item, kind) for item in items)
+    checked = races.touched(w.parts, "to", size * len(items), "kWrite")
     return (
-        f"{{ const {CPP[kind]} stored[{len(items)}] = {{{values}}}; std::memcpy({pointer}, stored, sizeof stored); }}"
+        f"{{ const {CPP[kind]} stored[{len(items)}] = {{{values}}}; void* to = {pointer}; {checked} "
+        f"std::memcpy(to, stored, sizeof stored); }}"
     )
 
 
@@ -299,7 +302,8 @@ def _atomic(w: Writer) -> str:
     operation = next(part for part in w.parts if part in (*after, "cas"))
     new = f"before == {value} ? {w.read(operands[3], kind)} : before" if operation == "cas" else after[operation]
     return (
-        f"{{ breathe(t); unsigned char* at = {pointer}; const auto before = load<{CPP[kind]}>(at); "
+        f"{{ breathe(t); unsigned char* at = {pointer}; {races.touched(w.parts, 'at', _bytes(kind), 'kAtomic')} "
+        f"const auto before = load<{CPP[kind]}>(at); "
         f"store<{CPP[kind]}>(at, {new}); {w.write(operands[0], 'before', kind)} }}"
     )
 
@@ -486,7 +490,7 @@ def _active(w: Writer) -> str:
 
 def _named_barrier(w: Writer) -> str:
     if w.parts[1] == "warp":
-        return _together("kSync", w, w.read(w.operands[0], "u32"), "0") + ";"
+        return f"warp_barrier(t, {w.read(w.operands[0], 'u32')});"
     count = w.read(w.operands[1], "u32") if len(w.operands) > 1 else "0"
     waits = "false" if "arrive" in w.parts else "true"
     return f"barrier_sync(t, {w.read(w.operands[0], 'u32')}, {count}, {waits});"
@@ -512,11 +516,17 @@ def _mbarrier(w: Writer) -> str:
     if action == "arrive":
         bytes_ = w.read(w.operands[2], "u32") if "expect_tx" in w.parts else "0"
         count = "1" if "expect_tx" in w.parts or len(w.operands) < 3 else w.read(w.operands[2], "u32")
-        return w.write(w.operands[0], f"barrier_arrive(t, {_address(w, w.operands[1])}, {count}, {bytes_})", "u64")
+        return w.write(
+            w.operands[0],
+            f"barrier_arrive(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
+            "u64",
+        )
     phase = w.read(w.operands[2], "u32")
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"
-    return w.write(w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase})", "pred")
+    return w.write(
+        w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
+    )
 
 
 def _sleep(w: Writer) -> str:
@@ -529,6 +539,10 @@ def _grid_dependency(w: Writer) -> str:
 
 def _prefetch(w: Writer) -> str:
     return ";" if "tensormap" in w.parts else w.names_global(w.operands[0])
+
+
+def _fence(w: Writer) -> str:
+    return races.fence(w.parts)
 
 
 def _nothing(w: Writer) -> str:
@@ -552,7 +566,8 @@ _TABLE: dict[str, Lower] = {
     "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
     **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch},
-    **dict.fromkeys(("membar", "fence", "pmevent", "createpolicy"), _nothing),
+    **dict.fromkeys(("membar", "fence"), _fence),
+    **dict.fromkeys(("pmevent", "createpolicy"), _nothing),
 }
 
 

@@ -34,7 +34,7 @@ from ...ptx.syntax import (
     Vector,
 )
 from ..code import LAUNCH
-from . import operations
+from . import operations, races
 
 SYSTEM_BYTES = 1024
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
@@ -72,12 +72,14 @@ class KernelShape:
         parameters: offset and size in bytes of each parameter.
         static_bytes: shared memory that the module declares.
         cluster: extents that the kernel itself asks for, or None.
+        smallest_store: bytes that it writes to shared memory at a time, at most 4.
     """
 
     symbol: str
     parameters: tuple[tuple[int, int], ...]
     static_bytes: int
     cluster: tuple[int, int, int] | None
+    smallest_store: int = 4
 
 
 @dataclass
@@ -278,7 +280,7 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster)
+        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, races.smallest_store(self._module))
 
 
 def _clean(words: Sequence[str]) -> list[str]:
@@ -438,6 +440,8 @@ class _Body:
         if guard:
             condition = writer.read(Name(guard.register), "pred")
             code = f"if ({'!' if guard.negated else ''}{condition}) {{ {code} }}"
+        if instruction.parts[0] in races.WITH_LINES:
+            self._lines.append(f"t.line = {self.unit.source.line(instruction.start)};")
         self._lines.append(code)
 
     def _error(self, instruction: Instruction, what: str) -> PtxError:

@@ -313,8 +313,9 @@ void schedule() {
 
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
-  uint32_t approximation;
+  uint32_t approximation, races, unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
   uint64_t seed, limit;
+  const unsigned char* relaxed;
 };
 
 extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest* request, const unsigned char* parameters,
@@ -365,6 +366,12 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       cta.warps[w].ended = lanes == 32 ? 0 : ~((1u << lanes) - 1u);
     }
   }
+  std::vector<std::unique_ptr<Causality>> causalities;
+  machine.relaxed = request->relaxed;
+  for (uint32_t i = 0; request->races && i < clusters.size(); ++i) {
+    causalities.push_back(std::make_unique<Causality>(clusters[i].data(), size, request->races == 1, request->unit));
+    for (Cta* cta : clusters[i]) cta->causality = causalities[i].get();
+  }
   // Half of the CTAs begin later than others, also of their cluster: only its barrier says that another has begun.
   uint64_t begins = machine.random;
   for (uint32_t i = 0; i < ctas; ++i) {
@@ -375,6 +382,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->id[0] = t->index = n, t->lane = n % 32, t->cta = &all[i], t->warp = &all[i].warps[n / 32];
       for (int d = 0; d < 3; ++d) t->grid[d] = grid[d], t->block[d] = d ? 1 : request->block;
       t->parameters = parameters;
+      t->races = request->races != 0;
       t->released = !request->dependent;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
       t->resting = begin != 0, t->rest.until = begin;

@@ -28,6 +28,7 @@ constexpr uint64_t kNanosecondsPerSwitch = 100;
 
 struct Thread;
 struct Cta;
+class Causality;
 
 // One rendezvous of the lanes of a warp that share a mask.
 struct Meeting {
@@ -59,6 +60,7 @@ struct Cta {
   Barrier* cluster_barrier = nullptr;
   uint32_t* cluster_ended = nullptr;
   uint64_t* cluster_issued = nullptr;  // see note_issue
+  Causality* causality = nullptr;      // where races are looked for; see races.hpp
 };
 
 // What a copy does with what is there: nothing, or adds to it.
@@ -105,6 +107,9 @@ struct AsyncCopy {
 
 struct Thread {
   bool resting = false, ended = false;
+  bool races = false;       // whether races are looked for
+  bool announcing = false;  // its bulk copies are not carried out but looked at for races
+  uint32_t line = 0;        // of the translated PTX, at what races.hpp looks at
   bool polling = false;  // tests an mbarrier whose phase is incomplete
   bool released = true;  // in a dependent launch: has waited for the grid ahead
   Rest rest;
@@ -224,6 +229,25 @@ inline unsigned char* global(Thread& t, uint64_t address, uint32_t bytes, const 
   return generic(address, bytes);
 }
 
+// Races -----------------------------------------------------------------------------------------------------------
+
+// What an arrival hands on and a wait takes: its scope is the cluster or more, it is relaxed.
+enum Order : uint32_t { kClusterScope = 1, kRelaxed = 2 };
+// What a thread does with shared memory; kReadTogether: its warp reads as one, so that any lane stands for the others.
+enum Access : uint32_t { kRead, kReadTogether, kWrite, kAtomic };
+
+// Looks for races of an access, if it is to shared memory.
+void look(Thread& t, const void* place, uint32_t bytes, Access how);
+inline void touched(Thread& t, const void* place, uint32_t bytes, Access how) {
+  if (t.races) look(t, place, bytes, how);
+}
+// Whether the barrier.cluster.arrive of that site is relaxed.
+bool is_relaxed(uint32_t site);
+void order_fence(Thread& t, bool proxy);
+inline void fenced(Thread& t, bool proxy) {
+  if (t.races) order_fence(t, proxy);
+}
+
 // Numbers -------------------------------------------------------------------------------------------------------
 
 template <typename To, typename From>
@@ -303,8 +327,10 @@ inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------
 
-enum Together : uint32_t { kSync, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny, kVoteAny, kVoteAll, kBallot };
+enum Together : uint32_t { kSync, kWarpBarrier, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny,
+                           kVoteAny, kVoteAll, kBallot };
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
+void warp_barrier(Thread& t, uint32_t mask);
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
 uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed);
 void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
@@ -319,9 +345,11 @@ void wait_async(Thread& t, uint32_t newest);
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
+// An arrival by the thread itself; `order` says what it hands on.
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
 inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }
-bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity);
+bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order);
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask);
 void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction);
@@ -329,6 +357,8 @@ void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint3
 void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction);
 void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation);
 void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction);
+// Lets a bulk copy be looked at for races when it is issued, whenever it is carried out.
+void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t number, const uint64_t* operands);
 void commit_group(Thread& t);
 void wait_group(Thread& t, uint32_t newest);
 

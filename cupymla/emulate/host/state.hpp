@@ -3,6 +3,7 @@
 
 #include <csetjmp>
 
+#include "races.hpp"
 #include "runtime.hpp"
 
 namespace machine {
@@ -31,6 +32,7 @@ struct Machine {
   std::string failure;
   Approximation approximation = Approximation::kExact;
   bool in_thread = false;  // else the scheduler runs
+  const unsigned char* relaxed = nullptr;  // by sites: whether they are relaxed arrivals
   sigjmp_buf outside;
 };
 

@@ -53,6 +53,19 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
   }
 }
 
+void warp_barrier(Thread& t, uint32_t mask) {
+  if (!t.races) {
+    together(t, kWarpBarrier, mask, 0, 0);
+    return;
+  }
+  const Meeting& counted = t.warp->meetings[static_cast<uint64_t>(kWarpBarrier) << 32 | mask];
+  auto& meeting = t.cta->causality->meeting(&counted);
+  const auto generation = static_cast<uint32_t>(counted.generation);
+  t.cta->causality->meet(t, meeting, generation, false);
+  together(t, kWarpBarrier, mask, 0, 0);
+  t.cta->causality->part(t, meeting, generation);
+}
+
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits) {
   Barrier& barrier = t.cta->barriers[id & 15];
   const uint64_t generation = barrier.generation;
@@ -97,7 +110,9 @@ void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, b
       const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
       const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
       const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
-      word |= static_cast<uint32_t>(load<uint16_t>(shared(t, at, 16) + 2 * column)) << (16 * half);
+      const unsigned char* from = shared(t, at, 16) + 2 * column;
+      touched(t, from, 2, kReadTogether);
+      word |= static_cast<uint32_t>(load<uint16_t>(from)) << (16 * half);
     }
     out[matrix] = word;
   }
@@ -110,7 +125,9 @@ void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t co
       const uint32_t row = transposed ? t.lane % 4 * 2 + half : t.lane / 4;
       const uint32_t column = transposed ? t.lane / 4 : t.lane % 4 * 2 + half;
       const auto at = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, address, 8 * matrix + row));
-      store(shared(t, at, 16) + 2 * column, static_cast<uint16_t>(in[matrix] >> (16 * half)));
+      unsigned char* to = shared(t, at, 16) + 2 * column;
+      touched(t, to, 2, kWrite);
+      store(to, static_cast<uint16_t>(in[matrix] >> (16 * half)));
     }
   }
   together(t, kSync, 0xffffffffu, 0, 0);
@@ -161,10 +178,18 @@ unsigned char* place(const Cta& one, uint32_t barrier) {
   return found;
 }
 
+// Puts a barrier's new word into memory.
+void update(const Cta& one, uint32_t barrier, unsigned char* where, State& state) {
+  const uint64_t phase = state.phase, word = state.word();
+  store<uint64_t>(where, word);
+  if (one.causality && state.phase != phase) one.causality->complete(barrier >> 24, barrier & 0xffffffu);
+}
+
 }  // namespace
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
   store<uint64_t>(shared(t, barrier, 8), static_cast<uint64_t>(count) << 20 | count);
+  if (t.races) t.cta->causality->initialise(t, barrier);
 }
 
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
@@ -174,24 +199,30 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
   if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
   state.missing -= count;
   state.bytes += expected_bytes;
-  store<uint64_t>(where, state.word());
+  update(*t.cta, barrier, where, state);
   return before;
+}
+
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order) {
+  if (t.races) t.cta->causality->arrive(t, barrier, order);
+  return barrier_arrive(t, barrier, count, expected_bytes);
 }
 
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes) {
   unsigned char* where = place(one, barrier);
   State state(load<uint64_t>(where));
   state.bytes += bytes;
-  store<uint64_t>(where, state.word());
+  update(one, barrier, where, state);
 }
 
-bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity) {
+bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order) {
   const unsigned char* where = place(*t.cta, barrier);
   const uint64_t word = load<uint64_t>(where);
   const bool done = State(word).phase != (parity & 1);
   t.polling = !done;
   if (done) {
     t.patience = 1;
+    if (t.races) t.cta->causality->wait(t, barrier, order);
   } else {
     t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
     t.issued = &issued_for(*t.cta, barrier), t.issued_seen = *t.issued;

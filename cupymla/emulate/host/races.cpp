@@ -1,0 +1,523 @@
+// Who knows of whom, and who used which bytes last; see races.hpp.
+#include "races.hpp"
+
+#include <algorithm>
+
+#include "state.hpp"
+
+namespace machine {
+
+namespace {
+
+constexpr uint32_t kNobody = 0xffffffffu, kMany = 0xfffffffeu;
+constexpr uint32_t kAnyLane = 0x80000000u;  // in a reader: any thread of the warp with that number stands for it
+constexpr uint32_t kOrdinary = 0x80000000u, kAtomicWrite = 0x40000000u, kLine = 0x3fffffffu;  // in Cell::writer_line
+
+__attribute__((optimize("O3"), target_clones("default", "avx2", "avx512f"))) void raise(
+    uint32_t* __restrict__ into, const uint32_t* __restrict__ other, size_t count) {
+  for (size_t i = 0; i < count; ++i) into[i] = into[i] < other[i] ? other[i] : into[i];
+}
+
+void raise(std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  raise(to.data(), from.data(), from.size());
+}
+
+uint32_t rank_of(uint32_t address) { return address >> 24; }
+uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
+
+}  // namespace
+
+// Knowledge -----------------------------------------------------------------------------------------------------------
+
+void Knowledge::learn(Plane plane, uint32_t column, uint32_t stamp) {
+  auto& stamps = planes[plane];
+  if (stamps.size() <= column) stamps.resize(column + 1);
+  stamps[column] = std::max(stamps[column], stamp);
+}
+
+void Knowledge::merge(Plane plane, const Knowledge& other) { raise(planes[plane], other.planes[plane]); }
+
+void Knowledge::merge(const Knowledge& other) {
+  for (Plane plane : {kSeen, kFenced, kPast}) merge(plane, other);
+}
+
+void Knowledge::clear() {
+  for (auto& stamps : planes) stamps.clear();
+}
+
+Knowledge& Releases::pending(int rank, bool wide) {
+  for (Entry& entry : entries) {
+    if (entry.rank == rank && entry.wide == wide) return entry.pending;
+  }
+  entries.push_back(Entry{rank, wide, {}, {}});
+  return entries.back().pending;
+}
+
+void Releases::complete() {
+  for (Entry& entry : entries) {
+    entry.done.merge(entry.pending);
+    entry.pending.clear();
+  }
+}
+
+void Releases::give(Knowledge& to, int rank, bool wide, bool practice) const {
+  for (const Entry& entry : entries) {
+    if (entry.rank == kAnyone || entry.rank == rank || (entry.wide && wide)) {
+      to.merge(entry.done);
+    } else if (practice) {
+      to.merge(kFenced, entry.done);
+      to.merge(kPast, entry.done);
+    }
+  }
+}
+
+Causality::Causality(Cta* const* ctas, uint32_t count, bool practice, uint32_t unit)
+    : practice_(practice), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32), threads_(padded_ * count),
+      count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
+  for (TrackedCta& cta : ctas_) {
+    cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
+    cta.columns.assign(512 * 4, Cell{kNobody, 0, 0, kNobody, 0, 0});
+    cta.barriers.resize(ctas[0]->smem_bytes / 8 + 1);
+  }
+}
+
+uint32_t Causality::column(Doer doer, uint32_t thread) {
+  extras_.push_back(Extra{doer, thread});
+  return threads_ + static_cast<uint32_t>(extras_.size()) - 1;
+}
+
+uint32_t Causality::own_column(uint32_t thread, Doer doer) {
+  uint32_t& found = own_[thread].columns[doer];
+  if (found == 0) found = column(doer, thread);
+  return found;
+}
+
+// All that a thread knows, its own doings among it, to be handed on at once.
+const Knowledge& Causality::release(uint32_t thread) {
+  Knowledge& known = own_[thread].known;
+  known.learn(kSeen, thread, moment_);
+  known.learn(kPast, thread, moment_);
+  ++moment_;
+  return known;
+}
+
+void Causality::fence(Thread& t) {
+  Own& mine = own_[number(t)];
+  mine.behind_fence = release(number(t));
+}
+
+void Causality::fence_proxy(Thread& t) {
+  const uint32_t me = number(t);
+  Knowledge& known = own_[me].known;
+  release(me);
+  raise(known.planes[kFenced], known.planes[kSeen]);
+}
+
+// mbarriers -----------------------------------------------------------------------------------------------------------
+
+TrackedBarrier* Causality::barrier(uint32_t address) {
+  if (rank_of(address) >= count_) return nullptr;
+  auto& barriers = ctas_[rank_of(address)].barriers;
+  return offset_of(address) / 8 < barriers.size() ? barriers[offset_of(address) / 8].get() : nullptr;
+}
+
+void Causality::initialise(Thread& t, uint32_t address) {
+  auto& slot = ctas_[rank_of(address)].barriers[offset_of(address) / 8];
+  if (!slot) {
+    slot = std::make_unique<TrackedBarrier>();
+    slot->column = column(kCounted, 0);
+  }
+  slot->releases.entries.clear();
+  slot->maker = number(t), slot->made = moment_, slot->line = t.line;
+}
+
+void Causality::require_initialised(Thread& t, uint32_t address) {
+  const TrackedBarrier* found = barrier(address);
+  if (found == nullptr) return;  // others say so
+  const uint32_t me = number(t);
+  if (rank_of(address) != t.cta->rank) visit(rank_of(address), me, Mark{me, moment_, t.line});
+  if (knows(me, kSeen, found->maker, found->made)) return;
+  broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the "
+         "two",
+         thread(me).c_str(), thread(found->maker).c_str(), found->line);
+}
+
+void Causality::arrive(Thread& t, uint32_t address, uint32_t order) {
+  require_initialised(t, address);
+  TrackedBarrier* found = barrier(address);
+  if (found == nullptr) return;
+  const uint32_t me = number(t);
+  const Knowledge& known = order & kRelaxed ? own_[me].behind_fence : release(me);
+  found->releases.pending(static_cast<int>(t.cta->rank), (order & kClusterScope) != 0).merge(known);
+}
+
+void Causality::complete(uint32_t rank, uint32_t offset) {
+  TrackedBarrier* found = barrier(rank << 24 | offset);
+  if (found == nullptr) return;
+  ++found->phase;
+  found->releases.complete();
+}
+
+void Causality::wait(Thread& t, uint32_t address, uint32_t order) {
+  require_initialised(t, address);
+  const TrackedBarrier* found = barrier(address);
+  if (found == nullptr || order & kRelaxed) return;
+  found->releases.give(own_[number(t)].known, static_cast<int>(t.cta->rank), (order & kClusterScope) != 0, practice_);
+}
+
+// Barriers whose threads wait for one another -------------------------------------------------------------------------
+
+void Causality::meet(Thread& t, TrackedMeeting& meeting, uint32_t generation, bool alone) {
+  if (meeting.generation != generation) {
+    meeting.done.merge(meeting.pending);
+    meeting.pending.clear();
+    meeting.generation = generation;
+  }
+  const uint32_t me = number(t);
+  meeting.pending.merge(alone ? own_[me].behind_fence : release(me));
+}
+
+void Causality::part(Thread& t, TrackedMeeting& meeting, uint32_t generation) {
+  Knowledge& known = own_[number(t)].known;
+  known.merge(meeting.done);
+  if (meeting.generation == generation) known.merge(meeting.pending);
+}
+
+void Causality::visit(uint32_t rank, uint32_t from, Mark mark) {
+  if (ctas_[rank].left == members_[rank]->threads) {
+    broken("race: %s uses shared memory of the CTA with rank %u, which has exited", thread(from).c_str(), rank);
+  }
+  Mark& last = ctas_[rank].last_visit;
+  if (last.column == mark.column && last.stamp == mark.stamp) return;
+  last = mark;
+  Mark& kept = ctas_[rank].visits[mark.column];
+  if (kept.stamp <= mark.stamp) kept = mark;
+}
+
+void Causality::leave(Thread& t) {
+  TrackedCta& cta = ctas_[t.cta->rank];
+  cta.parting.merge(kPast, own_[number(t)].known);
+  if (++cta.left < t.cta->threads) return;
+  for (const auto& [column, mark] : cta.visits) {
+    if (cta.parting.at(kPast, column) >= mark.stamp) continue;
+    broken("race: the CTA with rank %u exits, and nothing orders that behind the use of its shared memory by %s at PTX "
+           "line %u",
+           t.cta->rank, doer(column).c_str(), mark.line);
+  }
+}
+
+// Shared memory -------------------------------------------------------------------------------------------------------
+
+Cell* Causality::cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t& count) {
+  count = 0;
+  if (rank >= count_ || offset + bytes > members_[rank]->smem_bytes || bytes == 0) return nullptr;  // others say so
+  const uint32_t first = offset / unit_;
+  count = (offset + bytes - 1) / unit_ - first + 1;
+  return &ctas_[rank].cells[first];
+}
+
+void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous) {
+  if (cell.writer == kNobody) return;
+  const uint32_t me = number(t);
+  const bool across = asynchronous && (cell.writer_line & kOrdinary);  // from one proxy to the other
+  const bool fenced = !across || knows(me, kFenced, cell.writer, cell.written);
+  const bool seen = knows(me, kSeen, cell.writer, cell.written) || (practice_ && across && fenced);
+  if (seen && fenced) return;
+  broken("race: %s %s %s, that %s wrote at PTX line %u, and %s", thread(me).c_str(),
+         seen ? "asynchronously reads" : "reads", place(rank, cell).c_str(), doer(cell.writer).c_str(),
+         cell.writer_line & kLine, seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
+}
+
+void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool atomic) {
+  const uint32_t me = number(t);
+  if (cell.writer != kNobody && !(atomic && (cell.writer_line & kAtomicWrite)) &&
+      !knows(me, kPast, cell.writer, cell.written)) {
+    broken("race: %s writes %s, that %s wrote at PTX line %u, and nothing orders the two",
+           thread(me).c_str(), place(rank, cell).c_str(), doer(cell.writer).c_str(), cell.writer_line & kLine);
+  }
+  if (cell.reader == kNobody) return;
+  const auto over = [&](uint32_t column, uint32_t stamp) {
+    if (!(column & kAnyLane)) return knows(me, kPast, column, stamp);
+    const uint32_t first = (column & ~kAnyLane) * 32;
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      if (knows(me, kPast, first + lane, stamp)) return true;
+    }
+    return false;
+  };
+  const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
+    if (over(column, stamp)) return;
+    broken("race: %s writes %s, that %s read or was still reading at PTX line %u, and nothing "
+           "orders the two",
+           thread(me).c_str(), place(rank, cell).c_str(), doer(column).c_str(), line);
+  };
+  if (cell.reader != kMany) return require(cell.reader, cell.read, cell.reader_line);
+  const Readers& many = *readers_[cell.read];
+  for (const Mark& mark : many.others) require(mark.column, mark.stamp, mark.line);
+  for (const auto& warp : many.warps) {
+    for (uint32_t left = warp.mask; left; left &= left - 1) {
+      const int lane = __builtin_ctz(left);
+      require(warp.first + lane, warp.stamp[lane], warp.line[lane]);
+    }
+  }
+}
+
+void Causality::note_read(Thread& t, Cell& cell, uint32_t column, uint32_t stamp) {
+  if (cell.reader == column || cell.reader == kNobody) {
+    cell.reader = column, cell.read = stamp, cell.reader_line = t.line;
+    return;
+  }
+  if (cell.reader != kMany) {
+    // Who knows that the last read is over stands for it.
+    if (!(cell.reader & kAnyLane) && knows(number(t), kPast, cell.reader, cell.read)) {
+      cell.reader = column, cell.read = stamp, cell.reader_line = t.line;
+      return;
+    }
+    const Mark first{cell.reader, cell.read, cell.reader_line};
+    if (free_readers_.empty()) {
+      readers_.push_back(std::make_unique<Readers>());
+      free_readers_.push_back(static_cast<uint32_t>(readers_.size()) - 1);
+    }
+    cell.reader = kMany, cell.read = free_readers_.back();
+    free_readers_.pop_back();
+    Readers& many = *readers_[cell.read];
+    many.warps.clear(), many.others.clear();
+    const auto add = [&](const Mark& mark) {
+      if (mark.column >= threads_) return many.others.push_back(mark);
+      many.warps.emplace_back(mark.column / 32 * 32, 1u << mark.column % 32);
+      many.warps.back().stamp[mark.column % 32] = mark.stamp;
+      many.warps.back().line[mark.column % 32] = mark.line;
+    };
+    add(first);
+  }
+  Readers& many = *readers_[cell.read];
+  if (column >= threads_) {
+    for (Mark& mark : many.others) {
+      if (mark.column == column) {
+        mark.stamp = stamp, mark.line = t.line;
+        return;
+      }
+    }
+    many.others.push_back(Mark{column, stamp, t.line});
+    return;
+  }
+  const uint32_t lane = column % 32;
+  auto found = std::find_if(many.warps.begin(), many.warps.end(),
+                            [&](const Readers::Warp& warp) { return warp.first == column - lane; });
+  if (found == many.warps.end()) {
+    many.warps.emplace_back(column - lane, 0u);
+    found = many.warps.end() - 1;
+  }
+  found->mask |= 1u << lane;
+  found->stamp[lane] = stamp, found->line[lane] = t.line;
+}
+
+void Causality::note_write(Cell& cell, uint32_t column, uint32_t stamp, uint32_t line, uint32_t flags) {
+  if (cell.reader == kMany) free_readers_.push_back(cell.read);
+  cell = Cell{column, stamp, (line & kLine) | flags, kNobody, 0, 0};
+}
+
+// Calls `look` for cells of one access, but for those that were like the one before, which become like it too: what a
+// thread knows does not become less.
+template <typename Look>
+void Causality::each(const Mark& what, uint32_t thread, Cell* cell, uint32_t count, const Look& look) {
+  const auto same = [](const auto& a, const auto& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  for (; count; --count, ++cell) {
+    if (last_.thread == thread && same(last_.what, what) && same(last_.before, *cell)) {
+      *cell = last_.after;
+      continue;
+    }
+    const Cell before = *cell;
+    look(*cell);
+    if (before.reader == kMany || cell->reader == kMany) continue;
+    last_ = {what, thread, before, *cell};
+  }
+}
+
+void Causality::access(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, Access how) {
+  const uint32_t me = number(t);
+  uint32_t count;
+  Cell* cell = cells(rank, offset, bytes, count);
+  if (rank != t.cta->rank && count) visit(rank, me, Mark{me, moment_, t.line});
+  if (how == kRead || how == kReadTogether) {
+    const uint32_t reader = how == kRead ? me : kAnyLane | me / 32;
+    each(Mark{reader, moment_, t.line << 2 | kRead}, me, cell, count, [&](Cell& one) {
+      require_written(t, rank, one, false);
+      note_read(t, one, reader, moment_);
+    });
+    return;
+  }
+  each(Mark{me, moment_, t.line << 2 | how}, me, cell, count, [&](Cell& one) {
+    require_free(t, rank, one, how == kAtomic);
+    note_write(one, me, moment_, t.line, kOrdinary | (how == kAtomic ? kAtomicWrite : 0));
+  });
+}
+
+// Asynchronous operations ---------------------------------------------------------------------------------------------
+
+void Causality::write_later(Thread& t, uint32_t address, uint32_t bytes, uint32_t told, bool ordinary) {
+  TrackedBarrier* found = barrier(told);
+  if (found == nullptr) return;
+  uint32_t count;
+  Cell* cell = cells(rank_of(address), offset_of(address), bytes, count);
+  const uint32_t stamp = found->phase + 1;
+  if (count && rank_of(address) != t.cta->rank) {
+    visit(rank_of(address), number(t), Mark{found->column, stamp, t.line});
+  }
+  each(Mark{found->column, stamp, t.line << 2 | kWrite}, number(t), cell, count, [&](Cell& one) {
+    require_free(t, rank_of(address), one, false);
+    note_write(one, found->column, stamp, t.line, ordinary ? kOrdinary : 0);
+  });
+}
+
+void Causality::read(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t column, uint32_t stamp) {
+  uint32_t count;
+  Cell* cell = cells(rank, offset, bytes, count);
+  if (count && rank != t.cta->rank) visit(rank, number(t), Mark{column, stamp, t.line});
+  each(Mark{column, stamp, t.line << 2 | kRead}, number(t), cell, count, [&](Cell& one) {
+    if (one.reader == column && one.read == stamp) return;
+    require_written(t, rank, one, true);
+    note_read(t, one, column, stamp);
+  });
+}
+
+void Causality::read_later(Thread& t, uint32_t address, uint32_t bytes, uint32_t told) {
+  const TrackedBarrier* found = barrier(told);
+  if (found) read(t, rank_of(address), offset_of(address), bytes, found->column, found->phase + 1);
+}
+
+void Causality::landed(uint32_t told, int rank) {
+  TrackedBarrier* found = barrier(told);
+  if (found == nullptr) return;
+  Knowledge& known = found->releases.pending(rank, true);
+  for (Plane plane : {kSeen, kPast}) known.learn(plane, found->column, found->phase + 1);
+}
+
+void Causality::read_by_tensor(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes) {
+  const uint32_t me = number(t);
+  read(t, rank, offset, bytes, own_column(me, kTensor), own_[me].stamps[kTensor]);
+}
+
+void Causality::read_by_store(Thread& t, uint32_t address, uint32_t bytes) {
+  const uint32_t me = number(t);
+  read(t, rank_of(address), offset_of(address), bytes, own_column(me, kBulk), own_[me].stamps[kBulk]);
+}
+
+// That an operation on Tensor Memory is behind another's fences is for the check `tcgen05`; in practice that is enough
+// for reads, where it is known that the write is over.
+void Causality::tensor_memory(Thread& t, uint32_t rank, uint32_t quarter, uint32_t column, bool writes,
+                              bool by_tensor) {
+  const uint32_t me = number(t), mine = own_column(me, kTensor), who = by_tensor ? mine : me;
+  const uint32_t stamp = by_tensor ? own_[me].stamps[kTensor] : moment_;
+  Cell& cell = ctas_[rank].columns[column * 4 + quarter];
+  pipe_ = by_tensor ? mine : me;
+  if (writes) {
+    require_free(t, rank, cell, false);
+    note_write(cell, who, stamp, t.line, 0);
+  } else {
+    if (!(practice_ && cell.writer != kNobody && knows(me, kPast, cell.writer, cell.written))) {
+      require_written(t, rank, cell, false);
+    }
+    note_read(t, cell, who, stamp);
+  }
+  pipe_ = ~0u;
+}
+
+void Causality::allocated(uint32_t rank, uint32_t first, uint32_t count) {
+  for (uint32_t i = 4 * first; i < 4 * (first + count); ++i) note_write(ctas_[rank].columns[i], kNobody, 0, 0, 0);
+}
+
+// A commit's arrival says that the tensor operations of its thread are over, and all that these were known to be
+// behind; of what the thread itself did in the ordinary way it says nothing.
+uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
+  const uint32_t me = number(t), column = own_column(me, kTensor), stamp = own_[me].stamps[kTensor]++;
+  for (uint32_t rank = 0; rank < count_; ++rank) {
+    if (mask ? !(mask >> rank & 1) : rank != rank_of(told)) continue;
+    const uint32_t target = rank << 24 | offset_of(told);
+    const TrackedBarrier* found = barrier(target);
+    if (found == nullptr) continue;
+    if (rank != t.cta->rank) visit(rank, me, Mark{column, stamp, t.line});
+    if (!knows(me, kSeen, found->maker, found->made)) require_initialised(t, target);
+  }
+  Knowledge& made = commits_[++commit_count_];
+  made.merge(kPast, own_[me].known);
+  if (made.planes[kPast].size() > me) made.planes[kPast][me] = 0;
+  for (Plane plane : {kSeen, kPast}) made.learn(plane, column, stamp);
+  return commit_count_;
+}
+
+void Causality::hand(uint32_t told, uint64_t commit) {
+  TrackedBarrier* found = barrier(told);
+  if (found) found->releases.pending(kAnyone, true).merge(commits_[commit]);
+}
+
+void Causality::drop(uint64_t commit) { commits_.erase(commit); }
+
+void Causality::close_group(Thread& t) { ++own_[number(t)].stamps[kBulk]; }
+
+void Causality::wait_group(Thread& t, uint32_t newest) {
+  const uint32_t me = number(t), closed = own_[me].stamps[kBulk] - 1;
+  if (own_[me].columns[kBulk] && closed > newest) own_[me].known.learn(kPast, own_[me].columns[kBulk], closed - newest);
+}
+
+void Causality::write_by_async(Thread& t, uint32_t address, uint32_t bytes) {
+  const uint32_t me = number(t), column = own_column(me, kAsync);
+  uint32_t count;
+  Cell* cell = cells(rank_of(address), offset_of(address), bytes, count);
+  for (uint32_t i = 0; i < count; ++i, ++cell) {
+    require_free(t, rank_of(address), *cell, false);
+    note_write(*cell, column, own_[me].stamps[kAsync], t.line, kOrdinary);
+  }
+}
+
+void Causality::close_async(Thread& t) { ++own_[number(t)].stamps[kAsync]; }
+
+void Causality::wait_async(Thread& t, uint32_t newest) {
+  const uint32_t me = number(t), closed = own_[me].stamps[kAsync] - 1;
+  if (!own_[me].columns[kAsync] || closed <= newest) return;
+  for (Plane plane : {kSeen, kPast}) own_[me].known.learn(plane, own_[me].columns[kAsync], closed - newest);
+}
+
+// Words ---------------------------------------------------------------------------------------------------------------
+
+std::string Causality::place(uint32_t rank, const Cell& cell) const {
+  const TrackedCta& cta = ctas_[rank];
+  if (&cell >= cta.columns.data() && &cell < cta.columns.data() + cta.columns.size()) {
+    return "Tensor Memory, column " + std::to_string((&cell - cta.columns.data()) / 4);
+  }
+  return "shared memory, offset " + std::to_string((&cell - cta.cells.data()) * unit_ - kSystemBytes);
+}
+
+std::string Causality::thread(uint32_t number) const {
+  std::string text = "thread " + std::to_string(number % padded_);
+  if (count_ > 1) text += " of the CTA with rank " + std::to_string(number / padded_);
+  return text;
+}
+
+std::string Causality::doer(uint32_t column) const {
+  if (column & kAnyLane) return "the warp of " + thread((column & ~kAnyLane) * 32);
+  if (column < threads_) return thread(column);
+  const Extra& extra = extras_[column - threads_];
+  switch (extra.doer) {
+    case kTensor: return "a tensor operation of " + thread(extra.thread);
+    case kBulk: return "a bulk store of " + thread(extra.thread);
+    case kAsync: return "a cp.async of " + thread(extra.thread);
+    default: return "a copy that an mbarrier counts";
+  }
+}
+
+// What the rest of the machine calls --------------------------------------------------------------------------------
+
+void look(Thread& t, const void* pointer, uint32_t bytes, Access how) {
+  const uint32_t address = to_shared(t, reinterpret_cast<uint64_t>(pointer));
+  if (address) t.cta->causality->access(t, rank_of(address), offset_of(address), bytes, how);
+}
+
+bool is_relaxed(uint32_t site) { return the->relaxed && the->relaxed[site]; }
+
+void order_fence(Thread& t, bool proxy) {
+  if (proxy) return t.cta->causality->fence_proxy(t);
+  t.cta->causality->fence(t);
+}
+
+}  // namespace machine

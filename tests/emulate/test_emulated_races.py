@@ -1,0 +1,317 @@
+"""Accesses to shared and Tensor Memory that nothing orders are found in every mode; ordered kernels pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gemm
+import numpy as np
+import pytest
+from conftest import HOST
+from device import Kernel, Memory, blank
+from device import run as run_operation
+from isa_oracle import Array
+from ptx_kernels import mma
+
+from cupymla.emulate import MODES, Settings
+from cupymla.emulate.host.machine import HostError
+from cupymla.emulate.run import Mode
+from cupymla.errors import InputError
+from cupymla.launch import Geometry
+from cupymla.ptx.races import Races
+
+pytestmark = HOST
+
+HEAD = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry kernel(.param .u64 a0, .param .u64 a1)
+{{
+    .reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %d<32>;
+    .shared .align 1024 .b8 tile[4096];
+    mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r5, %cluster_ctarank; setp.eq.s32 %p1, %r0, 0;
+    ld.param.u64 %d0, [a0]; ld.param.u64 %d1, [a1];
+    mul.wide.u32 %d10, %r0, 4; add.s64 %d11, %d10, %d1; add.s64 %d10, %d10, %d0;
+{body}
+    ret;
+}}
+"""
+TOGETHER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+@functools.cache
+def kernel(body: str) -> Kernel:
+    return Kernel(HEAD.format(body=body), "races.ptx", "host")
+
+
+def run(
+    body: str, races: Races, mode: Mode = "eager", threads: int = 32, cluster: int = 1, seed: int = 1
+) -> tuple[Array, Array]:
+    """Run a body on two arrays of numbers, whose bytes %d0 and %d1, and of this thread %d10 and %d11, name."""
+    arrays = [np.arange(1024, dtype=np.uint32), np.zeros(1024, np.uint32)]
+    memories = [Memory(array, "host") for array in arrays]
+    settings = Settings(mode, seed, checks=(), races=races)
+    parameters = [memory.parameter for memory in memories]
+    kernel(body).launch(Geometry((cluster, 1, 1), threads, 0, cluster=cluster), parameters, settings)
+    return memories[0].read(), memories[1].read()
+
+
+def raced(body: str, what: str = "nothing orders the two", **options: Any) -> None:
+    """Only the check sees the fault, and sees it in every mode."""
+    for mode in MODES:
+        run(body, "unchecked", mode, **options)
+        with pytest.raises(HostError, match=rf"race: .*{what}"):
+            run(body, "practice", mode, **options)
+
+
+def ordered(body: str, races: Races = "letter", **options: Any) -> Array:
+    """Nothing is found in any mode; the second array."""
+    for mode in MODES:
+        found = run(body, races, mode, **options)[1]
+    return found
+
+
+# Each thread stores its number in shared memory and reads that of a thread of another warp, or lane.
+NEIGHBOUR = """shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, {bit};
+    shl.b32 %r3, %r3, 2; add.s32 %r3, %r3, %r1; st.shared.u32 [%r2], %r0; {between}
+    ld.shared.u32 %r4, [%r3]; {behind} st.global.u32 [%d11], %r4;"""
+
+
+def test_a_warp_orders_nothing_without_a_barrier() -> None:
+    voted = "vote.sync.any.pred %p2, 1, -1;"
+    with pytest.raises(
+        HostError, match=r"race: thread \d+ reads shared memory, offset \d+, that thread \d+ wrote at PTX"
+    ):
+        run(NEIGHBOUR.format(bit=1, between=voted, behind=""), "practice")
+    raced(NEIGHBOUR.format(bit=1, between=voted, behind=""))
+    found = ordered(NEIGHBOUR.format(bit=1, between="bar.warp.sync -1;", behind=""))
+    assert found[:32].tolist() == [k ^ 1 for k in range(32)]
+
+
+def test_a_barrier_of_the_cta_orders_warps() -> None:
+    for between in ("bar.sync 0;", "barrier.sync 3, 64;", "barrier.red.or.pred %p2, 0, 1;"):
+        ordered(NEIGHBOUR.format(bit=32, between=between, behind=""), threads=64)
+    both = "setp.lt.u32 %p3, %r0, 32; @%p3 barrier.arrive 1, 64; @!%p3 barrier.sync 1, 64;"
+    # Who only arrives learns nothing of the second warp's numbers.
+    raced(NEIGHBOUR.format(bit=32, between=both, behind=""), "thread .* that thread", threads=64)
+
+
+def test_what_is_still_read_may_not_be_written() -> None:
+    again = "st.shared.u32 [%r2], %r4;"
+    raced(NEIGHBOUR.format(bit=32, between="bar.sync 0;", behind=again), threads=64)
+    ordered(NEIGHBOUR.format(bit=32, between="bar.sync 0;", behind="bar.sync 0;" + again), threads=64)
+
+
+def test_atomic_operations_do_not_race_with_each_other_but_with_others() -> None:
+    zero = "@%p1 st.shared.u32 [%r1], 0; bar.sync 0; red.shared.add.u32 [%r1], 1; "
+    raced(zero + "ld.shared.u32 %r2, [%r1];", threads=64)
+    found = ordered(zero + "bar.sync 0; ld.shared.u32 %r2, [%r1]; st.global.u32 [%d11], %r2;", threads=64)
+    assert (found[:64] == 64).all()
+
+
+# Lane 0 of the first warp says that the buffer is full; it can say so only for itself.
+FULL = """add.s32 %r6, %r1, 2048; setp.lt.u32 %p3, %r0, 32; @%p1 mbarrier.init.shared::cta.b64 [%r6], 1; bar.sync 0;
+    shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1;
+    @!%p3 bra READ; st.shared.u32 [%r2], %r0; {warp} @%p1 mbarrier.arrive{release}.shared::cta.b64 _, [%r6]; bra END;
+    READ: mbarrier.try_wait.parity{acquire}.shared::cta.b64 %p2, [%r6], 0; @!%p2 bra READ;
+    ld.shared.u32 %r4, [%r2+-128]; st.global.u32 [%d11], %r4; END:"""
+
+
+def test_one_lane_arrives_for_its_warp_behind_a_barrier_of_the_warp() -> None:
+    warp = "bar.warp.sync -1;"
+    found = ordered(FULL.format(warp=warp, release="", acquire=""), threads=64)
+    assert found[32:64].tolist() == list(range(32))
+    for release, acquire in ((".relaxed.cta", ""), ("", ".relaxed.cta")):
+        with pytest.raises(HostError, match=r"race: .* nothing orders"):
+            run(FULL.format(warp=warp, release=release, acquire=acquire), "practice", threads=64)
+    # Not run unchecked: the other lanes may truly be late.
+    for mode in MODES:
+        with pytest.raises(HostError, match=r"race: .* nothing orders the two"):
+            run(FULL.format(warp="", release="", acquire=""), "practice", mode, threads=64)
+
+
+def test_an_mbarrier_is_used_behind_its_initialisation() -> None:
+    body = """@%p1 mbarrier.init.shared::cta.b64 [%r1], 32; {between} mbarrier.arrive.shared::cta.b64 _, [%r1];"""
+    shuffled = "elect.sync _|%p2, -1;"
+    raced(body.format(between=shuffled), "uses an mbarrier before it knows")
+    ordered(body.format(between="bar.warp.sync -1;"))
+
+
+# Copies ------------------------------------------------------------------------------------------------------------
+
+# Thread 0 has 256 bytes loaded; a thread of another warp waits for them and tells the rest by a barrier.
+LOADED = """add.s32 %r6, %r1, 2048; setp.eq.u32 %p4, 0, 0; setp.eq.s32 %p3, %r0, 32;
+    shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1;
+    @%p1 mbarrier.init.shared::cta.b64 [%r6], 1; @%p1 fence.mbarrier_init.release.cluster; bar.sync 0;
+    @!%p1 bra WAIT; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], 256, [%r6];
+    WAIT: @!{who} bra REST; mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r6], 0; @!%p2 bra WAIT; REST:
+    {between} ld.shared.u32 %r4, [%r2]; st.global.u32 [%d11], %r4; {behind}"""
+
+
+def test_what_tma_loads_is_known_to_who_waited_and_whom_they_told() -> None:
+    everyone = LOADED.format(who="%p4", between="", behind="")
+    assert (ordered(everyone, threads=64)[:64] == np.arange(64)).all()
+    assert (ordered(LOADED.format(who="%p3", between="bar.sync 0;", behind=""), threads=64)[:64] == np.arange(64)).all()
+    for mode in MODES:
+        with pytest.raises(HostError, match=r"race: .* nothing orders the two"):
+            run(LOADED.format(who="%p3", between="", behind=""), "practice", mode, threads=64)
+    # Loading over what others still read.
+    again = """@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6], 256; @%p1
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], 256, [%r6];
+    AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r6], 1; @!%p2 bra AGAIN;"""
+    raced(LOADED.format(who="%p3", between="bar.sync 0;", behind=again), "writes .* read or was still", threads=64)
+    ordered(LOADED.format(who="%p3", between="bar.sync 0;", behind="bar.sync 0;" + again), threads=64)
+
+
+# Every thread writes a number, thread 0 has the TMA store them, then thread 32 overwrites the first.
+STORED = """shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; setp.eq.s32 %p3, %r0, 32; st.shared.u32 [%r2], %r0;
+    {before} @!%p1 bra REST; {issuer} cp.async.bulk.global.shared::cta.bulk_group [%d1], [%r1], 256;
+    cp.async.bulk.commit_group; {wait} REST: {after} @%p3 st.shared.u32 [%r1], 7; @%p1 cp.async.bulk.wait_group 0;"""
+
+
+def test_what_tma_stores_is_fenced_before_and_read_before_it_is_overwritten() -> None:
+    good = {"before": FENCE + "bar.sync 0;", "issuer": "", "wait": "cp.async.bulk.wait_group.read 0;"}
+    good["after"] = "bar.sync 0;"
+    assert (ordered(STORED.format(**good), threads=64)[:64] == np.arange(64)).all()
+    assert (ordered(STORED.format(**good | {"before": "bar.sync 0;", "issuer": FENCE}), threads=64)[1:64] > 0).all()
+    raced(STORED.format(**good | {"before": "bar.sync 0;"}), r"no fence\.proxy\.async", threads=64)
+    # The issuer fences before it knows of the others' writes.
+    raced(STORED.format(**good | {"before": f"@%p1 {FENCE} bar.sync 0;"}), r"no fence\.proxy\.async", threads=64)
+    raced(STORED.format(**good | {"wait": ""}), "writes .* a bulk store of thread 0 read or was", threads=64)
+    raced(STORED.format(**good | {"after": ""}), "writes .* a bulk store of thread 0 read or was", threads=64)
+
+
+def test_copies_by_threads_are_there_for_those_who_waited_and_those_whom_they_told() -> None:
+    body = """shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, 32; shl.b32 %r3, %r3, 2;
+    add.s32 %r3, %r3, %r1; cp.async.ca.shared.global [%r2], [%d10], 4; cp.async.commit_group; {between}
+    ld.shared.u32 %r4, [%r3]; st.global.u32 [%d11], %r4;"""
+    ordered(body.format(between="cp.async.wait_group 0; bar.sync 0;"), threads=64)
+    for between in ("cp.async.wait_group 0;", "cp.async.wait_group 1; bar.sync 0;"):
+        for mode in MODES:
+            with pytest.raises(HostError, match=r"race: .* nothing orders the two"):
+                run(body.format(between=between), "practice", mode, threads=64)
+
+
+# Clusters ------------------------------------------------------------------------------------------------------------
+
+# Each CTA of a pair stores numbers in the other one's shared memory and tells it.
+TELL = f"""add.s32 %r2, %r1, 2048; @%p1 mbarrier.init.shared::cta.b64 [%r2], 32;
+    @%p1 fence.mbarrier_init.release.cluster; {TOGETHER}
+    xor.b32 %r6, %r5, 1; shl.b32 %r3, %r0, 2; add.s32 %r3, %r3, %r1;
+    mapa.shared::cluster.u32 %r7, %r3, %r6; mapa.shared::cluster.u32 %r8, %r2, %r6; {{store}}
+    TOLD: mbarrier.try_wait.parity{{acquire}}.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra TOLD;
+    ld.shared.u32 %r4, [%r3]; {{last}} st.global.u32 [%d11], %r4;"""
+PLAIN = "st.shared::cluster.u32 [%r7], %r0; mbarrier.arrive{release}.shared::cluster.b64 _, [%r8];"
+ASYNC = """mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 4;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r7], %r0, [%r8];"""
+
+
+def test_an_arrival_tells_another_cta_what_its_scope_reaches() -> None:
+    good, acquire = PLAIN.format(release=".release.cluster"), ".acquire.cluster"
+    ordered(TELL.format(store=good, acquire=acquire, last=TOGETHER), cluster=2)
+    raced(TELL.format(store=PLAIN.format(release=""), acquire=acquire, last=TOGETHER), cluster=2)
+    raced(TELL.format(store=good, acquire="", last=TOGETHER), cluster=2)
+    # Each knows by the arrival that the other one needs its memory no more.
+    ordered(TELL.format(store=good, acquire=acquire, last=""), cluster=2)
+
+
+def test_what_st_async_brings_is_there_for_ordinary_waits_in_practice() -> None:
+    ordered(TELL.format(store=ASYNC, acquire=".acquire.cluster", last=TOGETHER), cluster=2)
+    ordered(TELL.format(store=ASYNC, acquire="", last=TOGETHER), "practice", cluster=2)
+    with pytest.raises(HostError, match=r"race: .* reads .* a copy that an mbarrier counts"):
+        run(TELL.format(store=ASYNC, acquire="", last=TOGETHER), "letter", cluster=2)
+
+
+def test_a_cta_stays_while_others_use_its_memory() -> None:
+    body = f"""st.shared.u32 [%r1], %r5; {TOGETHER} setp.eq.s32 %p1, %r5, 0; @%p1 bra END; mov.u32 %r6, 0;
+    mapa.shared::cluster.u32 %r7, %r1, %r6; ld.shared::cluster.u32 %r8, [%r7]; st.global.u32 [%d0], %r8;
+    END: {{last}}"""
+    ordered(body.format(last=TOGETHER), cluster=2, threads=1)
+    raced(body.format(last=""), "exits, and nothing orders|which has exited", cluster=2, threads=1)
+
+
+def test_a_relaxed_barrier_of_the_cluster_hands_on_what_lies_behind_a_fence() -> None:
+    body = """add.s32 %r2, %r1, 2048; @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {fence}
+    barrier.cluster.arrive.relaxed; barrier.cluster.wait; xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r8, %r2, %r6;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r8]; barrier.cluster.arrive; barrier.cluster.wait;"""
+    ordered(body.format(fence="fence.mbarrier_init.release.cluster;"), cluster=2, threads=1)
+    raced(body.format(fence=""), "uses an mbarrier before it knows", cluster=2, threads=1)
+
+
+# The Tensor Core -----------------------------------------------------------------------------------------------------
+
+# One product of 128x64x16 bf16 by a CTA, of 256x64x16 by a pair, of zeros: what thread 0 does behind it, and before.
+INSTRUCTION = {1: 1 << 4 | 1 << 7 | 1 << 10 | 64 // 8 << 17 | 128 // 16 << 24}
+INSTRUCTION[2] = INSTRUCTION[1] & ~(31 << 24) | 256 // 16 << 24
+DESCRIPTOR = 1 << 46 | (1024 >> 4) << 32 | 1 << 16 | 2 << 61
+
+
+def multiplied(behind: str, races: Races, mode: Mode, group: int = 1, seed: int = 1) -> None:
+    smem, tmem = blank(group)
+    arguments = [DESCRIPTOR, DESCRIPTOR + (16384 >> 4), INSTRUCTION[group] << 32, 0, 0]
+    settings = Settings(mode, seed, checks=(), races=races)
+    run_operation(mma("f16", group) + behind, smem * 0, tmem, arguments, group, settings=settings)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_product_reads_until_somebody_waited_for_a_commit_behind_it(group: int) -> None:
+    again = "st.shared.b32 [%smem+16384], %r0;"
+    commit = f"""add.u32 %at, %smem, 65528; mbarrier.init.shared::cta.b64 [%at], 1; fence.mbarrier_init.release.cluster;
+    tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [%at];"""
+    wait = "LOOP: mbarrier.try_wait.parity.shared::cta.b64 %p, [%at], 0; @!%p bra LOOP;"
+    for mode in MODES:
+        multiplied("", "letter", mode, group)
+        multiplied(again, "unchecked", mode, group)
+        with pytest.raises(HostError, match=r"race: .* writes .* a tensor operation of thread 0.* read or was still"):
+            multiplied(again, "practice", mode, group)
+        with pytest.raises(HostError, match=r"race: .* writes .* a tensor operation of thread 0.* read or was still"):
+            multiplied(commit + again, "practice", mode, group)
+        multiplied(commit + wait + again, "letter", mode, group)
+
+
+# What the GEMM of gemm.cu loses by each of its instructions, where that is an order of accesses to shared memory.
+LOST = (
+    ("cp.async.bulk.wait_group.read", "writes .* a bulk store of thread 64 read or was still"),
+    ("fence.proxy.async", r"asynchronously reads .* no fence\.proxy\.async"),
+)
+
+
+@functools.cache
+def runner() -> gemm.Runner:
+    return gemm.Runner("host")
+
+
+@pytest.mark.parametrize(("instruction", "what"), LOST)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: Mode) -> None:
+    site = next(site for site in runner().kernel.sites if site.text.startswith(instruction))
+    assert runner().run(Settings(mode, 1, races="letter")) == 0
+    with pytest.raises(HostError, match=rf"race: .*{what}"):
+        runner().run(Settings(mode, 1, checks=(), removed=site.number, races="practice"))
+
+
+# Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of
+# the epilogue for a full accumulator.
+WAITS = (
+    (1, "writes Tensor Memory, column .* read or was still reading"),
+    (2, "a (copy that an mbarrier counts|tensor operation of thread 32)"),
+    (3, "(reads|writes) Tensor Memory, column"),
+)
+
+
+@pytest.mark.parametrize(("number", "what"), WAITS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gemm_without_one_of_its_waits(number: int, what: str, mode: Mode) -> None:
+    waits = [site for site in runner().kernel.sites if site.text.startswith("mbarrier.try_wait")]
+    with pytest.raises(HostError, match=rf"race: .*{what}"):
+        runner().run(Settings(mode, 1, checks=(), removed=waits[number].number, races="practice"))
+
+
+def test_settings() -> None:
+    with pytest.raises(InputError, match="races"):
+        Settings(races="maybe")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="model as PTX"):
+        gemm.Runner("host", model="ptx").run(Settings(races="letter"))
