@@ -176,28 +176,22 @@ def _require_ordered(lanes: Lanes, k: int, address: Array, bytes_: int) -> None:
 def _receivers(
     lanes: Lanes, k: int, destination: int, barrier: int, mask: Getter | None
 ) -> list[tuple[Cta, int, MBarrier]]:
-    """The CTAs that get a copy, the offset in each, and the mbarrier that is told."""
-    cta = lanes.group.cta
+    """The CTAs that get a copy, the offset in each, and the mbarrier that is told, if thread k's copy may tell it."""
+    cta, causality = lanes.group.cta, lanes.group.causality
     if mask is None:
-        to, offset = cta.peer(destination)
-        return [(to, offset, cta.mbarrier(barrier))]
-    offset_bits = (1 << RANK_SHIFT) - 1
-    bits = int(mask(lanes)[k])
-    ranks = [rank for rank in range(16) if bits >> rank & 1]
-    made = []
-    for rank in ranks:
-        window = (rank + 1) << RANK_SHIFT
-        to, offset = cta.peer((destination & offset_bits) | window)
-        made.append((to, offset, cta.mbarrier((barrier & offset_bits) | window)))
-    return made
-
-
-def _require_initialised(lanes: Lanes, k: int, barriers: list[MBarrier]) -> None:
-    """Raise Trap unless a copy that a thread starts may tell these mbarriers."""
-    causality = lanes.group.causality
+        made = [(*cta.peer(destination), cta.mbarrier(barrier))]
+    else:
+        offset_bits = (1 << RANK_SHIFT) - 1
+        bits = int(mask(lanes)[k])
+        made = []
+        for rank in (rank for rank in range(16) if bits >> rank & 1):
+            window = (rank + 1) << RANK_SHIFT
+            to, offset = cta.peer((destination & offset_bits) | window)
+            made.append((to, offset, cta.mbarrier((barrier & offset_bits) | window)))
     if causality is not None:
-        for barrier in barriers:
-            require_fenced_init(causality, lanes.numbers[k : k + 1], barrier.maker)
+        for _, _, told in made:
+            require_fenced_init(causality, lanes.numbers[k : k + 1], told.maker)
+    return made
 
 
 def _mask(operands: Operands, step: Step, at: int) -> Getter | None:
@@ -258,7 +252,6 @@ def _range_in(operands: Operands, step: Step) -> Handler:
             receivers = _receivers(lanes, k, int(to[k]), int(told[k]), mask)
             places = [(cta, offset + np.arange(0, length, 16)) for cta, offset, _ in receivers]
             fetch = functools.partial(lanes.group.machine.memory.load, start, unsigned(8), 2)
-            _require_initialised(lanes, k, [b for _, _, b in receivers])
             _require_ordered(lanes, k, start, 16)
             _later(lanes.group.cta, places, [b for _, _, b in receivers], 16, fetch, lanes.numbers[k : k + 1])
 
@@ -388,7 +381,6 @@ def _tile_in(operands: Operands, step: Step) -> Handler:
             where = [(cta, tile.place(offset)) for cta, offset, _ in receivers]
             barriers = [b for _, _, b in receivers]
             fetch = _fetch(lanes.group, tile)
-            _require_initialised(lanes, k, barriers)
             _require_ordered(lanes, k, tile.address[tile.inside], tile.element_bytes)
             _later(lanes.group.cta, where, barriers, tile.element_bytes, fetch, lanes.numbers[k : k + 1])
 
