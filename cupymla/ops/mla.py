@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -25,7 +26,8 @@ from .operator import operator as make_operator
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ViewsT = TypeVar("ViewsT")
+ViewsT = TypeVar("ViewsT", bound="Selection")
+ProblemT = TypeVar("ProblemT")
 Array = npt.NDArray[Any]
 Layout = Literal["rows", "lists", "free"]
 
@@ -451,6 +453,70 @@ def _has_singleton(indices: View, topk_length: View | None) -> bool:
 def attributed(error: InputError, name: str) -> InputError:
     """The same error with the operator's name in it."""
     return InputError(error.argument, error.expected, error.got, name)
+
+
+class Door(Generic[ViewsT, OptionsT, ProblemT]):
+    """The way of an operator's arguments to its problem: every check that a caller can meet."""
+
+    def __init__(
+        self,
+        arguments: Arguments[ViewsT, OptionsT],
+        problem: Callable[[ViewsT, MlaProblem[OptionsT], tuple[Any, ...]], ProblemT],
+    ) -> None:
+        """Set up.
+
+        Args:
+            arguments: the operator's.
+            problem: makes the operator's problem of the shared one, once it has checked the operator's own inputs and
+                its outputs, given in order, and put the latter into the views.
+        """
+        self._arguments = arguments
+        self._problem = problem
+        self._sink: Callable[[ViewsT], View | None] = (
+            attrgetter("attn_sink") if "attn_sink" in arguments.inputs else lambda views: None
+        )
+
+    def read(self, *, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[ViewsT, ProblemT]:
+        """Check the arguments of the public function, by name. Raises InputError."""
+        return self.checked(*self._arguments.placed(arguments), check_indices, stream)
+
+    def checked(
+        self,
+        inputs: tuple[Any, ...],
+        options: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        check_indices: Any,
+        stream: Any,
+    ) -> tuple[ViewsT, ProblemT]:
+        """The same for arguments in the order in which they are declared. Raises InputError."""
+        try:
+            views = self._arguments.seen(inputs)
+            shared = read_problem(self._arguments, views, self._sink(views), options)
+            problem = self._problem(views, shared, outputs)
+            if check_indices is not False:
+                check_index_values(check_indices, views, shared.s_kv, stream)
+        except InputError as error:
+            raise attributed(error, self._arguments.operator) from None
+        return views, problem
+
+
+def record_fields(problem: MlaProblem[MaskOptions]) -> dict[str, int]:
+    """What the parameter records of all operators' kernels have, by name."""
+    indices_batch, indices_query = problem.indices_strides
+    length_batch, length_query = problem.topk_length_strides
+    return {
+        "indices_batch": indices_batch,
+        "indices_query": indices_query,
+        "topk_length_batch": length_batch,
+        "topk_length_query": length_query,
+        "q_start": problem.options.q_start,
+        "k_stride": problem.options.k_stride,
+        "s_q": problem.s_q,
+        "s_kv": problem.s_kv,
+        "h_q": problem.h_q,
+        "topk": problem.topk,
+        "causal": int(problem.options.causal),
+    }
 
 
 def public(

@@ -9,7 +9,7 @@ from ...build.source import KernelSource
 from ...tensor import View
 from ..kv_rows import KvRows
 from ..log2_scales import log2_scales
-from ..mla import lead_strides
+from ..mla import lead_strides, record_fields
 from . import plan
 from .spec import Problem
 
@@ -78,30 +78,18 @@ def blackwell(problem: Problem, rows: KvRows, tokens: int, dealt: plan.Deal, lse
 
 def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[str, Any]:
     options = problem.options
-    indices_batch, indices_query = problem.indices_strides
-    length_batch, length_query = problem.topk_length_strides
     lse_batch, lse_query, lse_head = lead_strides(lse, problem)
     dist_batch, dist_query, _ = lead_strides(dist, problem)
     scales = log2_scales(options.scale(problem.d_qk), options.lse_base)
     return {
-        "indices_batch": indices_batch,
-        "indices_query": indices_query,
-        "topk_length_batch": length_batch,
-        "topk_length_query": length_query,
+        **record_fields(problem),
         "lse_batch": lse_batch,
         "lse_query": lse_query,
         "lse_head": lse_head,
         "dist_batch": dist_batch,
         "dist_query": dist_query,
-        "q_start": options.q_start,
-        "k_stride": options.k_stride,
-        "s_q": problem.s_q,
-        "s_kv": problem.s_kv,
-        "h_q": problem.h_q,
-        "topk": problem.topk,
         "slices": dealt.slices,
         "slice_blocks": dealt.slice_blocks,
-        "causal": int(options.causal),
         "normalize": int(options.normalize == "l1"),
         "scale_log2": scales.score,
         "unit": scales.unit,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InputError
 from ...tensor import View
 from .. import mla
 from ..arguments import Arguments, Choice, option
@@ -44,25 +43,15 @@ ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("dist",))
 Problem = mla.MlaProblem[Options]
 
 
-def read(*, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[Views, Problem]:
-    """Check the arguments of the public function, by name. Raises InputError."""
-    return checked(*ARGUMENTS.placed(arguments), check_indices, stream)
+def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Problem:
+    mla.check_array(views.lse, "lse", problem.head_shape, "float32", views.q, "free")
+    (dist,) = outputs
+    if dist is not None:
+        views.dist = mla.check_output(dist, "dist", problem.slot_shape, "float32", views.q, "lists")
+        mla.check_overlap(ARGUMENTS, views)
+    return problem
 
 
-def checked(
-    inputs: tuple[Any, ...], options: tuple[Any, ...], outputs: tuple[Any, ...], check_indices: Any, stream: Any
-) -> tuple[Views, Problem]:
-    """The same for arguments in the order of `ARGUMENTS`. Raises InputError."""
-    try:
-        views = ARGUMENTS.seen(inputs)
-        problem = mla.read_problem(ARGUMENTS, views, None, options)
-        mla.check_array(views.lse, "lse", problem.head_shape, "float32", views.q, "free")
-        (dist,) = outputs
-        if dist is not None:
-            views.dist = mla.check_output(dist, "dist", problem.slot_shape, "float32", views.q, "lists")
-            mla.check_overlap(ARGUMENTS, views)
-        if check_indices is not False:
-            mla.check_index_values(check_indices, views, problem.s_kv, stream)
-    except InputError as error:
-        raise mla.attributed(error, OPERATOR) from None
-    return views, problem
+DOOR = mla.Door(ARGUMENTS, _checked)
+read = DOOR.read
+checked = DOOR.checked

@@ -17,7 +17,7 @@ from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record, tiles
 from ..head_tiles import head_tiles
 from ..log2_scales import log2_scales
-from ..mla import MaskOptions, MlaProblem, lead_strides
+from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views, require_workspace
 
@@ -61,15 +61,9 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     options, scale = shared.options, shared.options.scale(shared.d_qk)
     scales = log2_scales(scale, options.lse_base)
     record = Parameters(
-        q_start=options.q_start,
-        k_stride=options.k_stride,
+        **record_fields(shared),
         kv_rows=chosen.kv_rows,
-        s_q=shared.s_q,
-        s_kv=shared.s_kv,
-        h_q=shared.h_q,
-        topk=shared.topk,
         passes=chosen.passes,
-        causal=int(options.causal),
         sm_scale=scale,
         scale_log2=scales.score,
         unit=scales.unit,
@@ -80,8 +74,6 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     if chosen.kv_map is not None:
         record.batch_rows, record.token_rows = chosen.kv_map.batch_rows, chosen.kv_map.token_rows
     record.kv_batch_bytes, record.kv_token_bytes = (stride * 2 for stride in shared.kv_strides)
-    record.indices_batch, record.indices_query = shared.indices_strides
-    record.topk_length_batch, record.topk_length_query = shared.topk_length_strides
     record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = _bytes(views.out, shared)
     record.lse_batch, record.lse_query, record.lse_head = lead_strides(views.lse, shared)
     record.attn_sink_head = 0 if views.attn_sink is None else views.attn_sink.strides[0]

@@ -70,31 +70,16 @@ class Problem:
     dkv_shape: tuple[int, ...]
 
 
-def read(*, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[Views, Problem]:
-    """Check the arguments of the public function, by name. Raises InputError."""
-    return checked(*ARGUMENTS.placed(arguments), check_indices, stream)
-
-
-def checked(
-    inputs: tuple[Any, ...], options: tuple[Any, ...], outputs: tuple[Any, ...], check_indices: Any, stream: Any
-) -> tuple[Views, Problem]:
-    """The same for arguments in the order of `ARGUMENTS`. Raises InputError."""
-    try:
-        views = ARGUMENTS.seen(inputs)
-        shared = mla.read_problem(ARGUMENTS, views, views.attn_sink, options)
-        mla.check_array(views.out, "out", shared.out_shape, shared.dtype, views.q, "rows")
-        mla.check_array(views.dout, "dout", shared.out_shape, shared.dtype, views.q, "rows")
-        mla.check_array(views.lse, "lse", shared.head_shape, "float32", views.q, "free")
-        attn_dist, dq, dkv, d_sink, workspace = outputs
-        dkv_dtype = shared.options.dkv_dtype or shared.dtype
-        problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape)
-        if any(array is not None for array in outputs):
-            _read_outputs(views, problem, attn_dist, dq, dkv, d_sink, workspace)
-        if check_indices is not False:
-            mla.check_index_values(check_indices, views, shared.s_kv, stream)
-    except InputError as error:
-        raise mla.attributed(error, OPERATOR) from None
-    return views, problem
+def _checked(views: Views, shared: mla.MlaProblem[Options], outputs: tuple[Any, ...]) -> Problem:
+    mla.check_array(views.out, "out", shared.out_shape, shared.dtype, views.q, "rows")
+    mla.check_array(views.dout, "dout", shared.out_shape, shared.dtype, views.q, "rows")
+    mla.check_array(views.lse, "lse", shared.head_shape, "float32", views.q, "free")
+    attn_dist, dq, dkv, d_sink, workspace = outputs
+    dkv_dtype = shared.options.dkv_dtype or shared.dtype
+    problem = Problem(shared, attn_dist is not None, dkv_dtype, views.kv.shape)
+    if any(array is not None for array in outputs):
+        _read_outputs(views, problem, attn_dist, dq, dkv, d_sink, workspace)
+    return problem
 
 
 def _read_outputs(
@@ -127,3 +112,8 @@ def require_workspace(workspace: View, size_bytes: int) -> None:
     """Raise InputError when a workspace is smaller than a call needs."""
     if workspace.shape[0] < size_bytes:
         raise mla.attributed(InputError("workspace", f"at least {size_bytes} bytes", workspace.shape[0]), OPERATOR)
+
+
+DOOR = mla.Door(ARGUMENTS, _checked)
+read = DOOR.read
+checked = DOOR.checked

@@ -14,7 +14,7 @@ from ...tensor import View
 from ...tensormap import encoded
 from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record, tiles
 from ..head_tiles import head_tiles
-from ..mla import lead_strides
+from ..mla import lead_strides, record_fields
 from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
@@ -50,24 +50,16 @@ def parameters(chosen: plan.Plan, problem: Problem, views: Views, outputs: Seque
         outputs: p and delta.
     """
     record = Parameters(
-        q_start=problem.options.q_start,
-        k_stride=problem.options.k_stride,
-        s_q=problem.s_q,
-        s_kv=problem.s_kv,
-        h_q=problem.h_q,
-        topk=problem.topk,
+        **record_fields(problem),
         batch_rows=chosen.rows.batch_rows,
         token_rows=chosen.rows.token_rows,
         groups=chosen.shares.groups,
         group_tokens=chosen.shares.group_tokens,
         shares=chosen.shares.ctas,
-        causal=int(problem.options.causal),
     )
     out, dout = (tuple(2 * stride for stride in lead_strides(view, problem)) for view in (views.out, views.dout))
     record.out_batch_bytes, record.out_query_bytes, record.out_head_bytes = out
     record.dout_batch_bytes, record.dout_query_bytes, record.dout_head_bytes = dout
-    record.indices_batch, record.indices_query = problem.indices_strides
-    record.topk_length_batch, record.topk_length_query = problem.topk_length_strides
     record.p_batch, record.p_query, record.p_head = lead_strides(outputs[0], problem)
     record.delta_batch, record.delta_query, record.delta_head = lead_strides(outputs[1], problem)
     return record

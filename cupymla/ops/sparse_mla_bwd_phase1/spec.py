@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InputError
 from ...tensor import View
 from .. import mla
 from ..arguments import Arguments
@@ -37,28 +36,13 @@ ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("p", "delta"))
 Problem = mla.MlaProblem[Options]
 
 
-def read(*, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[Views, Problem]:
-    """Check the arguments of the public function, by name. Raises InputError."""
-    return checked(*ARGUMENTS.placed(arguments), check_indices, stream)
-
-
-def checked(
-    inputs: tuple[Any, ...], options: tuple[Any, ...], outputs: tuple[Any, ...], check_indices: Any, stream: Any
-) -> tuple[Views, Problem]:
-    """The same for arguments in the order of `ARGUMENTS`. Raises InputError."""
-    try:
-        views = ARGUMENTS.seen(inputs)
-        problem = mla.read_problem(ARGUMENTS, views, None, options)
-        mla.check_array(views.out, "out", problem.out_shape, problem.dtype, views.q, "rows")
-        mla.check_array(views.dout, "dout", problem.out_shape, problem.dtype, views.q, "rows")
-        p, delta = outputs
-        if p is not None or delta is not None:
-            _read_outputs(views, problem, p, delta)
-        if check_indices is not False:
-            mla.check_index_values(check_indices, views, problem.s_kv, stream)
-    except InputError as error:
-        raise mla.attributed(error, OPERATOR) from None
-    return views, problem
+def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Problem:
+    mla.check_array(views.out, "out", problem.out_shape, problem.dtype, views.q, "rows")
+    mla.check_array(views.dout, "dout", problem.out_shape, problem.dtype, views.q, "rows")
+    p, delta = outputs
+    if p is not None or delta is not None:
+        _read_outputs(views, problem, p, delta)
+    return problem
 
 
 def _read_outputs(views: Views, problem: Problem, p: Any, delta: Any) -> None:
@@ -66,3 +50,8 @@ def _read_outputs(views: Views, problem: Problem, p: Any, delta: Any) -> None:
     views.p = mla.check_output(p, "p", p_shape, "float32", views.q, "lists")
     views.delta = mla.check_output(delta, "delta", problem.head_shape, "float32", views.q, "free")
     mla.check_overlap(ARGUMENTS, views)
+
+
+DOOR = mla.Door(ARGUMENTS, _checked)
+read = DOOR.read
+checked = DOOR.checked

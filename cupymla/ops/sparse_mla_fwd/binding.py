@@ -19,7 +19,7 @@ from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
 from ..log2_scales import lse_scales
-from ..mla import lead_strides
+from ..mla import lead_strides, record_fields
 from . import blackwell_plan, plan
 from .spec import OPERATOR, Problem, Views
 
@@ -223,8 +223,6 @@ def bind(problem: Problem, device: Device, outputs: tuple[View, ...], sink_strid
 def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:
     """What the parameter records of all kernels have, by name, but for addresses."""
     options = problem.options
-    indices_batch, indices_query = problem.indices_strides
-    length_batch, length_query = problem.topk_length_strides
     out_batch, out_query, out_head = lead_strides(outputs[0], problem)
     logits_batch, logits_query, logits_head = lead_strides(outputs[1], problem)
     lse_batch, lse_query, lse_head = lead_strides(outputs[2], problem)
@@ -233,10 +231,7 @@ def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int
     # Where the scale may be of any sign, a kernel brings scores to units of log2 before it takes their maximum.
     scales_first = scale < plan.SMALLEST_SCALE
     return {
-        "indices_batch": indices_batch,
-        "indices_query": indices_query,
-        "topk_length_batch": length_batch,
-        "topk_length_query": length_query,
+        **record_fields(problem),
         "attn_sink_head": sink_stride,
         "out_batch_bytes": out_batch * 2,
         "out_query_bytes": out_query * 2,
@@ -247,13 +242,6 @@ def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int
         "lse_batch": lse_batch,
         "lse_query": lse_query,
         "lse_head": lse_head,
-        "q_start": options.q_start,
-        "k_stride": options.k_stride,
-        "s_q": problem.s_q,
-        "s_kv": problem.s_kv,
-        "h_q": problem.h_q,
-        "topk": problem.topk,
-        "causal": int(options.causal),
         "scale_log2": scales.score,
         "max_unit": lse_scales(scale, "e").unit if scales_first else scale,
         "base_unit": scales.unit,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InputError
 from ...tensor import View
 from .. import mla
 from ..arguments import Arguments
@@ -37,26 +36,11 @@ ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "max_logits", "l
 Problem = mla.MlaProblem[Options]
 
 
-def read(*, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[Views, Problem]:
-    """Check the arguments of the public function, by name. Raises InputError."""
-    return checked(*ARGUMENTS.placed(arguments), check_indices, stream)
-
-
-def checked(
-    inputs: tuple[Any, ...], options: tuple[Any, ...], outputs: tuple[Any, ...], check_indices: Any, stream: Any
-) -> tuple[Views, Problem]:
-    """The same for arguments in the order of `ARGUMENTS`. Raises InputError."""
-    try:
-        views = ARGUMENTS.seen(inputs)
-        problem = mla.read_problem(ARGUMENTS, views, views.attn_sink, options)
-        out, max_logits, lse = outputs
-        if out is not None or max_logits is not None or lse is not None:
-            _read_outputs(views, problem, out, max_logits, lse)
-        if check_indices is not False:
-            mla.check_index_values(check_indices, views, problem.s_kv, stream)
-    except InputError as error:
-        raise mla.attributed(error, OPERATOR) from None
-    return views, problem
+def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Problem:
+    out, max_logits, lse = outputs
+    if out is not None or max_logits is not None or lse is not None:
+        _read_outputs(views, problem, out, max_logits, lse)
+    return problem
 
 
 def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse: Any) -> None:
@@ -64,3 +48,8 @@ def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse
     views.max_logits = mla.check_output(max_logits, "max_logits", problem.head_shape, "float32", views.q, "free")
     views.lse = mla.check_output(lse, "lse", problem.head_shape, "float32", views.q, "free")
     mla.check_overlap(ARGUMENTS, views)
+
+
+DOOR = mla.Door(ARGUMENTS, _checked)
+read = DOOR.read
+checked = DOOR.checked
