@@ -10,9 +10,10 @@ and caches are not modelled.
 from __future__ import annotations
 
 from ..ptx.races import Races
+from .machine import Watcher
 from .memory import GlobalMemory
 from .program import Program, parse
 from .run import interpret, program_of
 from .traps import Trap, Unknown
 
-__all__ = ["GlobalMemory", "Program", "Races", "Trap", "Unknown", "interpret", "parse", "program_of"]
+__all__ = ["GlobalMemory", "Program", "Races", "Trap", "Unknown", "Watcher", "interpret", "parse", "program_of"]

@@ -11,6 +11,7 @@ import array
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -150,6 +151,21 @@ class Cta:
         return True
 
 
+class Watcher(Protocol):
+    """Who is told of every instruction, see `cycles.recorder`."""
+
+    def look(self, lanes: Lanes, step: Step) -> None:
+        """Threads are about to try an instruction that is no branch."""
+
+    def done(self, everyone: Lanes, step: Step, outcome: int | None) -> None:
+        """Threads have executed one, those among them for which its guard holds; or are about to branch."""
+
+    def landing(
+        self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, stored: bool
+    ) -> None:
+        """A thread, by its number in the cluster, starts a bulk copy or a warp's st.async of so many bytes each."""
+
+
 class Machine:
     """A launch of one kernel.
 
@@ -164,7 +180,10 @@ class Machine:
         maps: requests of tensor maps by the address of the parameter that holds them.
         parameters: the bytes of each parameter by its address.
         grid_shadow: the last writes to global memory, where races are looked for.
+        watcher: who is told of every instruction; None where nobody wants to know.
     """
+
+    watcher: Watcher | None = None
 
     def __init__(
         self, program: Program, layout: Layout, parameters: Sequence[bytes], memory: GlobalMemory, seed: int = 0
@@ -293,8 +312,10 @@ class Machine:
 
     def _execute(self, group: Group, front: Front, step: Step) -> bool:
         """Execute an instruction. Returns True when the front can go no further in this turn."""
-        lanes = front.lanes
+        lanes, everyone, watcher = front.lanes, front.lanes, self.watcher
         if step.kind == BRANCH:
+            if watcher is not None:
+                watcher.done(everyone, step, None)
             self._branch(group, front, step)
             return False
         if step.test is not None:
@@ -303,10 +324,14 @@ class Machine:
                 lanes = Lanes(group, front, lanes.index[holds])
         if step.kind == EXIT:
             return self._exit(group, front, lanes)
+        if watcher is not None:
+            watcher.look(lanes, step)
         outcome = step.run(lanes) if lanes.count else None
         if outcome == BLOCK:
             front.stalled = True
             return True
+        if watcher is not None:
+            watcher.done(everyone, step, outcome)
         front.pc += 1
         front.stalled = outcome == YIELD
         return front.stalled

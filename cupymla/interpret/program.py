@@ -219,7 +219,7 @@ class Program:
             guard = Guard(_lookup(guard.register, scopes), guard.negated)
             self._use(guard.register)
         for operand in operands:
-            for name in _names(operand):
+            for name in names_in(operand):
                 self._use(name)
         parts = instruction.parts
         kind = BRANCH if parts[0] == "bra" else EXIT if parts[0] in ("ret", "exit") else ORDINARY
@@ -265,20 +265,20 @@ def _renamed(operand: Operand, scopes: list[dict[str, str]]) -> Operand:
     return type(operand)(items)
 
 
-def _names(operand: Operand) -> Iterator[str]:
+def names_in(operand: Operand) -> Iterator[str]:
     """Every name in an operand."""
     if isinstance(operand, Name):
         yield operand.text
     elif isinstance(operand, Negated):
-        yield from _names(operand.operand)
+        yield from names_in(operand.operand)
     elif isinstance(operand, Pair):
-        yield from _names(operand.first)
-        yield from _names(operand.second)
+        yield from names_in(operand.first)
+        yield from names_in(operand.second)
     elif isinstance(operand, Offset):
-        yield from _names(operand.base)
+        yield from names_in(operand.base)
     elif isinstance(operand, Vector | Address):
         for item in operand.items:
-            yield from _names(item)
+            yield from names_in(item)
 
 
 def _parameters(function: Function) -> Iterator[Parameter]:

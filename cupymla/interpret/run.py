@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..build import KernelSource, content_hash, ptx
 from ..launch import Geometry
 from ..ptx.approximation import Approximation
 from ..ptx.races import Races
 from ..tensormap import TileMap
-from .machine import Layout, Machine
+from .machine import Layout, Machine, Watcher
 from .memory import GlobalMemory
 from .program import Program, parse
 
@@ -43,6 +43,7 @@ def interpret(
     strict: bool = True,
     approximation: Approximation = "exact",
     races: Races = "unchecked",
+    watch: Callable[[Program], Watcher] | None = None,
 ) -> Machine:
     """Run a kernel to its end.
 
@@ -63,6 +64,7 @@ def interpret(
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, whatever the schedule made of them:
             "unchecked", by the "letter" of the ISA, or as "practice" goes beyond it, see `causality.py`.
+        watch: makes who is told of every instruction.
 
     Returns the machine, for its counters. Raises Trap, and CompileError and PtxError for a source.
     """
@@ -84,5 +86,7 @@ def interpret(
     machine = Machine(program, layout, parameters, memory, seed)
     for number, request in (maps or {}).items():
         machine.maps[program.parameters[number].address] = request
+    if watch is not None:
+        machine.watcher = watch(program)
     machine.run(ctas)
     return machine

@@ -25,7 +25,7 @@ import numpy as np
 from .. import arch as arches
 from .. import build, driver, tensormap
 from ..build import KernelSource
-from ..interpret import GlobalMemory, Program, Races, interpret, program_of
+from ..interpret import GlobalMemory, Program, Races, Watcher, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..ptx.approximation import Approximation
@@ -117,6 +117,7 @@ class Interpreted:
         strict: whether ordinary reads of unwritten shared memory are a trap; if not they read NaN.
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
+        watch: makes who is told of every instruction, see `interpret`.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -138,6 +139,7 @@ class Interpreted:
         self.strict = True
         self.approximation: Approximation = "exact"
         self.races: Races = "unchecked"
+        self.watch: Callable[[Program], Watcher] | None = None
 
     @property
     def programs(self) -> list[Program]:
@@ -267,6 +269,7 @@ class Interpreted:
             strict=self.strict,
             approximation=self.approximation,
             races=self.races,
+            watch=self.watch,
         )
         self.steps += machine.count
 

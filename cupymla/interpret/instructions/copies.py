@@ -136,6 +136,10 @@ def _later(
         sender: the CTA that a wait for the copy has to reach by its scope, and whether its scope may be the cluster.
         ordinary: whether it writes in the generic proxy.
     """
+    if cta.machine.watcher is not None:
+        receivers = [to for to, _ in where]
+        total = bytes_ * len(where[0][1])
+        cta.machine.watcher.landing(cta, receivers, barriers, total, int(numbers[0]), ordinary)
     marked = [(to, place, to.shared.start_landing(place, bytes_)) for to, place in where]
     causality = cta.cluster.causality
     before = np.zeros(0, np.int32) if causality is None else causality.before(numbers)

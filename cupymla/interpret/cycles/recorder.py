@@ -1,0 +1,474 @@
+"""Watches a machine and writes down what its warps do.
+
+What a handler does to barriers and memory is read off its operands just before it runs; where it could not run yet,
+nothing is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ...ptx.syntax import Vector
+from ..instructions.memory import space_of
+from ..operands import Operands, items, number
+from ..outcomes import YIELD
+from ..program import BRANCH, Program, Step, names_in
+from ..threads import WARP, Lanes
+from ..types import TYPES, Array, DType
+from . import trace
+from .costs import cost
+from .trace import Event, Trace, WarpTrace
+
+if TYPE_CHECKING:
+    from ..barriers import MBarrier
+    from ..machine import Cta
+
+_Register: TypeAlias = tuple[DType, int]
+_Notes: TypeAlias = list[tuple[int, Event]]
+_Look: TypeAlias = "Callable[[Lanes], _Notes]"
+
+_SECTOR = 32
+_BANKS = 32
+_PHASE_BYTES = 128
+# How far, in events, and over how many other accesses a load is brought forward.
+_WINDOW, _AHEAD = 64, 8
+# What nothing is brought forward over.
+_ENDS = frozenset(
+    (
+        trace.GatherWait,
+        trace.BulkWait,
+        trace.Wait,
+        trace.Named,
+        trace.ClusterWait,
+        trace.Fence,
+        trace.ProductWait,
+    )
+)
+
+
+class Recorder:
+    """What a machine tells of each instruction.
+
+    Args:
+        program: of the machine, bound.
+
+    Attributes:
+        trace: so far.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.trace = Trace()
+        self._operands = Operands(program)
+        self._looks: dict[int, _Look | None] = {}
+        self._costs: dict[int, trace.Run] = {}
+        self._registers: dict[int, frozenset[_Register]] = {}
+        self._warps: dict[tuple[int, int], WarpTrace] = {}
+        self._results: dict[int, list[_Register]] = {}
+        self._loading: dict[tuple[int, int], dict[_Register, int]] = {}
+        self._origins: dict[tuple[int, int], dict[_Register, frozenset[int]]] = {}
+        self._polling: set[tuple[int, int]] = set()
+        self._ctas: dict[int, int] = {}
+        self._clusters: dict[int, int] = {}
+        self._barriers: dict[int, int] = {}
+        self._kept: list[object] = []
+        self._wavefronts: dict[bytes, int] = {}
+        self._notes: _Notes = []
+        for step in program.steps:
+            self._bind(step, program)
+
+    # What the machine calls ------------------------------------------------------------------------------------
+
+    def look(self, lanes: Lanes, step: Step) -> None:
+        """Threads are about to execute an instruction."""
+        look = self._looks[id(step)]
+        self._notes = look(lanes) if look is not None and lanes.count else []
+
+    def done(self, all_lanes: Lanes, step: Step, outcome: int | None) -> None:
+        """Threads have executed it, or a branch; those of `all_lanes` whose guard was false have passed it."""
+        cta, first = self._cta(all_lanes.group.cta), all_lanes.group.first // WARP
+        registers, price = self._registers[id(step)], self._costs[id(step)]
+        found: dict[int, list[Event]] = {}
+        for warp, event in self._notes:
+            found.setdefault(warp, []).append(event)
+        self._notes = []
+        for warp in map(int, np.flatnonzero(all_lanes.warps)):
+            key = cta, first + warp
+            events = found.get(warp, [])
+            if outcome == YIELD and not events:
+                self._polling.add(key)
+                continue
+            if step.parts[0] == "mbarrier":
+                self._polling.discard(key)
+            if key in self._polling:
+                continue
+            to = self._warp(key)
+            loading, origins = self._loading[key], self._origins[key]
+            needs: frozenset[int] = frozenset()
+            if loading and (used := registers & loading.keys()):
+                needs = frozenset(loading.pop(register) for register in used)
+                to.add(trace.Use(tuple(needs)), step.line)
+            if origins or needs:
+                for register in registers & origins.keys():
+                    needs |= origins[register]
+            for event in events:
+                if not self._early(to, event, step.line, needs):
+                    to.add(event, step.line)
+                self._expect(step, event, loading)
+                if type(event) in _ENDS:
+                    origins.clear()
+            if needs and step.operands and not events:
+                for place in self._results[id(step)]:
+                    origins[place] = needs
+            if price.issue:
+                to.add(price, step.line)
+
+    def landing(
+        self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, ordinary: bool
+    ) -> None:
+        """A thread of a CTA, by its number in the cluster, starts a copy of so many bytes to each receiver."""
+        warp = (thread - cta.rank * cta.cluster.padded) // WARP
+        to = self._warp((self._cta(cta), warp))
+        for receiver, barrier in zip(where, barriers, strict=True):
+            to.add(trace.Landing(self._barrier(receiver, barrier), bytes_, self._cta(receiver), ordinary), 0)
+
+    # Numbers ---------------------------------------------------------------------------------------------------
+
+    def _cta(self, cta: Cta) -> int:
+        known = self._ctas.get(cta.number)
+        if known is None:
+            known = self._ctas[cta.number] = len(self._ctas)
+            self.trace.clusters.append(self._clusters.setdefault(id(cta.cluster), len(self._clusters)))
+            self.trace.threads = cta.machine.layout.threads
+            self._kept.append(cta.cluster)
+        return known
+
+    def _warp(self, key: tuple[int, int]) -> WarpTrace:
+        known = self._warps.get(key)
+        if known is None:
+            known = self._warps[key] = WarpTrace(*key)
+            self.trace.warps.append(known)
+            self._loading[key] = {}
+            self._origins[key] = {}
+        return known
+
+    def _barrier(self, home: Cta, barrier: MBarrier) -> int:
+        known = self._barriers.get(id(barrier))
+        if known is None:
+            known = self._barriers[id(barrier)] = len(self._barriers)
+            self._kept.append(barrier)
+            self.trace.counts.append(barrier.count)
+            self.trace.homes.append(self._cta(home))
+        return known
+
+    def _load(self, key: tuple[int, int]) -> int:
+        to = self._warp(key)
+        to.loads += 1
+        return to.loads - 1
+
+    @staticmethod
+    def _early(to: WarpTrace, event: Event, line: int, needs: frozenset[int]) -> bool:
+        """Put a load where ptxas would, ahead of uses of loads that its address does not come from; whether it did."""
+        if not isinstance(event, trace.Shared | trace.Global) or event.load < 0:
+            return False
+        found, passed = -1, 0
+        for at in range(len(to.events) - 1, max(-1, len(to.events) - _WINDOW), -1):
+            other = to.events[at]
+            if isinstance(other, trace.Use):
+                if not needs.isdisjoint(other.loads):
+                    break
+                found = at
+            elif type(other) in _ENDS or (_stores(other) and isinstance(event, trace.Shared)):
+                break
+            elif not isinstance(other, trace.Run):
+                passed += 1
+                if passed >= _AHEAD:
+                    break
+        if found < 0:
+            return False
+        to.events.insert(found, event)
+        to.places.insert(found, line)
+        return True
+
+    def _expect(self, step: Step, event: Event, loading: dict[_Register, int]) -> None:
+        """What a load brings is waited for where its registers are used first."""
+        load = getattr(event, "load", -1)
+        if load >= 0:
+            for place in self._results[id(step)]:
+                loading[place] = load
+
+    # Instructions ----------------------------------------------------------------------------------------------
+
+    def _bind(self, step: Step, program: Program) -> None:
+        self.trace.lines[step.line] = step.location
+        names = {name for operand in step.operands for name in names_in(operand)}
+        if step.guard is not None:
+            names.add(step.guard.register)
+        self._registers[id(step)] = frozenset(program.registers[n] for n in names if n in program.registers)
+        first = items(step.operands[0]) if step.operands else ()
+        results = [program.registers.get(str(item).split("|")[0]) for item in first]
+        self._results[id(step)] = [place for place in results if place is not None]
+        self._costs[id(step)] = cost(step)
+        self._looks[id(step)] = None if step.kind == BRANCH else self._looking(step)
+
+    def _looking(self, step: Step) -> _Look | None:
+        name, parts = step.parts[0], step.parts
+        if name in ("ld", "ldu", "st", "atom", "red") and "async" not in parts:
+            return self._access(step)
+        if name in ("ldmatrix", "stmatrix"):
+            return self._tiles(step)
+        if name in ("shfl", "vote", "redux", "activemask", "elect", "match"):
+            return self._per_warp(lambda lanes, key: trace.Exchange(self._load(key)))
+        if name == "cp":
+            return self._copy(step)
+        if name == "mbarrier" and parts[1] not in ("init", "inval"):
+            return self._mbarrier(step)
+        if name in ("bar", "barrier"):
+            return self._cta_barrier(step)
+        if name == "wgmma":
+            return self._product(step)
+        if name in ("fence", "membar"):
+            if "mbarrier_init" in parts:
+                return None
+            kind = "proxy" if "proxy" in parts else "cta" if "cta" in parts else "gpu"
+            return self._same(trace.Fence(kind))
+        return None
+
+    def _same(self, event: Event) -> _Look:
+        return lambda lanes: [(int(warp), event) for warp in np.flatnonzero(lanes.warps)]
+
+    def _per_warp(self, make: Callable[[Lanes, tuple[int, int]], Event]) -> _Look:
+        def look(lanes: Lanes) -> _Notes:
+            return [(warp, make(lanes, key)) for warp, key in self._keys(lanes)]
+
+        return look
+
+    def _keys(self, lanes: Lanes) -> Iterator[tuple[int, tuple[int, int]]]:
+        cta, first = self._cta(lanes.group.cta), lanes.group.first // WARP
+        return ((int(warp), (cta, first + int(warp))) for warp in np.flatnonzero(lanes.warps))
+
+    def _access(self, step: Step) -> _Look | None:
+        space, name = space_of(step), step.parts[0]
+        if space in ("param", "local", "const"):
+            return None
+        returns = name in ("ld", "ldu", "atom")
+        at = step.operands[1] if returns else step.operands[0]
+        address = self._operands.address(at)
+        kind = next(part for part in reversed(step.parts) if part in TYPES)
+        vector = next((int(part[1:]) for part in step.parts if part in ("v2", "v4", "v8")), 1)
+        width = TYPES[kind].itemsize * vector
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places, warps = np.asarray(address(lanes)), lanes.index >> 5
+            for warp, key in self._keys(lanes):
+                mine = places[warps == warp]
+                load = self._load(key) if returns else -1
+                if space == "shared" or (space == "generic" and int(mine[0]) < 1 << 32):
+                    notes.append((warp, trace.Shared(self._conflicts(mine, width), load)))
+                else:
+                    sectors = np.unique((mine[:, None] + np.arange(0, width, min(width, _SECTOR))) // _SECTOR)
+                    reduces = name in ("atom", "red")
+                    notes.append((warp, trace.Global(len(sectors) * _SECTOR, load, reduces)))
+            return notes
+
+        return look
+
+    def _conflicts(self, places: Array, width: int) -> int:
+        """Cycles of the banks for an access of a warp: a part of its lanes at a time, one word of a bank each."""
+        relative = (places - places[0] // _PHASE_BYTES * _PHASE_BYTES).astype(np.int32)
+        key = relative.tobytes() + bytes([width])
+        known = self._wavefronts.get(key)
+        if known is None:
+            lanes = max(1, min(32, _PHASE_BYTES // max(width, 4)))
+            known = 0
+            for start in range(0, len(relative), lanes):
+                words = np.unique((relative[start : start + lanes, None] + np.arange(0, width, 4)) // 4)
+                known += int(np.bincount(words % _BANKS).max())
+            self._wavefronts[key] = known
+        return known
+
+    def _tiles(self, step: Step) -> _Look:
+        loads = step.parts[0] == "ldmatrix"
+        address = self._operands.address(step.operands[1 if loads else 0])
+        tiles = len(items(step.operands[0 if loads else 1]))
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places, warps = np.asarray(address(lanes)), lanes.index >> 5
+            for warp, key in self._keys(lanes):
+                mine = places[warps == warp]
+                cycles = sum(self._conflicts(mine[8 * k : 8 * k + 8], 16) for k in range(tiles))
+                notes.append((warp, trace.Shared(cycles, self._load(key) if loads else -1)))
+            return notes
+
+        return look
+
+    # Copies ----------------------------------------------------------------------------------------------------
+
+    def _copy(self, step: Step) -> _Look | None:
+        parts = step.parts
+        if "bulk" in parts:
+            return self._bulk(step)
+        if parts[2] in ("ca", "cg"):
+            bytes_ = number(step.operands[2])
+            hint = any(part == "L2::cache_hint" for part in parts)
+            rest = step.operands[3:-1] if hint else step.operands[3:]
+            size = self._operands.read(rest[0], "u32") if rest else None
+
+            def look(lanes: Lanes) -> _Notes:
+                sizes = np.full(lanes.count, bytes_) if size is None else np.asarray(size(lanes))
+                warps = lanes.index >> 5
+                return [(warp, trace.Gather(int(sizes[warps == warp].sum()))) for warp, _ in self._keys(lanes)]
+
+            return look
+        if parts[2] == "mbarrier":
+            return self._arrive_behind(step)
+        if parts[2] == "commit_group":
+            return self._same(trace.GatherCommit())
+        return self._same(trace.GatherWait(number(step.operands[0]) if parts[2] == "wait_group" else -1))
+
+    def _arrive_behind(self, step: Step) -> _Look:
+        address, counted = self._operands.address(step.operands[0]), "noinc" not in step.parts
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            for warp, barrier, home, arrivals in self._told(lanes, np.asarray(address(lanes))):
+                if counted:
+                    notes.append((warp, trace.Arrive(barrier, -arrivals, 0, home)))
+                notes.append((warp, trace.GatherArrive(barrier, arrivals)))
+            return notes
+
+        return look
+
+    def _told(self, lanes: Lanes, places: Array) -> Iterator[tuple[int, int, int, int]]:
+        """Which warps tell which mbarriers of which CTAs, and by how many threads."""
+        cta, warps = lanes.group.cta, lanes.index >> 5
+        for warp in np.flatnonzero(lanes.warps):
+            for place, count in zip(*np.unique(places[warps == warp], return_counts=True), strict=True):
+                home, _ = cta.peer(int(place))
+                yield int(warp), self._barrier(home, cta.mbarrier(int(place))), self._cta(home), int(count)
+
+    def _bulk(self, step: Step) -> _Look | None:
+        parts = step.parts
+        if "commit_group" in parts:
+            return None
+        if "wait_group" in parts:
+            return self._same(trace.BulkWait())
+        into = next((k for k, part in enumerate(parts) if part.startswith("shared")), len(parts))
+        if "prefetch" not in parts and into < parts.index("global"):
+            return None  # the machine tells of its landing
+        kind = trace.Prefetch if "prefetch" in parts else trace.BulkStore
+        if "tensor" in parts:
+            return self._same(kind(0))
+        size = self._operands.read(step.operands[1 if "prefetch" in parts else 2], "u32")
+
+        def look(lanes: Lanes) -> _Notes:
+            sizes, warps = np.asarray(size(lanes)), lanes.index >> 5
+            return [(warp, kind(int(sizes[warps == warp].sum()))) for warp, _ in self._keys(lanes)]
+
+        return look
+
+    # Barriers --------------------------------------------------------------------------------------------------
+
+    def _mbarrier(self, step: Step) -> _Look:
+        parts, what = step.parts, step.parts[1]
+        if what in ("try_wait", "test_wait"):
+            return self._wait(step)
+        returned = what in ("arrive", "arrive_drop")
+        operands = step.operands[1:] if returned else step.operands
+        address = self._operands.address(operands[0])
+        given = self._operands.read(operands[1], "u32") if len(operands) > 1 else None
+        bytes_told = "expect_tx" in parts
+        sign = -1 if what == "complete_tx" else 1
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places = np.asarray(address(lanes))
+            numbers = np.ones(lanes.count, np.int64) if given is None else np.asarray(given(lanes)).astype(np.int64)
+            cta, warps = lanes.group.cta, lanes.index >> 5
+            for warp in np.flatnonzero(lanes.warps):
+                mine = warps == warp
+                for place in np.unique(places[mine]):
+                    home, _ = cta.peer(int(place))
+                    these = mine & (places == place)
+                    total, threads = int(numbers[these].sum()), int(these.sum())
+                    if not returned:
+                        arrivals, bytes_ = 0, sign * total
+                    elif bytes_told:
+                        arrivals, bytes_ = threads, total
+                    else:
+                        arrivals, bytes_ = total, 0
+                    barrier = self._barrier(home, cta.mbarrier(int(place)))
+                    notes.append((int(warp), trace.Arrive(barrier, arrivals, bytes_, self._cta(home))))
+            return notes
+
+        return look
+
+    def _wait(self, step: Step) -> _Look:
+        address = self._operands.address(step.operands[1])
+        parity = "parity" in step.parts
+        token = self._operands.read(step.operands[2], "u32" if parity else "b64")
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places, wanteds = np.asarray(address(lanes)), np.asarray(token(lanes))
+            cta, warps = lanes.group.cta, lanes.index >> 5
+            for warp in np.flatnonzero(lanes.warps):
+                mine = warps == warp
+                for place, wanted in {(int(p), int(w)) for p, w in zip(places[mine], wanteds[mine], strict=True)}:
+                    barrier = cta.mbarrier(place)
+                    over = (barrier.phase & 1) != (wanted & 1) if parity else barrier.phase != wanted
+                    if over:
+                        home, _ = cta.peer(place)
+                        notes.append((int(warp), trace.Wait(self._barrier(home, barrier), barrier.phase)))
+            return notes
+
+        return look
+
+    def _cta_barrier(self, step: Step) -> _Look | None:
+        parts = step.parts
+        if parts[1] == "warp":
+            return None
+        if parts[1] == "cluster":
+            if "arrive" not in parts:
+                return self._same(trace.ClusterWait())
+            relaxed = "relaxed" in parts
+            return lambda lanes: [
+                (int(warp), trace.ClusterArrive(int(lanes.warps[warp]), relaxed))
+                for warp in np.flatnonzero(lanes.warps)
+            ]
+        at = 1 if "red" in parts else 0
+        identifier = self._operands.read(step.operands[at], "u32")
+        counted = len(step.operands) > (3 if "red" in parts else 1)
+        count = self._operands.read(step.operands[at + 1], "u32") if counted else None
+        waits = "arrive" not in parts
+
+        def look(lanes: Lanes) -> _Notes:
+            expected = 0 if count is None else int(count(lanes)[0])
+            name = int(identifier(lanes)[0])
+            return [(int(warp), trace.Named(name, expected, WARP, waits)) for warp in np.flatnonzero(lanes.warps)]
+
+        return look
+
+    # Products --------------------------------------------------------------------------------------------------
+
+    def _product(self, step: Step) -> _Look | None:
+        what = step.parts[1]
+        if what == "fence":
+            return None
+        if what == "commit_group":
+            return self._same(trace.ProductCommit())
+        if what == "wait_group":
+            return self._same(trace.ProductWait(number(step.operands[0])))
+        columns = int(next(part for part in step.parts if part.startswith("m64n"))[4:].split("k")[0])
+        from_registers = isinstance(step.operands[1], Vector)
+        bytes_ = 2 * 16 * (columns + (0 if from_registers else 64))
+        return self._same(trace.Product(columns, bytes_))
+
+
+def _stores(event: Event) -> bool:
+    """Whether an event writes to shared memory."""
+    return isinstance(event, trace.Shared) and event.load < 0

@@ -1,0 +1,160 @@
+"""Where an operator's time would go on a Hopper GPU: recorded in the interpreter, replayed against a clock.
+
+    python -m cupymla.testing.cycles OP --case NAME [--against FOLDER] [--set NAME=VALUE] [--rate NAME=VALUE]
+
+An estimate: docs/cycles.md says what it takes for granted. Cases are those of `BENCH` and `CASES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..cli.terminal import Terminal, exit_with
+from ..errors import InputError
+from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
+from ..ops import registry
+from ..ops.case import Case
+from . import against
+from .against import Variant
+from .interpreted import interpreted
+from .operators import Subject
+
+QUERIES = 2
+MULTIPROCESSORS = 2
+BLOCK = 64  # slots of a KV block of the kernels for sm_90a
+PLACES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a recorded call: the kernel's entry and what its warps did."""
+
+    kernel: str
+    trace: Trace
+
+
+def record(
+    subject: Subject, case: Case, variant: Variant, arch: str = "sm_90a", multiprocessors: int = MULTIPROCESSORS
+) -> list[Launch]:
+    """Run a case in the interpreter and write down what each launch's warps do.
+
+    Raises Trap, and InputError for a case that the target has no kernel for.
+    """
+    recorders: list[Recorder] = []
+
+    def watch(program: Any) -> Recorder:
+        recorders.append(Recorder(program))
+        return recorders[-1]
+
+    with interpreted(arch, multiprocessors) as machine, variant.applied():
+        machine.watch = watch
+        machine.results(subject, subject.cases.inputs(case, 0))
+        launched = list(machine.launched)
+    return [Launch(name, recorder.trace) for name, recorder in zip(launched, recorders, strict=True)]
+
+
+def total(launches: Sequence[Launch], rates: Rates) -> float:
+    """Cycles until the first CTA of the longest launch has ended."""
+    return max(report.last_end(replay(launch.trace, rates)) for launch in launches)
+
+
+def shortened(case: Case, queries: int) -> Case:
+    """A case with fewer queries, where it has a number of them."""
+    s_q = getattr(case, "s_q", None)
+    return case if s_q is None or s_q <= queries else replace(case, s_q=queries)  # type: ignore[call-arg]
+
+
+def halved(case: Case) -> Case | None:
+    """The same case with half of the slots; None where it has no slots, or too few for two blocks."""
+    topk = getattr(case, "topk", 0)
+    return replace(case, topk=topk // 2) if topk >= 4 * BLOCK else None  # type: ignore[call-arg]
+
+
+def named(subject: Subject, name: str) -> Case:
+    """A case by its name. Raises InputError for an unknown one."""
+    known: dict[str, Case] = {case.name: case for case in (*subject.cases.CASES, *subject.cases.BENCH)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:3]
+        raise InputError("--case", "a case such as " + ", ".join(near), repr(name), subject.name)
+    return known[name]
+
+
+def rates_from(settings: Sequence[str]) -> Rates:
+    """The default rates with some of them set, as NAME=VALUE. Raises InputError for what is none."""
+    known = [field.name for field in fields(Rates)]
+    chosen: dict[str, float] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if name not in known or not value >= 0:
+            raise InputError("--rate", "NAME=NUMBER with a name of " + ", ".join(known), repr(setting))
+        chosen[name] = value
+    return replace(Rates(), **chosen)
+
+
+def _details(terminal: Terminal, launch: Launch, replayed: Replayed) -> None:
+    shares = report.busy(replayed)
+    at_work = [(name, f"{100 * share:.0f}%") for name, share in shares.items() if share >= 0.005]
+    terminal.table(f"{launch.kernel}: what was at work", ("what", "of the time"), at_work)
+    for warp in report.leaders(replayed):
+        first = warp.recorded.warp
+        kinds = ", ".join(f"{s.what} {s.cycles:.0f}" for s in report.shares(launch.trace, warp, False)[:8])
+        rows = [(f"{s.cycles:.0f}", s.what, s.place) for s in report.shares(launch.trace, warp, True)[:PLACES]]
+        terminal.table(f"warps {first} to {first + 3}, cycles: {kinds}", ("cycles", "what", "where"), rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m cupymla.testing.cycles", description=__doc__.splitlines()[0])
+    parser.add_argument("operator", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
+    parser.add_argument("--case", required=True, metavar="NAME", help="of BENCH or CASES")
+    parser.add_argument("--queries", type=int, default=QUERIES, help=f"at most so many (default: {QUERIES})")
+    parser.add_argument("--multiprocessors", type=int, default=MULTIPROCESSORS, help="that plans are made for")
+    parser.add_argument("--arch", default="sm_90a", metavar="SM", help="a target up to sm_90a")
+    parser.add_argument("--against", action="append", default=[], metavar="FOLDER", help="another cuda/; repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="as bench takes it; repeatable"
+    )
+    parser.add_argument("--rate", action="append", default=[], metavar="NAME=VALUE", help="of Rates; repeatable")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except InputError as error:
+        parser.error(str(error))
+
+
+def _run(options: argparse.Namespace) -> int:
+    subject, rates, terminal = Subject(options.operator), rates_from(options.rate), Terminal(False)
+    case = shortened(named(subject, options.case), max(1, options.queries))
+    variants = [against.here()]
+    variants += [against.kernels_of(Path(folder)) for folder in options.against]
+    variants += [against.constant(subject, setting) for setting in options.set]
+    rows: list[tuple[str, str, str, str]] = []
+    first = 0.0
+    for number, variant in enumerate(variants):
+        launches = record(subject, case, variant, options.arch, options.multiprocessors)
+        whole, block = total(launches, rates), ""
+        if (less := halved(case)) is not None:
+            half = total(record(subject, less, variant, options.arch, options.multiprocessors), rates)
+            blocks = (getattr(case, "topk", 0) - getattr(less, "topk", 0)) / BLOCK
+            block = f"{(whole - half) / blocks:.0f}"
+        if number == 0:
+            first = whole
+            for launch in launches:
+                _details(terminal, launch, replay(launch.trace, rates))
+        rows.append((variant.label, f"{whole:.0f}", block, f"{whole / first:.3f}"))
+    title = f"{case.name}: cycles, estimated"
+    terminal.table(title, ("variant", "in all", f"each {BLOCK} slots", "of the first"), rows)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,239 @@
+"""The estimate of cycles: what is recorded does not depend on the schedule, and what is replayed keeps to the rates."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cupymla.interpret import GlobalMemory, interpret, parse
+from cupymla.interpret.cycles import Rates, Recorder, Stuck, Trace, replay, report, trace
+from cupymla.interpret.cycles.trace import WarpTrace
+from cupymla.launch import Geometry
+from cupymla.ops import mla_cases
+from cupymla.testing import against, cycles
+from cupymla.testing.operators import Subject
+
+HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
+
+
+def recorded(body: str, threads: int = 32, seed: int = 0, smem_bytes: int = 16384) -> Trace:
+    """What the warps of one CTA do that runs a kernel of these statements; `%r0` is the thread, `out` a buffer."""
+    text = f"""{HEAD}.extern .shared .align 128 .b8 smem[];
+    .visible .entry k(.param .u64 out) {{
+    .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<16>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, smem;
+    {body}
+    ret; }}"""
+    memory = GlobalMemory()
+    room = np.zeros(4096 + 32, np.float32)
+    aligned = room[-room.ctypes.data % 128 // 4 :][:4096]  # as device memory is
+    out = memory.add("out", aligned, writable=True)
+    recorders: list[Recorder] = []
+
+    def watch(program: object) -> Recorder:
+        recorders.append(Recorder(program))  # type: ignore[arg-type]
+        return recorders[-1]
+
+    geometry = Geometry((1, 1, 1), threads, smem_bytes)
+    interpret(parse(text, "k"), geometry, [struct.pack("<Q", out)], memory, seed=seed, strict=False, watch=watch)
+    return recorders[0].trace
+
+
+def warps_of(*lists: list[trace.Event], barriers: tuple[int, ...] = (), ctas: int = 1) -> Trace:
+    """A trace written by hand: a list of events for each warp; with two CTAs every second warp is of the second."""
+    made = [WarpTrace(k % ctas, k // ctas, list(events), [0] * len(events), 8) for k, events in enumerate(lists)]
+    return Trace(made, [0] * ctas, list(barriers), [0] * len(barriers), {}, 32 * len(lists) // ctas)
+
+
+@pytest.mark.parametrize(("stride", "cycles_"), [(4, 1), (8, 2), (128, 32), (0, 1)])
+def test_bank_conflicts_are_counted(stride: int, cycles_: int) -> None:
+    found = recorded(f"mad.lo.u32 %r2, %r0, {stride}, %r1;\nld.shared.u32 %r3, [%r2];")
+    accesses = [event for event in found.warps[0].events if isinstance(event, trace.Shared)]
+    assert [event.wavefronts for event in accesses] == [cycles_]
+
+
+@pytest.mark.parametrize(("stride", "cycles_"), [(16, 4), (32, 8), (128, 32)])
+def test_bank_conflicts_of_wide_accesses(stride: int, cycles_: int) -> None:
+    body = f"mad.lo.u32 %r2, %r0, {stride}, %r1;\nst.shared.v4.f32 [%r2], {{%f0, %f1, %f2, %f3}};"
+    accesses = [event for event in recorded(body).warps[0].events if isinstance(event, trace.Shared)]
+    assert [event.wavefronts for event in accesses] == [cycles_]
+
+
+def test_sectors_of_global_accesses_are_counted() -> None:
+    body = """mad.wide.u32 %rd2, %r0, 4, %rd1; st.global.f32 [%rd2], %f0;
+    mad.wide.u32 %rd3, %r0, 64, %rd1; red.global.add.f32 [%rd3], %f0;"""
+    accesses = [event for event in recorded(body).warps[0].events if isinstance(event, trace.Global)]
+    assert [(event.bytes, event.reduces) for event in accesses] == [(128, False), (1024, True)]
+
+
+def test_loads_come_before_uses_that_their_addresses_do_not_need() -> None:
+    body = """mad.wide.u32 %rd2, %r0, 4, %rd1;
+    ld.global.f32 %f1, [%rd2]; add.f32 %f3, %f1, %f1;
+    ld.global.f32 %f2, [%rd2+128]; add.f32 %f4, %f2, %f2;"""
+    kinds = [type(event) for event in recorded(body).warps[0].events if isinstance(event, trace.Global | trace.Use)]
+    assert kinds == [trace.Global, trace.Global, trace.Use, trace.Use]
+
+
+def test_a_load_whose_address_was_loaded_stays_behind() -> None:
+    body = """mad.wide.u32 %rd2, %r0, 4, %rd1;
+    ld.global.u32 %r4, [%rd2]; and.b32 %r5, %r4, 3; mad.wide.u32 %rd3, %r5, 4, %rd1;
+    ld.global.f32 %f2, [%rd3]; add.f32 %f4, %f2, %f2;"""
+    kinds = [type(event) for event in recorded(body).warps[0].events if isinstance(event, trace.Global | trace.Use)]
+    assert kinds == [trace.Global, trace.Use, trace.Global, trace.Use]
+
+
+PING_PONG = """
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra started;
+    mbarrier.init.shared.b64 [%r1], 32;
+started:
+    bar.sync 0;
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra waits;
+    mbarrier.arrive.shared.b64 _, [%r1];
+    bra done;
+waits:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0;
+    @!%p2 bra waits;
+done:
+"""
+
+
+def test_a_wait_is_one_event_however_often_it_polls() -> None:
+    found = [recorded(PING_PONG, threads=64, seed=seed) for seed in range(4)]
+    for each in found:
+        waits = [event for warp in each.warps for event in warp.events if isinstance(event, trace.Wait)]
+        assert waits == [trace.Wait(0, 1)]
+    assert len({replay(each).cycles for each in found}) == 1
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_recording_does_not_depend_on_the_schedule(seed: int) -> None:
+    subject = Subject("sparse_mla_fwd")
+    case = mla_cases.sized(16, 576, 130, 2, 300)
+    rates = Rates()
+    first = cycles.record(subject, case, against.here())[0].trace
+
+    def again() -> Trace:
+        from cupymla.testing.interpreted import interpreted
+
+        recorders: list[Recorder] = []
+
+        def watch(program: object) -> Recorder:
+            recorders.append(Recorder(program))  # type: ignore[arg-type]
+            return recorders[-1]
+
+        with interpreted("sm_90a", cycles.MULTIPROCESSORS, seed=seed) as machine:
+            machine.watch = watch
+            machine.results(subject, subject.cases.inputs(case, 0))
+        return recorders[0].trace
+
+    def products(of: Trace) -> int:
+        return sum(isinstance(event, trace.Product) for warp in of.warps for event in warp.events)
+
+    other = again()
+    assert products(first) == products(other) > 0
+    assert replay(other, rates).cycles == pytest.approx(replay(first, rates).cycles, rel=0.02)
+
+
+def test_products_keep_to_the_tensor_cores_rate() -> None:
+    group: list[trace.Event] = [*[trace.Product(256, 0)] * 10, trace.ProductCommit(), trace.ProductWait(0)]
+    rates = replace(Rates(), product_latency=7.0)
+    alone = replay(warps_of(group), rates)
+    assert alone.cycles == pytest.approx(10 * 128 + 7, abs=2)
+    # Warps 0 and 4 are of one scheduler, warp 1 is of another.
+    assert replay(warps_of(group, group), rates).cycles == alone.cycles
+    assert replay(warps_of(group, [], [], [], group), rates).cycles == pytest.approx(2 * alone.cycles, rel=0.01)
+
+
+def test_a_wait_for_all_but_one_group_lets_the_last_go_on() -> None:
+    groups: list[trace.Event] = [trace.Product(64, 0), trace.ProductCommit()] * 2
+    early = replay(warps_of([*groups, trace.ProductWait(1)])).warps[0].done[-1]
+    late = replay(warps_of([*groups, trace.ProductWait(0)])).warps[0].done[-1]
+    assert late - early == pytest.approx(32, abs=1)
+
+
+def test_shared_memory_holds_products_up() -> None:
+    group: list[trace.Event] = [*[trace.Product(64, 65536)] * 4, trace.ProductCommit(), trace.ProductWait(0)]
+    four = warps_of(group, group, group, group)
+    assert replay(four).cycles >= 4 * 65536 / Rates().shared_bytes
+    assert replay(four, replace(Rates(), shared_bytes=1e9)).cycles < 300
+
+
+def test_gathered_bytes_keep_to_their_rate_and_arrive_late() -> None:
+    events: list[trace.Event] = [*[trace.Gather(512)] * 50, trace.GatherArrive(0, 32), trace.Wait(0, 1)]
+    rates = replace(Rates(), gather_bytes=32.0, l2_latency=500.0, wake=0.0)
+    assert replay(warps_of(events, barriers=(32,)), rates).cycles == pytest.approx(50 * 16 + 500, rel=0.02)
+
+
+def test_copies_are_counted_by_their_mbarrier() -> None:
+    events: list[trace.Event] = [trace.Arrive(0, 1, 4096, 0), trace.Landing(0, 4096, 0, False), trace.Wait(0, 1)]
+    rates = replace(Rates(), gather_bytes=32.0, l2_latency=300.0)
+    assert replay(warps_of(events, barriers=(1,)), rates).cycles == pytest.approx(4096 / 32 + 300, rel=0.15)
+
+
+def test_a_warp_that_waits_for_nothing_is_named() -> None:
+    with pytest.raises(Stuck, match=r"CTA 0 warp 0 at Wait\(barrier=0, phases=1\)"):
+        replay(warps_of([trace.Wait(0, 1)], barriers=(1,)))
+
+
+def test_a_cluster_meets_when_all_have_come() -> None:
+    first: list[trace.Event] = [trace.ClusterArrive(32, True), trace.ClusterWait()]
+    second: list[trace.Event] = [trace.Run(2000, 0, 0, 0), *first]
+    found = replay(warps_of(first, second, ctas=2), replace(Rates(), solo=1.0))
+    assert min(warp.end for warp in found.warps) > 2000
+
+
+def test_a_barrier_of_all_waits_for_those_that_have_not_exited() -> None:
+    meets: list[trace.Event] = [trace.Named(0, 0, 32, True)]
+    found = replay(warps_of(meets, [trace.Run(500, 0, 0, 0), *meets], []), replace(Rates(), solo=1.0))
+    assert [warp.end >= 500 for warp in found.warps] == [True, True, False]
+
+
+def test_warps_of_a_scheduler_share_its_issue_slots() -> None:
+    run: list[trace.Event] = [trace.Run(1000, 0, 0, 0)]
+    rates = replace(Rates(), solo=1.0)
+    assert replay(warps_of(run, run, run, run), rates).cycles == pytest.approx(1000)
+    assert replay(warps_of(*[run] * 8), rates).cycles == pytest.approx(2000, rel=0.02)
+
+
+def test_a_kernel_takes_no_less_than_its_products() -> None:
+    subject = Subject("sparse_mla_fwd")
+    case = mla_cases.sized(64, 576, 256, 1, 300)
+    launches = cycles.record(subject, case, against.here())
+    assert [launch.kernel for launch in launches] == ["sparse_mla_fwd"]
+    found = replay(launches[0].trace)
+    # 4 blocks of 64 slots: 64 heads x 64 slots x (576 + 512) multiply-adds at 2048 a cycle.
+    assert report.busy(found)["tensor core"] * report.last_end(found) == pytest.approx(4 * 2176)
+    assert 4 * 2176 < found.cycles < 40 * 2176
+    places = [share.place for share in report.shares(launches[0].trace, report.leaders(found)[0], True)]
+    assert any("consumer.cuh" in place for place in places)
+
+
+def test_the_command_compares_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--queries", "1", "--rate", "l2_latency=500", "--set", "plan._PREFETCH_BLOCKS=2"]
+    status = cycles.main(["sparse_mla_fwd", "--case", "h128_d576_k256_q2_kv1000", *options])
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "cycles, estimated" in printed
+    assert "plan._PREFETCH_BLOCKS=2" in printed
+    assert "consumer.cuh" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--case", "h1_k1"], "expected a case such as"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--rate", "l2=5"], "NAME=NUMBER"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--rate", "l2_latency=nan"], "NAME=NUMBER"),
+    ],
+)
+def test_the_command_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cycles.main(["sparse_mla_fwd", *arguments])
+    assert message in capsys.readouterr().err
