@@ -8,9 +8,6 @@
 
 namespace cupymla::sm90 {
 
-// The limit for callers whose tokens are valid or -1.
-constexpr uint32_t kAnyToken = 0x7fffffffu;
-
 // Places of a block all of which lies in one buffer.
 template <typename Config>
 struct OneBuffer {

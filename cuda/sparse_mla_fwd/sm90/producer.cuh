@@ -30,11 +30,12 @@ struct Cursor {
         first(selection.first_block * Config::kSlots + warp * kWarpSlots),
         slot(selection.valid == selection.slots ? kDense : 0) {}
 
+  // The gather looks once more whether it is valid: another kernel may have changed the indices since they were
+  // counted. Not here: who compares waits for the load.
   __device__ __forceinline__ int32_t next(const Selection<Config>& selection) {
     const int32_t token = slot == kDense ? selection.token(first + lane % kWarpSlots) : search(selection);
     first += Config::kSlots;
-    // Looked at once more: another kernel may have changed the indices since they were counted.
-    return selection.is_valid(token) ? token : -1;
+    return token;
   }
 
   // The token of the warp's slot of a later block, where that can be told without a search; else -1.
@@ -78,15 +79,20 @@ struct Producer {
       load_query(selection, share.first_head);
       Cursor<Config> cursor(gather.storage.tokens[gather.warp], selection, gather.warp, gather.lane);
       int32_t token = cursor.next(selection);
+      // Loaded a block before it is looked at, as the others are.
+      int32_t later_token = params.prefetch_blocks != 0 ? cursor.peek(selection, params.prefetch_blocks) : -1;
       const uint8_t* kv = params.kv + selection.batch * params.kv_batch_bytes;
       for (int block = 0; block < selection.blocks; ++block) {
         const int32_t next_token = cursor.next(selection);
-        if (params.prefetch_blocks != 0) prefetch(selection, cursor, kv);
+        if (params.prefetch_blocks != 0) {
+          prefetch(selection, later_token, kv);
+          later_token = cursor.peek(selection, params.prefetch_blocks);
+        }
         if constexpr (Config::kTransposed) {
-          gather.fill_places(token, sm90::kAnyToken, kv, params.kv_token_bytes, places);
+          gather.fill_places(token, selection.token_limit, kv, params.kv_token_bytes, places);
           places.advance();
         } else {
-          gather.fill(token, sm90::kAnyToken, kv, params.kv_token_bytes, block % 2);
+          gather.fill(token, selection.token_limit, kv, params.kv_token_bytes, block % 2);
         }
         token = next_token;
       }
@@ -94,9 +100,7 @@ struct Producer {
   }
 
   // Brings the rows of a later block into L2.
-  __device__ __forceinline__ void prefetch(const Selection<Config>& selection, const Cursor<Config>& cursor,
-                                           const uint8_t* kv) {
-    const int32_t token = cursor.peek(selection, params.prefetch_blocks - 1);
+  __device__ __forceinline__ void prefetch(const Selection<Config>& selection, int32_t token, const uint8_t* kv) {
     if (gather.lane < gather.kWarpSlots && selection.is_valid(token)) {
       prefetch_l2(kv + token * params.kv_token_bytes, Config::kDQk * 2);
     }
