@@ -37,9 +37,10 @@ class Cta(Machine):
         self.parts = [Barrier(f"full[{part}]", WARPS * (2 if part == 3 else 1), both) for part in range(4)]
         self.sides = [Barrier(f"free[{side}]", 2 * WARPS, producers, starts_free=True) for side in (0, 1)]
         self.tiles_free = Barrier("tiles_free", 2 * WARPS, first, starts_free=True)
-        self.probabilities_ready = Barrier("p_ready", WARPS, second)
+        self.probabilities_ready = [Barrier(f"p_ready[{half}]", WARPS, second) for half in (0, 1)]
         self.ds_ready = Barrier("ds_ready", WARPS, both)
         self.staging_ready = Barrier("staging_ready", 2 * WARPS, both)
+        self.first_sent = Barrier("first_sent", WARPS, first)
         self.received = [Barrier(f"received[{w}]", 1 + WARPS, names) for w, names in enumerate((first, second))]
         self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
         self.statistics_out = Barrier("named 1", 2 * WARPS, both)
@@ -170,7 +171,7 @@ class Consumer:
         yield from self.cta.wait(self.me, barrier, parity, step)
 
     def rows(self, name: str) -> list[Item]:
-        return [(name, row) for row in range(WARPS)]
+        return [(name, half, row) for half in (0, 1) for row in range(WARPS)]
 
     def keys(self, first: int, end: int) -> list[Item]:
         return [("k", 0, tile, row) for tile in range(first, end) for row in range(WARPS)]
@@ -222,9 +223,9 @@ class Consumer:
         wants = cta.query.wants_distribution and self.who == 0
         yield from self.scores()
         if self.who == 0:
+            yield from self.make_probabilities()
             if wants:
                 cta.write(self.me, ("distribution", self.warp), self.tag)
-            yield from self.make_probabilities()
             if wants and cta.rank == 0:
                 yield from self.add_distribution()
         else:
@@ -254,12 +255,13 @@ class Consumer:
     def make_probabilities(self) -> Steps:
         cta = self.cta
         yield from self.wait(cta.tiles_free, self.k_parity ^ 1, "tiles_free")
-        cta.write(self.me, ("p", self.warp), self.tag)
-        cta.write(self.me, ("ds", self.warp), (*self.tag, 0))
-        if cta.has("fence behind P"):
-            self.me.fence()
-        cta.probabilities_ready.arrive(self.me)
-        yield None
+        for half in (0, 1):
+            cta.write(self.me, ("p", half, self.warp), self.tag)
+            cta.write(self.me, ("ds", half, self.warp), (*self.tag, 0))
+            if cta.has("fence behind P"):
+                self.me.fence()
+            cta.probabilities_ready[half].arrive(self.me)
+            yield None
 
     def add_distribution(self) -> Steps:
         cta = self.cta
@@ -281,10 +283,11 @@ class Consumer:
 
     def make_score_gradients(self) -> Steps:
         cta = self.cta
-        yield from self.wait(cta.probabilities_ready, self.k_parity, "p_ready")
-        cta.read(self.me, ("p", self.warp), self.tag)
-        cta.read(self.me, ("ds", self.warp), (*self.tag, 0))
-        cta.write(self.me, ("ds", self.warp), (*self.tag, 1))
+        for half in (0, 1):
+            yield from self.wait(cta.probabilities_ready[half], self.k_parity, f"p_ready {half}")
+            cta.read(self.me, ("p", half, self.warp), self.tag)
+            cta.read(self.me, ("ds", half, self.warp), (*self.tag, 0))
+            cta.write(self.me, ("ds", half, self.warp), (*self.tag, 1))
         if cta.has("fence behind dS"):
             self.me.fence()
         cta.ds_ready.arrive(self.me)
@@ -295,9 +298,9 @@ class Consumer:
         first = self.who * HALF_TILES
         self.issue(self.query_mma, self.rows("ds"), (*self.tag, 1))
         self.issue(self.query_mma, self.keys(first, first + HALF_TILES), self.tag)
-        if self.who == 1:
+        if self.who == 0:
             self.issue(self.query_mma, self.keys(VALUE_TILES, cta.tiles), self.tag)
-        rounds = 3 if cta.query.rope and self.who == 0 else 2
+        rounds = 3 if cta.query.rope and self.who == 1 else 2
         for number in range(rounds):
             self.issue_sums()
             if number == 0:
@@ -327,6 +330,8 @@ class Consumer:
         cta, other = self.cta, self.cta.other
         if first:
             yield from self.wait(cta.staging_ready, self.k_parity, "staging_ready")
+            if self.who == 0:
+                yield from self.wait(cta.first_sent, self.k_parity, "first_sent")
         else:
             yield from self.wait(cta.drained[self.who], self.drained, "drained")
             self.drained ^= 1
@@ -338,6 +343,8 @@ class Consumer:
         yield None
         other.reach(self.store)
         other.received[self.who].arrive(self.store)
+        if first and self.who == 1:
+            cta.first_sent.arrive(self.me)
         if not rope:
             self.issue_sums()
             yield from self.finish_sums()
@@ -356,9 +363,10 @@ class Consumer:
 
 MUTATIONS = (
     *("heads_free", "heads_full", "free left", "free right", "full 0", "full 1", "full 2", "full 3"),
-    *("tiles_free", "p_ready", "ds_ready of 0", "ds_ready of 1", "staging_ready", "received", "drained"),
+    *("tiles_free", "p_ready 0", "p_ready 1", "ds_ready of 0", "ds_ready of 1", "staging_ready", "received", "drained"),
     *("wgmma wait of scores", "wgmma wait of dQ", "wgmma wait of dKV"),
     # Consumer 1 fences after it has waited for P, so its fence would do for both; the kernel fences where it writes.
+    # "first_sent" orders nothing but who sends first.
     *("fence behind gathered rows", "fence behind dS", "second set of tokens"),
     *("named barrier of the statistics", "named barrier at the end of a pass", "cluster barrier"),
     *("named barrier before adding", "named barrier behind adding", "fence behind adding"),
@@ -397,7 +405,7 @@ def test_the_model_misses_the_cluster_barrier_at_the_end_of_a_pass(passes: int, 
     [
         ("producer.cuh", (1, 1, 0, 0, 0, 0)),
         ("consumer.cuh", (3, 2, 3, 2, 1, 0)),
-        ("gradients.cuh", (3, 5, 0, 0, 2, 0)),
+        ("gradients.cuh", (4, 6, 0, 0, 2, 0)),
         ("statistics.cuh", (0, 0, 0, 1, 0, 0)),
         ("attention.cuh", (2, 1, 0, 1, 0, 2)),
     ],

@@ -20,9 +20,10 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   storage.free[0][0].init(kEveryConsumer);
   storage.free[0][1].init(kEveryConsumer);
   storage.tiles_free.init(kEveryConsumer);
-  storage.p_ready.init(Config::kWarpgroup);
+  for (Mbarrier& half : storage.p_ready) half.init(Config::kWarpgroup);
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
+  storage.first_sent.init(Config::kWarpgroup);
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
     storage.received[consumer].init(1);
     storage.drained[consumer].init(Config::kWarpgroup / 32);

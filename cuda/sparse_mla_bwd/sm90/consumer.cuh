@@ -17,7 +17,7 @@ struct Consumer {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps over 64 slots, or 64 heads
   static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
   static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
-  static constexpr bool kHasNarrow = Config::kHasRope && kWho == 1;
+  static constexpr bool kHasNarrow = Config::kHasRope && kWho == 0;
   static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
   static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
 
@@ -28,7 +28,7 @@ struct Consumer {
   const int row;   // this thread's accumulator rows are `row` and `row + 8`
 
   float dq_wide[kWide];      // the own 256 value columns
-  float dq_narrow[kNarrow];  // consumer 1: the RoPE columns
+  float dq_narrow[kNarrow];  // consumer 0: the RoPE columns
   float scores[kScores];     // S, then P; or dP, then dS
   // Of this thread's two heads, for consumer 0 lse and share, for consumer 1 delta.
   float lse[2], share[2], delta[2];
@@ -119,16 +119,23 @@ struct Consumer {
   __device__ __forceinline__ void make_probabilities(bool wants_distribution) {
     uint32_t low[2], high[2];
     read_validity(low, high);
+    make_probabilities_of_half<0>(low, high);
+    make_probabilities_of_half<1>(low, high);
+    if (wants_distribution) sum_over_heads();
+  }
+
+  // Half of the slots at a time: consumer 1 works on the first while the second is made.
+  template <int kHalf>
+  __device__ __forceinline__ void make_probabilities_of_half(const uint32_t (&low)[2], const uint32_t (&high)[2]) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
+    for (int i = kHalf * kScores / 2; i < (kHalf + 1) * kScores / 2; ++i) {
       const int r = (i / 2) % 2;
       const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse[r]));
       scores[i] = is_valid(low, high, i) ? p : 0.f;
     }
-    if (wants_distribution) sum_over_heads();
-    storage.tiles_free.wait(k_parity ^ 1u);
+    if constexpr (kHalf == 0) storage.tiles_free.wait(k_parity ^ 1u);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = kHalf * kSteps / 2; step < (kHalf + 1) * kSteps / 2; ++step) {
       uint32_t rounded[4], lost[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -139,7 +146,7 @@ struct Consumer {
       store_matrix_x4(fragment_address(storage.ds, step), lost[0], lost[1], lost[2], lost[3]);
     }
     fence_async_shared();
-    storage.p_ready.arrive();
+    storage.p_ready[kHalf].arrive();
   }
 
   // Two numbers as the pair that a product reads, and as a second pair what is missing in the first.
@@ -190,9 +197,17 @@ struct Consumer {
   __device__ __forceinline__ void make_score_gradients() {
     uint32_t low[2], high[2];
     read_validity(low, high);
-    storage.p_ready.wait(k_parity);
+    make_score_gradients_of_half<0>(low, high);
+    make_score_gradients_of_half<1>(low, high);
+    fence_async_shared();
+    storage.ds_ready.arrive();
+  }
+
+  template <int kHalf>
+  __device__ __forceinline__ void make_score_gradients_of_half(const uint32_t (&low)[2], const uint32_t (&high)[2]) {
+    storage.p_ready[kHalf].wait(k_parity);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = kHalf * kSteps / 2; step < (kHalf + 1) * kSteps / 2; ++step) {
       uint32_t rounded[4], lost[4];
       load_matrix_x4(rounded, fragment_address(storage.p, step));
       load_matrix_x4(lost, fragment_address(storage.ds, step));
@@ -211,13 +226,11 @@ struct Consumer {
     // A warp stores to its own rows only, which it has read.
     __syncwarp();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = kHalf * kSteps / 2; step < (kHalf + 1) * kSteps / 2; ++step) {
       const float* s = scores + step * 8;
       store_matrix_x4(fragment_address(storage.ds, step), pack_pair<Element>(s[0], s[1]),
                       pack_pair<Element>(s[2], s[3]), pack_pair<Element>(s[4], s[5]), pack_pair<Element>(s[6], s[7]));
     }
-    fence_async_shared();
-    storage.ds_ready.arrive();
   }
 };
 

@@ -60,9 +60,9 @@ struct Gradients {
   using ThisConsumer = Consumer<Config, Element, kWho>;
   static constexpr int kSteps = ThisConsumer::kSteps;
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;  // from sixteen rows of a tile to the next
-  // The tile past the values: consumer 0 has its dKV, consumer 1 its dQ.
+  // The tile past the values: consumer 1 has its dKV, consumer 0 its dQ.
   static constexpr int kRopeTile = Config::kValueTiles;
-  static constexpr bool kHasKeyRope = Config::kHasRope && kWho == 0;
+  static constexpr bool kHasKeyRope = Config::kHasRope && kWho == 1;
   static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
 
   ThisConsumer& consumer;
@@ -198,16 +198,19 @@ struct Gradients {
     targets.template send<kColumns>(half, Config::kDV + rank * kColumns, consumer.lane);
   }
 
-  // Stores sums in the other CTA's staging, once there is room.
+  // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins: so one consumer sends to the other
+  // CTA while the other one multiplies, or sends to L2.
   template <int kCount>
   __device__ __forceinline__ void hand_over(const float (&sums)[kCount], bool first) {
     if (first) {
       storage.staging_ready.wait(consumer.k_parity);
+      if constexpr (kWho == 0) storage.first_sent.wait(consumer.k_parity);
     } else {
       storage.drained[kWho].wait(consumer.rounds.full(kDrained));
       consumer.rounds.advance(kDrained);
     }
     store_at_other(sums);
+    if (kWho == 1 && first) storage.first_sent.arrive();
   }
 
   // Adds the sums that the other CTA has stored here. After the last of a block the keys' memory is free.

@@ -12,9 +12,12 @@
 //                |                                          |              | of the other CTA have passed through
 // tiles_free     | 256 consumers                            | consumer 0   | no product of the last block reads the
 //                |                                          |              | P and dS tiles any more
-// p_ready        | 128 consumer 0                           | consumer 1   | P of the block is out, in two halves
+// p_ready[half]  | 128 consumer 0                           | consumer 1   | P of half of the block's slots is out, as
+//                |                                          |              | what it is rounded and what that loses
 // ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
 // staging_ready  | 8 warps of the other CTA's consumers     | consumers    | its right key tiles may be written to
+// first_sent     | 128 consumer 1                           | consumer 0   | consumer 1 has sent its first tile of the
+//                |                                          |              | block: consumer 0 may send its own
 // received[w]    | 1 + bytes (other CTA's consumer w)       | consumer w   | a tile of its sums is in the staging
 // drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
 // named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
@@ -24,10 +27,10 @@
 //                |                                          |              | is not the last, or has no block
 //
 // staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
-// The last three mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.
+// The last four mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.
 //
 // Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
-// and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 1 has dQ and consumer 0 dKV. Where two
+// and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
 // CTAs have 64 heads of a query each, each finishes one tile of every pair: it computes the other one first and stores
 // it in the other CTA's key tiles, then its own, adds what the other CTA has stored here, and sends the sum to global
 // memory. So a dKV row of 128 heads crosses to L2 once.
@@ -40,10 +43,10 @@
 //    |   | dQ += dS K, left columns        | dQ += dS K, right columns       |
 //    |   | free left; the other CTA may    | the same                        | gather left of block i + 1
 //    |   | write to the right tiles        |                                 |
-//    |   | tiles 0 | 1 of dKV: exchanged,  | tiles 4 | 5                     |    ...
-//    |   | added, reduced                  |                                 |
+//    |   |    ...                          | tiles 4 | 5 of dKV: exchanged,  |    ...
+//    |   | tiles 0 | 1                     | added, reduced                  |
 //    |   | tiles 2 | 3                     | tiles 6 | 7                     |
-//    v   | RoPE of dKV; free right         | (its dQ had RoPE); free right   | gather right of block i + 1
+//    v   | (its dQ had RoPE); free right   | RoPE of dKV; free right         | gather right of block i + 1
 //  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
@@ -82,9 +85,10 @@ struct alignas(1024) Storage {
   Mbarrier full[1][Config::kParts];
   Mbarrier free[1][2];
   Mbarrier tiles_free;
-  Mbarrier p_ready;
+  Mbarrier p_ready[2];
   Mbarrier ds_ready;
   Mbarrier staging_ready;
+  Mbarrier first_sent;
   Mbarrier received[Config::kConsumers];
   Mbarrier drained[Config::kConsumers];
 
