@@ -93,6 +93,7 @@ class Declaration:
         varies: whether how many results there are depends on the arguments.
         requests: outputs that are made on request, by an option `return_<name>` that the function itself has not.
         either: those of `arrays` that may be numbers instead.
+        pairs: those of `arrays` that hold 4-bit codes, two per byte.
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
@@ -109,6 +110,7 @@ class Declaration:
     varies: bool = False
     requests: tuple[str, ...] = ()
     either: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     replayable: bool = True
     has_workspace: bool = False

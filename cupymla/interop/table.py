@@ -190,6 +190,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         outputs=("c",),
         results=_gemv,
         either=("alpha",),
+        pairs=("a", "b"),
         batching=Batching("a", 2, ("a", "sfa"), never=("alpha", "bias"), options={"batch_axis": 0}),
     ),
     Declaration(
@@ -207,6 +208,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         results=_dequantized,
         reader=nvfp4_gemv.read_dequantize,
         either=("global_scale",),
+        pairs=("packed",),
     ),
     Declaration(
         "swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4_gemv.read_swizzle
