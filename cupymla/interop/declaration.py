@@ -98,7 +98,6 @@ class Declaration:
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
         has_workspace: whether the function has a parameter `workspace`, and its `plan` says how much is enough.
-        reader: what checks a call of a function that cannot be prepared, with the same arguments.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
     """
@@ -114,7 +113,6 @@ class Declaration:
     updates: tuple[str, ...] = ()
     replayable: bool = True
     has_workspace: bool = False
-    reader: Callable[..., object] | None = None
     batching: Batching | None = None
     gradient: Gradient | None = None
     signature: inspect.Signature = field(init=False, compare=False, repr=False)
@@ -130,7 +128,7 @@ class Declaration:
 
     def door(self) -> Callable[..., object]:
         """What takes the function's arguments, and raises InputError for those that it cannot use; computes nothing."""
-        door: Callable[..., object] = self.reader or self.function().prepare
+        door: Callable[..., object] = self.function().prepare
         return door
 
     @property

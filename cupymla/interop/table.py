@@ -198,7 +198,6 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("x", "global_scale"),
         outputs=("packed", "scales"),
         results=_quantized,
-        reader=nvfp4_gemv.read_quantize,
         either=("global_scale",),
     ),
     Declaration(
@@ -206,19 +205,15 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("packed", "scales", "global_scale"),
         outputs=("out",),
         results=_dequantized,
-        reader=nvfp4_gemv.read_dequantize,
         either=("global_scale",),
         pairs=("packed",),
     ),
-    Declaration(
-        "swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4_gemv.read_swizzle
-    ),
+    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled),
     Declaration(
         "unswizzle_scales",
         arrays=("swizzled",),
         outputs=("out",),
         results=_unswizzled,
-        reader=nvfp4_gemv.read_unswizzle,
     ),
     Declaration(
         "xl_paged_attention",
