@@ -43,6 +43,16 @@ ARCHES: tuple[Arch, ...] = (
 )
 
 
+def served() -> str:
+    """The GPUs that some target runs on, in words: "compute capability 8.0 and later 8.x (sm_80), ..."."""
+    kinds = []
+    for arch in ARCHES:
+        major, minor = arch.capability
+        later = "" if arch.exact else f" and later {major}.x"
+        kinds.append(f"{major}.{minor}{later} ({arch.name})")
+    return "compute capability " + ", ".join(kinds)
+
+
 def named(name: str) -> Arch:
     """The architecture of that NVRTC name. Raises InputError naming the known ones."""
     for arch in ARCHES:

@@ -143,7 +143,9 @@ def arch_of(device: Device) -> Arch:
     fitting = [arch for arch in arches.ARCHES if arch.runs_on(capability)]
     if not fitting:
         name = f"{device_name(device.index)} (compute capability {capability[0]}.{capability[1]})"
-        raise UnsupportedError("a CUDA kernel", name, ", ".join(arch.name for arch in arches.ARCHES))
+        # Kernels are machine code for a target, so no operator has one that a GPU of another kind could load.
+        otherwise = "or arrays on the CPU, for which every operator has its NumPy reference"
+        raise UnsupportedError("any operator's CUDA kernel", name, f"{arches.served()}; {otherwise}")
     return max(fitting, key=lambda arch: (arch.exact, arch.capability))
 
 

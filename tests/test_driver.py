@@ -11,6 +11,7 @@ import pytest
 from fake_driver import INVALID, FakeDriver, installed, needs_gpu
 
 from cupymla import device, driver
+from cupymla.arch import ARCHES
 from cupymla.errors import DriverError, UnsupportedError
 
 
@@ -76,10 +77,17 @@ def test_arch_prefers_the_exact_target(fake: FakeDriver, capability: tuple[int, 
     assert driver.arch_of(device.cuda(0)).name == target
 
 
-def test_arch_of_an_unknown_gpu_names_it_and_the_known_ones(fake: FakeDriver) -> None:
-    fake.attributes = {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5}
-    with pytest.raises(UnsupportedError, match=r"Test GPU \(compute capability 7\.5\).*sm_90a"):
+@pytest.mark.parametrize(("major", "minor"), [(7, 5), (10, 1), (11, 0), (12, 0), (12, 1)])
+def test_arch_of_an_unknown_gpu_names_it_and_the_known_ones(fake: FakeDriver, major: int, minor: int) -> None:
+    """And what its owner can do."""
+    fake.attributes = {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor}
+    with pytest.raises(UnsupportedError) as caught:
         driver.arch_of(device.cuda(0))
+    assert caught.value.device == f"Test GPU (compute capability {major}.{minor})"
+    for known in ARCHES:
+        assert f"{known.capability[0]}.{known.capability[1]}" in caught.value.supported
+        assert f"({known.name})" in caught.value.supported
+    assert "arrays on the CPU" in caught.value.supported
     with pytest.raises(UnsupportedError):
         driver.arch_of(device.CPU)
 

@@ -19,6 +19,7 @@ import numpy as np
 from .. import driver
 from ..device import CPU, Device
 from ..errors import CupymlaError, InputError, shown
+from ..ops.arguments import whole
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from . import bindings
@@ -176,6 +177,9 @@ def lacks_shapes(text: str) -> bool:
 
 def plain(function: str, name: str, value: Any) -> Plain:
     """An option as a value that can be written down: dtypes become labels. Raises InputError."""
+    number = whole(value)
+    if number is not None:
+        return number
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -93,11 +93,11 @@ class Declaration:
         varies: whether how many results there are depends on the arguments.
         requests: outputs that are made on request, by an option `return_<name>` that the function itself has not.
         either: those of `arrays` that may be numbers instead.
+        pairs: those of `arrays` that hold 4-bit codes, two per byte.
         updates: those of `arrays` that are written in place; what a bridge without writable arrays returns instead.
         replayable: whether a call on a GPU uses no memory but its arrays and results, so that recordings of it may be
             replayed at any time. One with a workspace of its own may not: it is gone by then, or shared by two replays.
         has_workspace: whether the function has a parameter `workspace`, and its `plan` says how much is enough.
-        reader: what checks a call of a function that cannot be prepared, with the same arguments.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
     """
@@ -109,10 +109,10 @@ class Declaration:
     varies: bool = False
     requests: tuple[str, ...] = ()
     either: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     replayable: bool = True
     has_workspace: bool = False
-    reader: Callable[..., object] | None = None
     batching: Batching | None = None
     gradient: Gradient | None = None
     signature: inspect.Signature = field(init=False, compare=False, repr=False)
@@ -128,7 +128,7 @@ class Declaration:
 
     def door(self) -> Callable[..., object]:
         """What takes the function's arguments, and raises InputError for those that it cannot use; computes nothing."""
-        door: Callable[..., object] = self.reader or self.function().prepare
+        door: Callable[..., object] = self.function().prepare
         return door
 
     @property

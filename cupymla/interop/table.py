@@ -190,6 +190,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         outputs=("c",),
         results=_gemv,
         either=("alpha",),
+        pairs=("a", "b"),
         batching=Batching("a", 2, ("a", "sfa"), never=("alpha", "bias"), options={"batch_axis": 0}),
     ),
     Declaration(
@@ -197,7 +198,6 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("x", "global_scale"),
         outputs=("packed", "scales"),
         results=_quantized,
-        reader=nvfp4_gemv.read_quantize,
         either=("global_scale",),
     ),
     Declaration(
@@ -205,18 +205,15 @@ DECLARATIONS: tuple[Declaration, ...] = (
         arrays=("packed", "scales", "global_scale"),
         outputs=("out",),
         results=_dequantized,
-        reader=nvfp4_gemv.read_dequantize,
         either=("global_scale",),
+        pairs=("packed",),
     ),
-    Declaration(
-        "swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled, reader=nvfp4_gemv.read_swizzle
-    ),
+    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled),
     Declaration(
         "unswizzle_scales",
         arrays=("swizzled",),
         outputs=("out",),
         results=_unswizzled,
-        reader=nvfp4_gemv.read_unswizzle,
     ),
     Declaration(
         "xl_paged_attention",

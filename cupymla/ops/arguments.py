@@ -32,6 +32,22 @@ OptionsT = TypeVar("OptionsT")
 # Options -------------------------------------------------------------------------------------------------------------
 
 
+def whole(value: object) -> int | None:
+    """The int that a value stands for by `operator.index`, as NumPy's do; None for all else, bools included."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except Exception:
+        # Whether a caller's own kind is an integer is the caller's code, too.
+        return None
+
+
+def truth(value: object) -> bool | None:
+    """The bool that a value is, NumPy's included; None for all else."""
+    return bool(value) if isinstance(value, bool | np.bool_) else None
+
+
 class Check(Protocol):
     """What an option may be."""
 
@@ -45,9 +61,10 @@ class Flag:
 
     def __call__(self, argument: str, value: object) -> bool:
         """The value as bool. Raises InputError."""
-        if not isinstance(value, bool | np.bool_):
+        flag = truth(value)
+        if flag is None:
             raise InputError(argument, "True or False", shown(value))
-        return bool(value)
+        return flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +77,9 @@ class Integer:
     def __call__(self, argument: str, value: object) -> int:
         """The value as int. Raises InputError."""
         expected = f"an integer from {self.low} to {self.high}"
-        if isinstance(value, bool | np.bool_):
+        number = whole(value)
+        if number is None:
             raise InputError(argument, expected, shown(value))
-        try:
-            number = index(value)  # type: ignore[arg-type]
-        except Exception:
-            raise InputError(argument, expected, shown(value)) from None
         if not self.low <= number <= self.high:
             raise InputError(argument, expected, number)
         return number

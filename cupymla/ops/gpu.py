@@ -1,4 +1,5 @@
-"""What operators with kernels share: output arrays, the memo of bindings, calls once and prepared, the record check."""
+"""What operators with kernels share: output arrays, launches, the memo of bindings, calls once and prepared, the record
+check."""
 
 from __future__ import annotations
 
@@ -114,6 +115,23 @@ class Bound(Protocol):
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
+
+
+class Launches:
+    """Launches that run one after the other.
+
+    Attributes:
+        launcher: the last of them; None where there is nothing to launch.
+    """
+
+    def __init__(self, *launchers: Launcher | None) -> None:
+        self._launchers = [launcher for launcher in launchers if launcher is not None]
+        self.launcher = self._launchers[-1] if self._launchers else None
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        for launcher in self._launchers:
+            launcher(stream)
 
 
 class ThreadMemo(threading.local, Generic[T]):

@@ -278,8 +278,10 @@ def _checked(
 
 def _read_q(q: View) -> tuple[int | None, int, int, int]:
     shape = q.shape
-    if len(shape) not in (3, 4) or shape[-1] not in D_QK or shape[-2] < 1:
+    if len(shape) not in (3, 4) or shape[-1] not in D_QK:
         raise InputError("q", "shape [s_q, h_q, d_qk] or [batch, s_q, h_q, d_qk], d_qk 576 or 512", _show(shape))
+    if shape[-2] < 1:
+        raise InputError("q", "at least one head, h_q >= 1 in [[batch,] s_q, h_q, d_qk]", f"h_q = 0 in {_show(shape)}")
     if q.dtype not in DTYPES:
         raise InputError("q", "dtype bfloat16 or float16", q.dtype)
     if shape[-3] > MAX_POSITION:

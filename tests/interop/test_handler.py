@@ -304,6 +304,10 @@ def test_options_become_plain_or_are_refused() -> None:
     import ml_dtypes
 
     assert call.plain("f", "x", np.float32(0.5)) == 0.5
+    for flag in (True, np.True_):
+        assert call.plain("f", "x", flag) is True
+    for whole in (2, np.int64(2), np.array(2)):
+        assert call.plain("f", "x", whole) == 2 and type(call.plain("f", "x", whole)) is int
     assert call.plain("f", "x", np.dtype(ml_dtypes.bfloat16)) == "bfloat16"
     assert call.plain("f", "x", np.float16) == "float16"
     with pytest.raises(InputError, match="f: argument 'x': expected a plain value"):

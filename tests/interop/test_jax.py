@@ -15,7 +15,7 @@ import pytest
 
 import cupymla
 from cupymla import InputError, UnsupportedError
-from cupymla.interop.table import declared
+from cupymla.interop.table import DECLARATIONS, declared
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
@@ -252,6 +252,34 @@ def test_bad_input_is_found_while_tracing(rng: Any) -> None:
     for unknown in ("out", "stream", "check_indices"):
         with pytest.raises(TypeError, match=f"sparse_mla_fwd.*{unknown}"):
             mla.sparse_mla_fwd(q, kv, indices, **{unknown: None})
+
+
+def test_arrays_of_4_bit_floats_are_refused_with_a_cure_that_works(rng: Any) -> None:
+    """Whatever XLA makes of them in memory, what the error says gives the bytes that operators take."""
+    codes = rng.integers(0, 16, (2, 3, 32)).astype(np.uint8)
+    wide = {name: jnp.asarray(array.view(jnp.float4_e2m1fn)) for name, array in zip("ab", codes, strict=True)}
+    packed = {name: jnp.asarray(array[:, ::2] | array[:, 1::2] << 4) for name, array in zip("ab", codes, strict=True)}
+    scales = jnp.asarray(rng.integers(40, 60, (3, 2)), jnp.uint8)
+    calls = {
+        ("nvfp4_gemv", "a"): lambda a: mla.nvfp4_gemv(a, packed["b"], scales, scales),
+        ("nvfp4_gemv", "b"): lambda b: mla.nvfp4_gemv(packed["a"], b, scales, scales),
+        ("dequantize_nvfp4", "packed"): lambda packed: mla.dequantize_nvfp4(packed, scales),
+    }
+    declared_pairs = {(each.name, name) for each in DECLARATIONS for name in each.pairs}
+    assert calls.keys() == declared_pairs
+    for (function, argument), call in calls.items():
+        array, right = (given["b" if argument == "b" else "a"] for given in (wide, packed))
+        for refused in (call, jax.jit(call)):
+            with pytest.raises(InputError, match="got dtype float4_e2m1fn") as caught:
+                refused(array)
+            assert (caught.value.operator, caught.value.argument) == (function, argument)
+        kind, _, cure = caught.value.expected.partition(": ")
+        assert kind == "dtype uint8, two codes per byte"
+        made, _, first = cure.partition(" of c = ")
+        # The very text of the error.
+        made_bytes = eval(made, {"c": eval(first, {argument: array, "jax": jax, "jnp": jnp})})
+        np.testing.assert_array_equal(made_bytes, right)
+        np.testing.assert_array_equal(call(made_bytes), call(right))
 
 
 def test_errors_of_the_run_carry_the_operators_words() -> None:

@@ -56,6 +56,14 @@ def bits(array: Array) -> bytes:
     return made.tobytes()
 
 
+def require_bits(results: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    assert len(results) == len(expected)
+    for got, want in zip(results, expected, strict=True):
+        have = got.get() if isinstance(got, DeviceArray) else np.asarray(got)
+        assert have.shape == np.shape(want)
+        assert bits(have) == bits(want)
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("case", CALLS)
 def test_kernels_give_the_bits_of_the_cpu(case: str) -> None:
@@ -64,11 +72,69 @@ def test_kernels_give_the_bits_of_the_cpu(case: str) -> None:
     expected = as_tuple(function(**arguments))
     with interpreted("sm_90", 3) as machine:
         results = as_tuple(machine.call(function, **machine.arguments(arguments)))
-    assert len(results) == len(expected)
-    for got, want in zip(results, expected, strict=True):
-        have = got.get() if isinstance(got, DeviceArray) else np.asarray(got)
-        assert have.shape == np.shape(want)
-        assert bits(have) == bits(want)
+    require_bits(results, expected)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", CALLS)
+def test_prepared_calls_write_their_arrays_again(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what their inputs hold by then, with no memory but what `prepare` took, and with the call's own kernels."""
+    name, arguments = CALLS[case]
+    function = getattr(cupymla, name)
+    first = next(iter(arguments))
+    changed = {**arguments, first: arguments[first][..., ::-1].copy()}
+    assert bits(as_tuple(function(**changed))[0]) != bits(as_tuple(function(**arguments))[0])
+    with interpreted("sm_90", 3) as machine:
+        given = machine.arguments(arguments)
+        prepared = machine.call(function.prepare, **given)
+        assert not machine.launched
+        monkeypatch.setattr(machine, "empty", lambda *_: pytest.fail("allocated"))
+        results = as_tuple(machine.call(prepared))
+        require_bits(results, as_tuple(function(**arguments)))
+        given[first].host[...] = changed[first]
+        again = as_tuple(machine.call(prepared))
+        assert all(new is old for new, old in zip(again, results, strict=True))
+        require_bits(again, as_tuple(function(**changed)))
+        monkeypatch.undo()
+        launched, machine.launched = machine.launched, []
+        machine.call(function, **given)
+        assert launched == 2 * machine.launched
+
+
+@pytest.mark.compile
+def test_prepared_calls_write_to_given_outputs() -> None:
+    x = np.random.default_rng(4).standard_normal((130, 64)).astype(np.float32)
+    want = cupymla.quantize_nvfp4(x, scale_layout="128x4", global_scale="amax")
+    with interpreted("sm_90", 3) as machine:
+        packed, scales = (machine.empty(made.shape, made.dtype) for made in want[:2])
+        options = {"scale_layout": "128x4", "global_scale": "amax", "packed": packed, "scales": scales}
+        prepared = machine.call(cupymla.quantize_nvfp4.prepare, machine.array(x), **options)
+        results = machine.call(prepared)
+    assert results[0] is packed and results[1] is scales
+    require_bits(results, want)
+
+
+@pytest.mark.compile
+def test_a_batch_axis_in_last_place_comes_back_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In new arrays, whose rows are contiguous in memory all the same, and in given ones."""
+
+    def transposed(array: DeviceArray, *axes: int) -> DeviceArray:
+        return DeviceArray(array.host.transpose(axes))
+
+    monkeypatch.setattr(DeviceArray, "transpose", transposed, raising=False)
+    x = np.moveaxis(np.random.default_rng(5).standard_normal((3, 9, 32)).astype(np.float32), 0, -1)
+    want = cupymla.quantize_nvfp4(x, global_scale="amax")
+    with interpreted("sm_90", 3) as machine:
+        given = machine.array(x)
+        results = machine.call(cupymla.quantize_nvfp4, given, global_scale="amax")
+        require_bits(results, want)
+        assert [made.host.strides for made in results[:2]] == [made.strides for made in want[:2]]
+        prepared = machine.call(cupymla.quantize_nvfp4.prepare, given, global_scale="amax")
+        require_bits(machine.call(prepared), want)
+        rows = DeviceArray(machine.empty((3, 9, 16), np.uint8).host.transpose(1, 2, 0))
+        made = machine.call(cupymla.quantize_nvfp4, given, global_scale="amax", packed=rows)
+    assert made[0] is rows
+    require_bits(made, want)
 
 
 @pytest.mark.compile

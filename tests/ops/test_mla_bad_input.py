@@ -355,7 +355,9 @@ def test_batch_axis_is_on_all_or_none(operator: str, argument: str) -> None:
 def test_d_qk_and_heads(operator: str) -> None:
     arguments = good(operator, outputs=False)
     assert "576 or 512" in refused(operator, "q", arguments | {"q": np.zeros((S_Q, H_Q, 320), BF16)}).expected
-    refused(operator, "q", arguments | {"q": np.zeros((S_Q, 0, 576), BF16)})
+    for lead in ((), (2,)):
+        error = refused(operator, "q", arguments | {"q": np.zeros((*lead, S_Q, 0, 576), BF16)})
+        assert "h_q >= 1" in error.expected and "h_q = 0" in error.got
     refused(operator, "kv", arguments | {"kv": np.zeros((S_KV, 512), BF16)})
     refused(operator, "indices", arguments | {"indices": np.zeros((S_Q, 0), np.int32)})
 

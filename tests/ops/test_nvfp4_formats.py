@@ -338,6 +338,67 @@ def test_what_quantize_gives_gemv_takes(fmt: str, layout: str, batch_axis: int) 
     np.testing.assert_allclose(c, np.einsum(equation, left, right), atol=2.0**-10, rtol=0)
 
 
+def companion_calls(batch_axis: int) -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Companions with arrays and options, batched and with the batch axis where it is asked for."""
+    x = wild(7, (2, 9, 48), 2)
+    shown = x if batch_axis == 0 else np.moveaxis(x, 0, -1)
+    both: dict[str, Any] = {"batch_axis": batch_axis}
+    packed, scales = quantize_nvfp4(shown, **both)
+    swizzled, rest = swizzle_scales(scales, **both), {"rows": 9, "columns": 3, **both}
+    halves = {"out_dtype": "bfloat16", **both}
+    return {
+        "amax": (quantize_nvfp4, {"x": shown.copy(order="K")}, {"global_scale": "amax", **both}),
+        "128x4": (quantize_nvfp4, {"x": shown.copy(order="K")}, {"scale_layout": "128x4", **both}),
+        "dequantize": (dequantize_nvfp4, {"packed": packed, "scales": scales}, halves),
+        "swizzle": (swizzle_scales, {"scales": scales}, both),
+        "unswizzle": (unswizzle_scales, {"swizzled": swizzled}, rest),
+    }
+
+
+def tuple_of(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def bytes_of(results: Any) -> list[bytes]:
+    """Of NumPy's, JAX's or torch's arrays; torch shows NumPy no bfloat16."""
+    wide = (one.float() if hasattr(one, "float") else one for one in tuple_of(results))
+    return [np.asarray(one).astype(np.float32).tobytes() for one in wide]
+
+
+@pytest.mark.parametrize("batch_axis", [-1, 0])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("name", list(companion_calls(0)))
+def test_a_prepared_companion_writes_its_arrays_again(name: str, framework: str, batch_axis: int) -> None:
+    """Of what its inputs hold by then."""
+    function, arrays, options = companion_calls(batch_axis)[name]
+    first = next(iter(arrays))
+    memory = arrays[first]
+    other = np.flip(memory, 1).copy(order="K")
+    before, after = (bytes_of(function(**{**arrays, first: one}, **options)) for one in (memory, other))
+    assert before[0] != after[0]
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        arrays = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    prepared = function.prepare(**arrays, **options)
+    results = tuple_of(prepared())
+    assert bytes_of(results) == before
+    memory[...] = other
+    again = tuple_of(prepared())
+    assert all(new is old for new, old in zip(again, results, strict=True))
+    assert bytes_of(results) == after
+
+
+@pytest.mark.parametrize("name", list(companion_calls(0)))
+def test_a_prepared_companion_leaves_results_that_jax_has(name: str) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    function, arrays, options = companion_calls(0)[name]
+    prepared = function.prepare(**{key: jnp.asarray(array) for key, array in arrays.items()}, **options)
+    results, again = tuple_of(prepared()), tuple_of(prepared())
+    assert bytes_of(results) == bytes_of(again) == bytes_of(function(**arrays, **options))
+    for one, other in zip(results, again, strict=True):
+        assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
+
+
 def test_walking_rows_in_small_blocks_gives_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     x = wild(5, (40, 64), 5)
     packed, scales, factor = quantize_nvfp4(x, global_scale="amax")

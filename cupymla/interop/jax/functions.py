@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -305,6 +305,9 @@ def traceable(
         if arrays[name].dtype != array.dtype:
             expected = "a dtype that JAX keeps (64-bit ones need jax_enable_x64)"
             raise InputError(name, expected, array.dtype.name, operator=declaration.name)
+    for name in declaration.pairs:
+        if name in arrays and arrays[name].dtype == jnp.float4_e2m1fn:
+            _refuse_codes(declaration, name)
     if isinstance(options.get("q_start"), jax.Array):
         # A start that only the run knows cannot be written into the program; a mask of the indices can.
         _require_integer(declaration, options["q_start"])
@@ -321,6 +324,18 @@ def traceable(
             expected = "a Python value, which is part of the compiled program"
             raise InputError(name, expected, "a JAX array", operator=declaration.name)
     return arrays, options
+
+
+def _refuse_codes(declaration: Declaration, name: str) -> NoReturn:
+    """Raise InputError for an array of 4-bit floats, and say how to make bytes of it.
+
+    How these lie in memory is XLA's affair: on the CPU two share a byte, the first one in the low nibble, but older
+    versions had them the other way round, and no document promises either. The cure that is named depends on no layout.
+    It is left to the caller, as it passes over the whole array.
+    """
+    codes = f"c = jax.lax.bitcast_convert_type({name}, jnp.uint4).astype(jnp.uint8)"
+    expected = f"dtype uint8, two codes per byte: c[..., ::2] | c[..., 1::2] << 4 of {codes}"
+    raise InputError(name, expected, "dtype float4_e2m1fn", operator=declaration.name)
 
 
 def _call(declaration: Declaration, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Call:

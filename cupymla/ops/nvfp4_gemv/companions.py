@@ -1,8 +1,10 @@
-"""Binding the companions of nvfp4_gemv to their kernels: parameter records, outputs, launches."""
+"""Binding the companions of nvfp4_gemv to their kernels: parameter records, outputs, calls."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ... import build, driver, tensor
@@ -10,7 +12,7 @@ from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import check_record
+from ..gpu import KernelCall, Launches, OutputArrays, check_record
 from . import plan
 from .door import Operand
 from .formats import padded
@@ -64,38 +66,38 @@ class SwizzleParameters(ctypes.Structure):
     )
 
 
-class _Output:
-    """A matrix that a call writes: the caller's, or a new one with contiguous rows.
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A matrix that a call writes.
 
     Attributes:
-        ptr: address of element 0.
-        row, batch: strides in elements.
+        given: the caller's; None for a new one with contiguous rows.
+        shape: (rows, columns, l), or () for one value.
+        label: the dtype of a new one.
+        batch_first: whether the caller keeps the batch axis in front; None without one.
     """
 
-    def __init__(
-        self,
-        given: Operand | None,
-        shape: tuple[int, ...],
-        label: str,
-        like: View,
-        batch_first: bool | None,
-        stream: int,
-    ) -> None:
-        rows, columns, batches = shape
-        self._given, self._batch_first = given, batch_first
-        if given is not None:
-            self.ptr, self.row, self.batch = given.view.ptr, given.strides[0], given.strides[-1]
-            return
-        memory = (rows, columns) if batch_first is None else (batches, rows, columns)
-        self._allocation = tensor.allocate(like, memory, label, stream)
-        self.ptr, self.row, self.batch = self._allocation.ptr, columns, rows * columns
+    given: Operand | None
+    shape: tuple[int, ...]
+    label: str
+    batch_first: bool | None
 
-    def finish(self) -> Any:
-        """The array in the caller's framework and axis order. To be called once, after the launch."""
-        if self._given is not None:
-            return self._given.view.owner
-        array = self._allocation.finish()
-        if self._batch_first is not False:
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """The shape of a new one as it is allocated."""
+        return self.shape[:-1] if self.batch_first is None else (self.shape[-1], *self.shape[:-1])
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """(batch, row), in elements."""
+        if self.given is not None:
+            return self.given.strides[-1], self.given.strides[0]
+        rows, columns, _ = self.shape
+        return rows * columns, columns
+
+    def handed_back(self, array: Any) -> Any:
+        """The array in the caller's axis order."""
+        if self.given is not None or self.batch_first is not False:
             return array
         return array.permute(1, 2, 0) if hasattr(array, "permute") else array.transpose(1, 2, 0)
 
@@ -106,16 +108,36 @@ def _ctas(units: int, threads: int, device: Device) -> int:
     return max(1, min(-(-units // threads), most))
 
 
-def _run(
-    source: KernelSource, record: ctypes.Structure, units: int, device: Device, stream: int, follows: bool = False
-) -> None:
-    """Launch a kernel; `follows`: right behind another one of the same call, which it may overlap with."""
+def _launcher(
+    source: KernelSource, record: ctypes.Structure, units: int, device: Device, follows: bool = False
+) -> Launcher:
+    """A launch of a kernel; `follows`: right behind another one of the same call, which it may overlap with."""
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(record))
     threads = kernel.facts["threads"]
     pdl = follows and driver.has_dependent_launch(device.index)
     geometry = Geometry((_ctas(units, threads, device), 1, 1), threads, kernel.facts["smem_bytes"], pdl=pdl)
-    Launcher(kernel, geometry, (record,))(stream)
+    return Launcher(kernel, geometry, (record,))
+
+
+def _call(
+    given: Sequence[View],
+    stream: object,
+    outputs: Sequence[_Matrix],
+    bind: Callable[[OutputArrays, int], tuple[Launches, object]],
+) -> KernelCall[Any]:
+    """A call that writes these outputs and returns them; where there is one, it alone."""
+
+    def arrays(own: int | None) -> OutputArrays:
+        wanted = [(output.memory, output.label) for output in outputs]
+        provided = tuple(None if output.given is None else output.given.view for output in outputs)
+        return OutputArrays(given[0], wanted, provided, own)
+
+    def result(made: OutputArrays) -> Any:
+        results = tuple(output.handed_back(one) for output, one in zip(outputs, made.finish(), strict=True))
+        return results if len(results) > 1 else results[0]
+
+    return KernelCall(given, stream, arrays, bind, result)
 
 
 def _factor(scale: GlobalScale) -> tuple[int | None, float]:
@@ -127,32 +149,32 @@ def _views(*operands: Operand | None) -> list[View]:
     return [operand.view for operand in operands if operand is not None]
 
 
-def quantize(views: QuantizeViews, stream: object) -> tuple[Any, ...]:
-    """`quantize_nvfp4` on a GPU. Raises UnsupportedError, DriverError."""
-    given = _views(views.x, views.global_scale.operand, views.packed, views.scales)
+def quantize(views: QuantizeViews, stream: object) -> KernelCall[tuple[Any, ...]]:
+    """`quantize_nvfp4` on a GPU. What runs or prepares it raises UnsupportedError and DriverError."""
     like, first = views.x.view, views.batch_first
     device = like.device
-    pointer = tensor.launch_stream(given, stream)
-    with driver.on_device(device.index):
-        target = driver.arch_of(device)
-        m, k, batches = views.x.shape
-        columns = views.format.scale_columns(k)
-        swizzled = views.scale_layout != "linear"
-        scale_rows, scale_columns = padded(m, columns) if swizzled else (m, columns)
-        packed = _Output(views.packed, (m, k // 2, batches), "uint8", like, first, pointer)
-        scales = _Output(views.scales, (scale_rows, scale_columns, batches), "uint8", like, first, pointer)
+    m, k, batches = views.x.shape
+    columns = views.format.scale_columns(k)
+    swizzled = views.scale_layout != "linear"
+    scale_rows, scale_columns = padded(m, columns) if swizzled else (m, columns)
+    packed = _Matrix(views.packed, (m, k // 2, batches), "uint8", first)
+    scales = _Matrix(views.scales, (scale_rows, scale_columns, batches), "uint8", first)
+    finds_factor = views.global_scale.kind == "amax"
+    outputs = [packed, scales, *([_Matrix(None, (), "float32", None)] if finds_factor else [])]
+
+    def bind(arrays: OutputArrays, pointer: int) -> tuple[Launches, _Partials | None]:
         factor, value = _factor(views.global_scale)
         parameters = QuantizeParameters(
             x=like.ptr,
-            packed=packed.ptr,
-            scales=scales.ptr,
+            packed=arrays.pointers[0],
+            scales=arrays.pointers[1],
             factor=factor,
             x_batch=views.x.strides[-1],
             x_row=views.x.strides[0],
-            packed_batch=packed.batch,
-            packed_row=packed.row,
-            scales_batch=scales.batch,
-            scales_row=scales.row,
+            packed_batch=packed.strides[0],
+            packed_row=packed.strides[1],
+            scales_batch=scales.strides[0],
+            scales_row=scales.strides[1],
             m=m,
             k=k,
             batches=batches,
@@ -160,24 +182,25 @@ def quantize(views: QuantizeViews, stream: object) -> tuple[Any, ...]:
             type=OUT_DTYPES.index(like.dtype),
             swizzled=int(swizzled),
         )
-        made = None
-        if views.global_scale.kind == "amax":
-            made = tensor.allocate(like, (), "float32", pointer)
-            partials = _Partials(views.x, like, pointer)
-            parameters.made_factor = made.ptr
-            parameters.partial, parameters.partials = partials.ptr, partials.count
-        source = plan.companion("quantize", target, views.format)
-        _run(source, parameters, scale_rows * scale_columns * batches, device, pointer, follows=made is not None)
-    tensor.hold(given, pointer)
-    results = packed.finish(), scales.finish()
-    return results if made is None else (*results, made.finish())
+        found = _Partials(views.x, like, pointer) if finds_factor else None
+        if found is not None:
+            parameters.made_factor = arrays.pointers[2]
+            parameters.partial, parameters.partials = found.ptr, found.count
+        source = plan.companion("quantize", driver.arch_of(device), views.format)
+        units = scale_rows * scale_columns * batches
+        quantised = _launcher(source, parameters, units, device, follows=found is not None)
+        return Launches(None if found is None else found.launcher, quantised), found
+
+    given = _views(views.x, views.global_scale.operand, views.packed, views.scales)
+    return _call(given, stream, outputs, bind)
 
 
 class _Partials:
-    """The largest finite magnitudes of parts of a matrix, being computed on a stream.
+    """The largest finite magnitudes of parts of a matrix.
 
     Attributes:
         ptr, count: where they are, and how many.
+        launcher: what computes them.
     """
 
     def __init__(self, x: Operand, like: View, stream: int) -> None:
@@ -199,29 +222,28 @@ class _Partials:
             batches=batches,
             type=OUT_DTYPES.index(like.dtype),
         )
-        _run(source, parameters, units, device, stream)
+        self.launcher = _launcher(source, parameters, units, device)
 
 
-def dequantize(views: DequantizeViews, stream: object) -> Any:
-    """`dequantize_nvfp4` on a GPU. Raises UnsupportedError, DriverError."""
-    given = _views(views.packed, views.scales, views.global_scale.operand, views.out)
+def dequantize(views: DequantizeViews, stream: object) -> KernelCall[Any]:
+    """`dequantize_nvfp4` on a GPU. What runs or prepares it raises UnsupportedError and DriverError."""
     like = views.packed.view
-    pointer = tensor.launch_stream(given, stream)
-    with driver.on_device(like.device.index):
-        m, half, batches = views.packed.shape
-        out = _Output(views.out, (m, 2 * half, batches), views.out_dtype, like, views.batch_first, pointer)
+    m, half, batches = views.packed.shape
+    out = _Matrix(views.out, (m, 2 * half, batches), views.out_dtype, views.batch_first)
+
+    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
         factor, value = _factor(views.global_scale)
         parameters = DequantizeParameters(
             packed=like.ptr,
             scales=views.scales.view.ptr,
             factor=factor,
-            out=out.ptr,
+            out=arrays.pointers[0],
             packed_batch=views.packed.strides[-1],
             packed_row=views.packed.strides[0],
             scales_batch=views.scales.strides[-1],
             scales_row=views.scales.strides[0],
-            out_batch=out.batch,
-            out_row=out.row,
+            out_batch=out.strides[0],
+            out_row=out.strides[1],
             m=m,
             k=2 * half,
             batches=batches,
@@ -230,26 +252,27 @@ def dequantize(views: DequantizeViews, stream: object) -> Any:
             swizzled=int(views.scale_layout != "linear"),
         )
         source = plan.companion("dequantize", driver.arch_of(like.device), views.format)
-        _run(source, parameters, m * views.format.scale_columns(2 * half) * batches, like.device, pointer)
-    tensor.hold(given, pointer)
-    return out.finish()
+        units = m * views.format.scale_columns(2 * half) * batches
+        return Launches(_launcher(source, parameters, units, like.device)), None
+
+    given = _views(views.packed, views.scales, views.global_scale.operand, views.out)
+    return _call(given, stream, [out], bind)
 
 
-def swizzle(views: SwizzleViews, stream: object, *, backwards: bool) -> Any:
-    """`swizzle_scales` on a GPU, or `unswizzle_scales`. Raises UnsupportedError, DriverError."""
-    given = _views(views.scales, views.out)
+def swizzle(views: SwizzleViews, stream: object, *, backwards: bool) -> KernelCall[Any]:
+    """`swizzle_scales` on a GPU, or `unswizzle_scales`. What runs it raises UnsupportedError and DriverError."""
     like = views.scales.view
-    pointer = tensor.launch_stream(given, stream)
-    with driver.on_device(like.device.index):
-        out = _Output(views.out, views.out_shape, like.dtype, like, views.batch_first, pointer)
-        batches = views.out_shape[-1]
+    out = _Matrix(views.out, views.out_shape, like.dtype, views.batch_first)
+    batches = views.out_shape[-1]
+
+    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
         parameters = SwizzleParameters(
             source=like.ptr,
-            target=out.ptr,
+            target=arrays.pointers[0],
             source_batch=views.scales.strides[-1],
             source_row=views.scales.strides[0],
-            target_batch=out.batch,
-            target_row=out.row,
+            target_batch=out.strides[0],
+            target_row=out.strides[1],
             rows=views.rows,
             columns=views.columns,
             batches=batches,
@@ -257,6 +280,7 @@ def swizzle(views: SwizzleViews, stream: object, *, backwards: bool) -> Any:
         )
         all_rows, all_columns = padded(views.rows, views.columns)
         units = all_rows * all_columns // 4 * batches
-        _run(plan.companion("swizzle", driver.arch_of(like.device)), parameters, units, like.device, pointer)
-    tensor.hold(given, pointer)
-    return out.finish()
+        source = plan.companion("swizzle", driver.arch_of(like.device))
+        return Launches(_launcher(source, parameters, units, like.device)), None
+
+    return _call(_views(views.scales, views.out), stream, [out], bind)

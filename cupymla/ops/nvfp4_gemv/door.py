@@ -7,7 +7,6 @@ shapes) or first (`batch_axis=0`); behind the door it is always last.
 from __future__ import annotations
 
 import numbers
-import operator as operators
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat, TypeGuard
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
+from ..arguments import whole
 from .formats import FORMATS, BlockFormat, named, padded
 
 Dim = tuple[str, int | None]
@@ -74,7 +74,7 @@ class Door:
         self.batched = False
         self._inputs: list[tuple[str, View]] = []
         self._outputs: list[tuple[str, View]] = []
-        axis = None if isinstance(batch_axis, bool) or not isinstance(batch_axis, int) else operators.index(batch_axis)
+        axis = whole(batch_axis)
         if axis not in (-1, 0):
             raise self.error("batch_axis", "-1 (last) or 0 (first)", shown(batch_axis))
         self.batch_first = axis == 0
@@ -110,12 +110,9 @@ class Door:
     def size(self, value: object, argument: str) -> int:
         """A number of rows or columns."""
         expected = f"an int from 0 to {MAX_SIZE}"
-        if isinstance(value, bool):
+        number = whole(value)
+        if number is None:
             raise self.error(argument, expected, shown(value))
-        try:
-            number = operators.index(value)  # type: ignore[arg-type]
-        except Exception:
-            raise self.error(argument, expected, shown(value)) from None
         if not 0 <= number <= MAX_SIZE:
             raise self.error(argument, expected, number)
         return number

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -11,10 +12,15 @@ import numpy.typing as npt
 
 from ... import tensor
 from ...tensor import View
-from ..operator import CpuCall, Prepared
+from ..gpu import KernelCall
+from ..operator import CpuCall, Operator, Prepared
+from ..operator import operator as make_operator
 from ..repeat import Repeats
 from . import companions, cuda, formats, reference, spec
 from .door import Operand
+
+R = TypeVar("R")
+V = TypeVar("V")
 
 _ONE_BYTE_DTYPES: dict[str, npt.DTypeLike] = {
     "uint8": np.uint8,
@@ -43,12 +49,41 @@ def _handed_back(array: npt.NDArray[Any], batch_first: bool | None, like: View) 
     return tensor.from_numpy(array, like=like)
 
 
-def _output(views: spec.Views, problem: spec.Problem) -> npt.NDArray[Any]:
-    """The caller's c, or a new one, as `[m, n, l]`."""
-    if views.c is not None:
-        return views.c.array()
-    shape = (problem.m, problem.n, problem.batches)
-    return _fresh(shape, reference.numpy_dtype(problem.out_dtype), views.batch_first, rows=False)
+class _Target:
+    """An output of a CPU call: the caller's array, or one that the first run makes and later runs write again.
+
+    What JAX was given once must not change, so each run makes a new one there.
+    """
+
+    def __init__(
+        self,
+        given: Operand | None,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        batch_first: bool | None,
+        like: View,
+        rows: bool = True,
+    ) -> None:
+        """Set up; the arguments are those of `_fresh` and `_handed_back`."""
+        self._fresh = functools.partial(_fresh, shape, dtype, batch_first, rows=rows)
+        self._given, self._batch_first, self._like = given, batch_first, like
+        self._array = None if given is None else given.array()
+        self._result: Any = None
+
+    def array(self) -> npt.NDArray[Any]:
+        """Where to write, as `[rows, columns, l]`."""
+        if self._array is None or (self._given is None and self._like.framework == "jax"):
+            self._array, self._result = self._fresh(), None
+        return self._array
+
+    def result(self) -> Any:
+        """What was written, in the caller's framework and axis order."""
+        if self._given is not None:
+            return self._given.view.owner
+        if self._result is None:
+            assert self._array is not None
+            self._result = _handed_back(self._array, self._batch_first, self._like)
+        return self._result
 
 
 def prepare(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
@@ -60,14 +95,13 @@ def prepare(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
 
 
 def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
-    given = None if views.c is None else views.c.view.owner
-    fixed = _output(views, problem)
+    shape = (problem.m, problem.n, problem.batches)
+    dtype = reference.numpy_dtype(problem.out_dtype)
+    target = _Target(views.c, shape, dtype, views.batch_first, views.a.view, rows=False)
 
     def compute() -> Any:
-        # What JAX was given once must not change, so each of its results has memory of its own.
-        target = _output(views, problem) if views.a.view.framework == "jax" else fixed
-        reference.gemv(views, problem, "same", out=target)
-        return given if views.c is not None else _handed_back(target, views.batch_first, views.a.view)
+        reference.gemv(views, problem, "same", out=target.array())
+        return target.result()
 
     return CpuCall(compute)
 
@@ -211,28 +245,37 @@ def quantize_nvfp4(
         packed=packed,
         scales=scales,
     )
-    if views.x.view.device.kind != "cpu":
-        return companions.quantize(views, stream)
+    return quantize(views, stream)()
+
+
+def quantize(views: spec.QuantizeViews, stream: object) -> Prepared[tuple[Any, ...]]:
+    """A checked call of `quantize_nvfp4`, to be run or prepared."""
     like, first = views.x.view, views.batch_first
-    values = views.x.array()
-    m, k, batches = values.shape
-    want_amax = views.global_scale.kind == "amax"
-    factor = reference.tensor_scale(values) if want_amax else reference.global_scale(views.global_scale)
-    codes = _target(views.packed, (m, k // 2, batches), first)
-    linear = _fresh((m, views.format.scale_columns(k), batches), np.uint8, first, rows=True)
-    if views.scale_layout == "linear" and views.scales is not None:
-        linear = views.scales.bytes()
-    reference.quantize(values, views.format, factor, codes, linear)
-    scale_codes = linear
-    if views.scale_layout == "128x4":
-        shape = (*formats.padded(m, linear.shape[1]), batches)
-        scale_codes = _target(views.scales, shape, first)
-        _map_batches(formats.swizzle, linear, scale_codes)
-    given_packed = packed if packed is not None else _handed_back(codes, first, like)
-    given_scales = scales if scales is not None else _handed_back(scale_codes, first, like)
-    if want_amax:
-        return given_packed, given_scales, tensor.from_numpy(np.asarray(factor, np.float32), like=like)
-    return given_packed, given_scales
+    if like.device.kind != "cpu":
+        return companions.quantize(views, stream)
+    m, k, batches = views.x.shape
+    columns = views.format.scale_columns(k)
+    swizzled = views.scale_layout == "128x4"
+    scales_shape = (*(formats.padded(m, columns) if swizzled else (m, columns)), batches)
+    packed = _Target(views.packed, (m, k // 2, batches), np.uint8, first, like)
+    scales = _Target(views.scales, scales_shape, np.uint8, first, like)
+    made_factor = _Target(None, (1,), np.float32, None, like) if views.global_scale.kind == "amax" else None
+
+    def compute() -> tuple[Any, ...]:
+        values = views.x.array()
+        target = scales.array().view(np.uint8)
+        linear = np.empty((m, columns, batches), np.uint8) if swizzled else target
+        factor = reference.global_scale(views.global_scale) if made_factor is None else reference.tensor_scale(values)
+        reference.quantize(values, views.format, factor, packed.array().view(np.uint8), linear)
+        if swizzled:
+            _map_batches(formats.swizzle, linear, target)
+        results = packed.result(), scales.result()
+        if made_factor is None:
+            return results
+        made_factor.array()[...] = factor
+        return (*results, made_factor.result())
+
+    return CpuCall(compute)
 
 
 def dequantize_nvfp4(
@@ -279,16 +322,23 @@ def dequantize_nvfp4(
         out_dtype=out_dtype,
         out=out,
     )
-    if views.packed.view.device.kind != "cpu":
+    return dequantize(views, stream)()
+
+
+def dequantize(views: spec.DequantizeViews, stream: object) -> Prepared[Any]:
+    """A checked call of `dequantize_nvfp4`, to be run or prepared."""
+    like = views.packed.view
+    if like.device.kind != "cpu":
         return companions.dequantize(views, stream)
-    like, first = views.packed.view, views.batch_first
     m, half, batches = views.packed.shape
-    if views.out is not None:
-        target = views.out.array()
-    else:
-        target = _fresh((m, 2 * half, batches), reference.numpy_dtype(views.out_dtype), first, rows=True)
-    reference.dequantize(views, target)
-    return out if out is not None else _handed_back(target, first, like)
+    dtype = reference.numpy_dtype(views.out_dtype)
+    target = _Target(views.out, (m, 2 * half, batches), dtype, views.batch_first, like)
+
+    def compute() -> Any:
+        reference.dequantize(views, target.array())
+        return target.result()
+
+    return CpuCall(compute)
 
 
 def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> Any:
@@ -312,11 +362,25 @@ def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream
         UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_swizzle(scales, batch_axis=batch_axis, out=out)
-    if views.scales.view.device.kind != "cpu":
-        return companions.swizzle(views, stream, backwards=False)
-    target = _target(views.out, views.out_shape, views.batch_first)
-    _map_batches(formats.swizzle, views.scales.bytes(), target)
-    return out if out is not None else _handed_back_as(target, views)
+    return swizzle(views, stream)()
+
+
+def swizzle(views: spec.SwizzleViews, stream: object, *, backwards: bool = False) -> Prepared[Any]:
+    """A checked call of `swizzle_scales`, or `unswizzle_scales`, to be run or prepared."""
+    like = views.scales.view
+    if like.device.kind != "cpu":
+        return companions.swizzle(views, stream, backwards=backwards)
+    target = _Target(views.out, views.out_shape, _ONE_BYTE_DTYPES[like.dtype], views.batch_first, like)
+
+    def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        return formats.unswizzle(blocks, views.rows, views.columns)
+
+    def compute() -> Any:
+        change = linear if backwards else formats.swizzle
+        _map_batches(change, views.scales.bytes(), target.array().view(np.uint8))
+        return target.result()
+
+    return CpuCall(compute)
 
 
 def unswizzle_scales(
@@ -341,20 +405,7 @@ def unswizzle_scales(
         UnsupportedError: there is no kernel for the arrays' device.
     """
     views = spec.read_unswizzle(swizzled, rows, columns, batch_axis=batch_axis, out=out)
-    if views.scales.view.device.kind != "cpu":
-        return companions.swizzle(views, stream, backwards=True)
-    target = _target(views.out, views.out_shape, views.batch_first)
-
-    def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        return formats.unswizzle(blocks, views.rows, views.columns)
-
-    _map_batches(linear, views.scales.bytes(), target)
-    return out if out is not None else _handed_back_as(target, views)
-
-
-def _target(given: Operand | None, shape: tuple[int, ...], batch_first: bool | None) -> npt.NDArray[np.uint8]:
-    """The bytes of the output that the caller gave, or a new one with contiguous rows."""
-    return given.bytes() if given is not None else _fresh(shape, np.uint8, batch_first, rows=True)
+    return swizzle(views, stream, backwards=True)()
 
 
 def _map_batches(
@@ -368,7 +419,13 @@ def _map_batches(
         one[...] = function(source[..., batch]).reshape(one.shape)
 
 
-def _handed_back_as(target: npt.NDArray[np.uint8], views: spec.SwizzleViews) -> Any:
-    """Scale bytes in the dtype, axis order and framework of the scales that came in."""
-    like = views.scales.view
-    return _handed_back(target.view(_ONE_BYTE_DTYPES[like.dtype]), views.batch_first, like)
+def companion(
+    call: Callable[..., R], read: Callable[..., V], made: Callable[[V, object], Prepared[R]]
+) -> Operator[..., R]:
+    """A companion as an operator: `read` checks its arguments, `made` makes the call of what comes of that."""
+
+    def prepare(*, stream: object = None, **arguments: Any) -> Prepared[R]:
+        checked = made(read(**arguments), stream)
+        return checked.prepared() if isinstance(checked, KernelCall) else checked
+
+    return make_operator(call, prepare)

@@ -12,10 +12,11 @@ from ... import driver, tensor
 from ...errors import InputError
 from ...launch import Launcher
 from ...tensor import View
+from ..gpu import Launches
 from ..operator import CpuCall, Prepared
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
-from .launches import CopyParameters, Launches, ReshapeParameters, elementwise, in_place
+from .launches import CopyParameters, ReshapeParameters, elementwise, in_place
 from .paging import (
     FP8_DTYPES,
     HEAD_SIZES,

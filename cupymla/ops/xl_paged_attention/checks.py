@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator as operators
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
+from ..arguments import truth, whole
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -139,9 +139,10 @@ class Reader:
 
     def flag(self, value: object, argument: str) -> bool:
         """True or False."""
-        if not isinstance(value, bool):
+        flag = truth(value)
+        if flag is None:
             self.reject(argument, "True or False", _short(value))
-        return value
+        return flag
 
     def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
         """One of the words in `options`."""
@@ -165,11 +166,8 @@ class Reader:
 
     def size(self, value: object, argument: str) -> int:
         """A whole number, zero or more, that fits in an int32."""
-        try:
-            number = -1 if isinstance(value, bool) else operators.index(value)  # type: ignore[arg-type]
-        except Exception:
-            number = -1
-        if not 0 <= number < 2**31:
+        number = whole(value)
+        if number is None or not 0 <= number < 2**31:
             self.reject(argument, "a whole number from 0 to 2**31 - 1", _short(value))
         return number
 

@@ -11,7 +11,7 @@ from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import KernelCall, OutputArrays, check_record
+from ..gpu import KernelCall, Launches, OutputArrays, check_record
 from ..operator import Prepared
 from . import plan
 
@@ -137,23 +137,6 @@ class RelativeScores:
         parameters.pos_emb = pos_emb
         parameters.pos_bias_v = pos_bias_v
         parameters.scores = scores
-
-
-class Launches:
-    """Launches that run one after the other.
-
-    Attributes:
-        launcher: the last of them; None where there is nothing to launch.
-    """
-
-    def __init__(self, *launchers: Launcher | None) -> None:
-        self._launchers = [launcher for launcher in launchers if launcher is not None]
-        self.launcher = self._launchers[-1] if self._launchers else None
-
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        for launcher in self._launchers:
-            launcher(stream)
 
 
 def in_place(given: Sequence[View], stream: object, bind: Callable[[], Launches], result: R) -> KernelCall[R]:

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from ... import driver, tensor
 from ...tensor import Allocation, View
-from ..gpu import KernelCall, OutputArrays
+from ..gpu import KernelCall, Launches, OutputArrays
 from ..operator import CpuCall, Prepared
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, Reader
-from .launches import Launches, RelativeScores, ShiftParameters, SpreadParameters, elementwise
+from .launches import RelativeScores, ShiftParameters, SpreadParameters, elementwise
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
 from .run import Output, to_numpy

@@ -1,0 +1,120 @@
+"""Integers and flags of every public function: NumPy's do as Python's do, and neither passes for the other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupymla
+from cupymla import InputError
+from cupymla.ops import registry
+from cupymla.testing.operators import Subject, as_tuple
+
+OPERATORS = [entry.name for entry in registry.OPERATORS]
+FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+
+_BYTES, _KEYS = np.arange(48, dtype=np.uint8).reshape(2, 6, 4), np.ones((2, 2, 64), np.float32)
+_CACHES = {name: np.zeros((3, 16, 2, 64), np.float32) for name in ("k_cache", "v_cache")}
+_QUERY = {"query": _KEYS, "pos_emb": np.ones((3, 2, 64), np.float32), "context_lens": np.array([2, 5], np.int32)}
+
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "quantize_nvfp4": {"x": np.ones((2, 6, 4), np.float32)},
+    "dequantize_nvfp4": {"packed": _BYTES, "scales": np.full((2, 6, 1), 56, np.uint8)},
+    "swizzle_scales": {"scales": _BYTES},
+    "unswizzle_scales": {"swizzled": np.zeros((128, 4), np.uint8), "rows": 1, "columns": 1},
+    "reshape_and_cache": {
+        **{"key": _KEYS, "value": _KEYS, "slot_mapping": np.array([1, 17], np.int32), "kv_layout": "NHD"},
+        **_CACHES,
+    },
+    "copy_blocks": {**_CACHES, "mapping": np.array([[0, 1]], np.int32)},
+    "rel_shift": {"x": _KEYS},
+    "matrix_bd": {**_QUERY, "max_context": 1},
+}
+
+
+def options(kind: str) -> list[tuple[str, str]]:
+    """Every option of that annotation."""
+    return [
+        (name, parameter.name)
+        for name in FUNCTIONS
+        for parameter in inspect.signature(getattr(cupymla, name)).parameters.values()
+        if parameter.annotation == kind
+    ]
+
+
+@cache
+def smallest(name: str) -> tuple[Subject, Any]:
+    subject = Subject(name)
+    return subject, min(
+        (case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops
+    )
+
+
+def arguments(name: str) -> dict[str, Any]:
+    if name in COMPANIONS:
+        given = COMPANIONS[name]
+        return {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in given.items()}
+    subject, case = smallest(name)
+    made: dict[str, Any] = subject.cases.inputs(case, 0)
+    return made
+
+
+def results(name: str, **changed: Any) -> tuple[Any, ...]:
+    return as_tuple(getattr(cupymla, name)(**{**arguments(name), **changed}))
+
+
+class Whole:
+    """An integer of somebody's own kind."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+
+KINDS: tuple[Callable[[int], Any], ...] = (np.int64, np.int8, np.array, Whole)
+
+
+def good(option: str) -> int:
+    return 0 if option in ("batch_axis", "q_start") else 1
+
+
+@pytest.mark.parametrize(("name", "option"), options("int"))
+def test_whatever_is_an_integer_does(name: str, option: str) -> None:
+    plain = results(name, **{option: good(option)})
+    for kind in KINDS:
+        for got, expected in zip(results(name, **{option: kind(good(option))}), plain, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("name", "option"), options("int"))
+@pytest.mark.parametrize("value", [False, np.False_, True, np.True_, 0.0, np.float32(1), "0", None, np.zeros(2, int)])
+def test_whatever_is_none_does_not(name: str, option: str, value: Any) -> None:
+    results(name, **{option: good(option)})
+    with pytest.raises(InputError) as caught:
+        results(name, **{option: value})
+    assert (caught.value.operator, caught.value.argument) == (name, option)
+
+
+@pytest.mark.parametrize(("name", "option"), options("bool"))
+def test_flags_are_bools_of_python_or_of_numpy(name: str, option: str) -> None:
+    for value in (False, True):
+        plain = results(name, **{option: value})
+        for got, expected in zip(results(name, **{option: np.bool_(value)}), plain, strict=True):
+            np.testing.assert_array_equal(got, expected)
+    for wrong in (0, 1, np.int64(1), "yes", None):
+        with pytest.raises(InputError) as caught:
+            results(name, **{option: wrong})
+        assert (caught.value.operator, caught.value.argument) == (name, option)
+
+
+def test_both_kinds_of_options_were_found() -> None:
+    assert {"nvfp4_gemv", "xl_paged_attention", *OPERATORS} <= {name for name, _ in options("int") + options("bool")}
+    assert {"batch_axis", "rows", "max_context", "q_start"} <= {option for _, option in options("int")}
+    assert set(COMPANIONS) == set(FUNCTIONS) - set(OPERATORS)
