@@ -40,6 +40,9 @@ inline void write(uint32_t address, uint32_t bytes) {
 inline void read(uint32_t address, uint32_t bytes) {
   if (causality()) causality()->access(me(), address >> 24, address & 0xffffffu, bytes, machine::kReadTogether);
 }
+inline void hold(uint32_t barrier) {
+  if (causality()) causality()->hold(me(), barrier);
+}
 inline void write_later(uint32_t address, uint32_t bytes, uint32_t barrier) {
   if (!causality()) return;
   causality()->require_initialised(me(), barrier);

@@ -62,6 +62,7 @@ inline void announce_tile(const Tile& tile, const TileInfo& info) {
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
     if (!goes_to(tile, rank)) continue;
     const uint32_t told = tile_barrier(tile, rank);
+    races::hold(told);
     each_chunk(tile, info, tile_rows(tile, info),
                [&](uint32_t place) { races::write_later(hardware::map_to_rank(place, rank), 16, told); });
   }
@@ -77,6 +78,7 @@ inline void announce_scatter(const Tile& tile, const TileInfo& info) {
 inline void announce_answer(uint32_t barrier, uint32_t mask, uint32_t place) {
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
     if (mask ? !(mask >> rank & 1) : rank != barrier >> 24) continue;
+    races::hold(hardware::map_to_rank(barrier, rank));
     races::write_later(hardware::map_to_rank(place, rank), 16, hardware::map_to_rank(barrier, rank));
   }
 }

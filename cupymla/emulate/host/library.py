@@ -101,7 +101,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 
 def _machine() -> list[Path]:
     """The parts of the machine."""
-    names = ("runtime", "warps", "copies", "races")
+    names = ("runtime", "warps", "copies", "races", "waits")
     return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 

@@ -6,7 +6,7 @@
 // A column stands for one line of doings: of a thread itself, of its tensor operations, of its bulk stores, of its
 // cp.async, of what one mbarrier counts. A stamp is a moment in it. Three planes say of every column up to which stamp
 // a thread sees what was done (kSeen), as far as a proxy fence made it known to asynchronous operations (kFenced), and
-// up to which it knows that it is over (kPast).
+// up to which it knows that it is over (kPast). A fourth one is for waits that could miss their phase; see waits.hpp.
 //
 // Source: PTX ISA 9.0, "Memory Consistency Model", "Async proxy", "tcgen05 Memory Consistency Model". Vector clocks:
 // Mattern 1989; epochs of accesses: Flanagan and Freund, "FastTrack", 2009.
@@ -15,14 +15,19 @@
 #include <array>
 
 #include "runtime.hpp"
+#include "waits.hpp"
 
 namespace machine {
 
-enum Plane : uint32_t { kSeen, kFenced, kPast };
+enum Plane : uint32_t { kSeen, kFenced, kPast, kBefore };
+constexpr uint32_t kPlanes = 4;
 constexpr int kAnyone = -1;
 
+inline uint32_t rank_of(uint32_t address) { return address >> 24; }
+inline uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
+
 struct Knowledge {
-  std::array<std::vector<uint32_t>, 3> planes;
+  std::array<std::vector<uint32_t>, kPlanes> planes;
 
   uint32_t at(Plane plane, uint32_t column) const {
     const auto& stamps = planes[plane];
@@ -32,6 +37,7 @@ struct Knowledge {
   void merge(const Knowledge& other);
   void merge(Plane plane, const Knowledge& other);
   void clear();
+  bool empty() const { return planes[kPast].empty() && planes[kBefore].empty(); }
 };
 
 // What arrivals handed to a barrier, by the CTA that they came from and whether their scope was the cluster.
@@ -46,13 +52,16 @@ struct Releases {
   Knowledge& pending(int rank, bool wide);
   void complete();
   // What a wait takes; in practice, of arrivals out of scope, what is over and what is fenced off for other proxies.
-  void give(Knowledge& to, int rank, bool wide, bool practice) const;
+  void give(Knowledge& to, int rank, uint32_t order, bool practice) const;
+  uint32_t done(Plane plane, uint32_t column) const;
 };
 
 struct TrackedBarrier {
   Releases releases;
-  uint32_t column = 0, phase = 0;  // of what copies bring that it counts; completed phases
+  uint32_t column = 0;            // of what copies bring that it counts
+  uint32_t phase = 0, first = 0;  // completed phases; how many of them before it was initialised
   uint32_t maker = 0, made = 0, line = 0;
+  Waits waits;
 };
 
 // A barrier at which threads wait for one another: a named one, the cluster's, a warp's. `pending` is of the
@@ -103,7 +112,13 @@ class Causality {
   void require_initialised(Thread& t, uint32_t barrier);
   void arrive(Thread& t, uint32_t barrier, uint32_t order);
   void complete(uint32_t rank, uint32_t offset);
+  // A thread has tested an mbarrier and found its phase not over; it has waited for it.
+  void test(Thread& t, uint32_t barrier);
   void wait(Thread& t, uint32_t barrier, uint32_t order);
+  // The phase in progress of an mbarrier will end behind where the thread is now, whatever else it tells.
+  void hold(Thread& t, uint32_t barrier);
+  // These lanes of the thread's warp are all here.
+  void gather(Thread& t, uint32_t lanes);
   void fence(Thread& t);
   void fence_proxy(Thread& t);
   void meet(Thread& t, TrackedMeeting& meeting, uint32_t generation, bool alone);
@@ -140,6 +155,7 @@ class Causality {
   struct Own {
     Knowledge known, behind_fence;
     uint32_t columns[3] = {}, stamps[3] = {1, 1, 1};
+    uint64_t gathered = 0;  // nothing in kBefore has changed since that call of `gather`
   };
 
   uint32_t number(const Thread& t) const { return t.cta->rank * padded_ + t.index; }
@@ -151,6 +167,8 @@ class Causality {
   }
   const Knowledge& release(uint32_t thread);
   TrackedBarrier* barrier(uint32_t address);
+  Waits::Event next_event(Thread& t);
+  void require_turn(Thread& t, uint32_t barrier, const TrackedBarrier& found, uint32_t phases, uint32_t ago);
   Cell* cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t& count);
   void require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous);
   void require_free(Thread& t, uint32_t rank, const Cell& cell, bool atomic);
@@ -175,7 +193,7 @@ class Causality {
   std::vector<Cta*> members_;
   std::map<const void*, TrackedMeeting> meetings_;  // by what their threads count in
   std::map<uint64_t, Knowledge> commits_;  // what those under way will hand on
-  uint64_t commit_count_ = 0;
+  uint64_t commit_count_ = 0, gathered_ = 0;
   std::vector<std::unique_ptr<Readers>> readers_;
   std::vector<uint32_t> free_readers_;
   // The last access: places next to each other mostly were used alike before, and are alike behind it.

@@ -139,7 +139,8 @@ void rest_at_barrier(Thread& t) {
 void sleep(Thread& t, uint32_t nanoseconds) {
   Rest until;
   until.until = the->switches + nanoseconds / kNanosecondsPerSwitch + 1;
-  rest(t, until);
+  // A lane of the warp that ends wakes the others, who may wait for it.
+  while (!until.over(the->switches)) rest(t, until);
 }
 
 void end_thread(Thread&) { throw Ended{}; }

@@ -348,6 +348,8 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
 // An arrival by the thread itself; `order` says what it hands on.
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
+// By the thread itself.
+void barrier_count(Thread& t, uint32_t barrier, int32_t bytes);
 inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order);
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);
