@@ -25,7 +25,7 @@ HEAD = """.version 8.8
     .shared .align 1024 .b8 tile[4096];
     mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r5, %cluster_ctarank; setp.eq.s32 %p1, %r0, 0;
     ld.param.u64 %d0, [a0]; ld.param.u64 %d1, [a1];
-    mul.wide.u32 %d10, %r0, 4; add.s64 %d11, %d10, %d1; add.s64 %d10, %d10, %d0;
+    mul.wide.u32 %d10, %r0, 4; mad.wide.u32 %d11, %r5, 1024, %d10; add.s64 %d11, %d11, %d1; add.s64 %d10, %d10, %d0;
 {body}
     ret;
 }}
@@ -40,14 +40,15 @@ def kernel(body: str) -> Kernel:
 
 
 def run(
-    body: str, races: Races, mode: Mode = "eager", threads: int = 32, cluster: int = 1, seed: int = 1
+    body: str, races: Races, mode: Mode = "eager", threads: int = 32, cluster: int = 1, seed: int = 1, ctas: int = 0
 ) -> tuple[Array, Array]:
-    """Run a body on two arrays of numbers, whose bytes %d0 and %d1, and of this thread %d10 and %d11, name."""
+    """Run a body on two arrays of numbers, which %d0 and %d1, and this thread's of them %d10 and %d11, name. Those of
+    the CTA with rank 1 in the second one begin 1024 bytes later."""
     arrays = [np.arange(1024, dtype=np.uint32), np.zeros(1024, np.uint32)]
     memories = [Memory(array, "host") for array in arrays]
     settings = Settings(mode, seed, checks=(), races=races)
     parameters = [memory.parameter for memory in memories]
-    kernel(body).launch(Geometry((cluster, 1, 1), threads, 0, cluster=cluster), parameters, settings)
+    kernel(body).launch(Geometry((ctas or cluster, 1, 1), threads, 0, cluster=cluster), parameters, settings)
     return memories[0].read(), memories[1].read()
 
 

@@ -77,8 +77,8 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
   return found;
 }
 
-Causality::Causality(Cta* const* ctas, uint32_t count, bool practice, uint32_t unit)
-    : practice_(practice), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32), threads_(padded_ * count),
+Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
+    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32), threads_(padded_ * count),
       count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
@@ -469,16 +469,20 @@ std::string Causality::doer(uint32_t column) const {
 
 // What the rest of the machine calls --------------------------------------------------------------------------------
 
-void look(Thread& t, const void* pointer, uint32_t bytes, Access how) {
+void look(Thread& t, const void* pointer, uint32_t bytes, Access how, uint32_t in_grid) {
   const uint32_t address = to_shared(t, reinterpret_cast<uint64_t>(pointer));
-  if (address) t.cta->causality->access(t, rank_of(address), offset_of(address), bytes, how);
+  if (address) return t.cta->causality->access(t, rank_of(address), offset_of(address), bytes, how);
+  if (in_grid) look_at_grid(t, pointer, bytes, in_grid);
 }
 
 bool is_relaxed(uint32_t site) { return the->relaxed && the->relaxed[site]; }
 
-void order_fence(Thread& t, bool proxy) {
-  if (proxy) return t.cta->causality->fence_proxy(t);
-  t.cta->causality->fence(t);
+void order_fence(Thread& t, Fence what) {
+  switch (what) {
+    case kProxyFence: return t.cta->causality->fence_proxy(t);
+    case kWideFence: return t.cta->causality->fence_wide(t);
+    default: return t.cta->causality->fence(t);
+  }
 }
 
 }  // namespace machine

@@ -40,6 +40,9 @@ struct Knowledge {
   bool empty() const { return planes[kPast].empty() && planes[kBefore].empty(); }
 };
 
+// What threads of several clusters know, by clusters: of the threads of each.
+using Gift = std::map<uint32_t, Knowledge>;
+
 // What arrivals handed to a barrier, by the CTA that they came from and whether their scope was the cluster.
 struct Releases {
   struct Entry {
@@ -104,9 +107,13 @@ struct TrackedCta {
 // Of one cluster.
 class Causality {
  public:
-  Causality(Cta* const* ctas, uint32_t count, bool practice, uint32_t unit);
+  Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit);
 
   bool practice() const { return practice_; }
+  uint32_t cluster() const { return cluster_; }
+  uint32_t now() const { return moment_; }
+  uint32_t number(const Thread& t) const { return t.cta->rank * padded_ + t.index; }
+  std::string thread(uint32_t number) const;
   void access(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, Access how);
   void initialise(Thread& t, uint32_t barrier);
   void require_initialised(Thread& t, uint32_t barrier);
@@ -141,24 +148,34 @@ class Causality {
   void drop(uint64_t commit);
   void close_group(Thread& t);
   void wait_group(Thread& t, uint32_t newest);
+  // Global memory; see grid.hpp. The group of bulk stores that a thread has open; since when one is over, 0: it is not.
+  uint32_t open_stores(const Thread& t) const { return own_[number(t)].stamps[kBulk]; }
+  uint32_t store_over(uint32_t thread, uint32_t group) const;
+  void wait_stores(Thread& t, uint32_t newest);
+  void fence_wide(Thread& t);
+  bool knows_of(Thread& t, Plane plane, uint32_t cluster, uint32_t by, uint32_t stamp) const;
+  // What a strong operation hands on, all that the thread knows or knew at its last fence, and what one takes.
+  Gift gift(Thread& t, bool releases);
+  void take(Thread& t, const Gift& gift, bool acquires);
   void write_by_async(Thread& t, uint32_t address, uint32_t bytes);
   void close_async(Thread& t);
   void wait_async(Thread& t, uint32_t newest);
 
  private:
-  enum Doer : uint32_t { kTensor, kBulk, kAsync, kCounted };
+  enum Doer : uint32_t { kTensor, kBulk, kAsync, kCounted, kForeign };
   struct Extra {
     Doer doer;
     uint32_t thread;
   };
   // What a thread has besides its knowledge: columns for others that work for it (0: none yet), their stamps.
   struct Own {
-    Knowledge known, behind_fence;
+    Knowledge known, behind_fence, behind_wide;
+    std::unique_ptr<Gift> taken;  // with relaxed operations since the last fence
+    std::vector<uint32_t> stores_over;
     uint32_t columns[3] = {}, stamps[3] = {1, 1, 1};
     uint64_t gathered = 0;  // nothing in kBefore has changed since that call of `gather`
   };
 
-  uint32_t number(const Thread& t) const { return t.cta->rank * padded_ + t.index; }
   uint32_t column(Doer doer, uint32_t thread);
   uint32_t own_column(uint32_t thread, Doer doer);
   bool knows(uint32_t thread, Plane plane, uint32_t by, uint32_t stamp) const {
@@ -176,7 +193,8 @@ class Causality {
   void note_write(Cell& cell, uint32_t column, uint32_t stamp, uint32_t line, uint32_t flags);
   void visit(uint32_t rank, uint32_t from, Mark mark);
   void read(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t column, uint32_t stamp);
-  std::string thread(uint32_t number) const;
+  uint32_t block(uint32_t cluster);
+  void receive(Thread& t, const Gift& gift);
   std::string doer(uint32_t column) const;
   std::string place(uint32_t rank, const Cell& cell) const;
   template <typename Look>
@@ -186,9 +204,10 @@ class Causality {
   // of a warp use Tensor Memory together then.
   uint32_t pipe_ = ~0u;
   bool practice_;
-  uint32_t unit_, padded_, threads_, moment_ = 1, count_;
+  uint32_t cluster_, unit_, padded_, threads_, moment_ = 1, count_;
   std::vector<Own> own_;
   std::vector<Extra> extras_;
+  std::map<uint32_t, uint32_t> foreign_;  // the first column of the threads of another cluster
   std::vector<TrackedCta> ctas_;
   std::vector<Cta*> members_;
   std::map<const void*, TrackedMeeting> meetings_;  // by what their threads count in

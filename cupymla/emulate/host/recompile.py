@@ -73,6 +73,7 @@ class KernelShape:
         static_bytes: shared memory that the module declares.
         cluster: extents that the kernel itself asks for, or None.
         smallest_store: bytes that it writes to shared memory at a time, at most 4.
+        smallest_global_store: the same of global memory.
     """
 
     symbol: str
@@ -80,6 +81,7 @@ class KernelShape:
     static_bytes: int
     cluster: tuple[int, int, int] | None
     smallest_store: int = 4
+    smallest_global_store: int = 4
 
 
 @dataclass
@@ -280,7 +282,8 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, races.smallest_store(self._module))
+        stores = races.smallest_store(self._module), races.smallest_global_store(self._module)
+        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, *stores)
 
 
 def _clean(words: Sequence[str]) -> list[str]:

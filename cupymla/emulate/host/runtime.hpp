@@ -25,6 +25,7 @@ namespace machine {
 
 constexpr uint32_t kSystemBytes = 1024;
 constexpr uint64_t kNanosecondsPerSwitch = 100;
+constexpr uint64_t kStackBytes = 128 * 1024;
 
 struct Thread;
 struct Cta;
@@ -236,16 +237,28 @@ enum Order : uint32_t { kClusterScope = 1, kRelaxed = 2 };
 // What a thread does with shared memory; kReadTogether: its warp reads as one, so that any lane stands for the others.
 enum Access : uint32_t { kRead, kReadTogether, kWrite, kAtomic };
 
-// Looks for races of an access, if it is to shared memory.
-void look(Thread& t, const void* place, uint32_t bytes, Access how);
-inline void touched(Thread& t, const void* place, uint32_t bytes, Access how) {
-  if (t.races) look(t, place, bytes, how);
+// The same of global memory: several of these. kGridOrders: others may be ordered by it.
+enum GridAccess : uint32_t { kGridReads = 1, kGridWrites = 2, kGridStrong = 4, kGridConstant = 8, kGridAcquires = 16,
+                             kGridReleases = 32, kGridOrders = 64 };
+
+// Looks for races of an access, to shared memory or, where it may be there, to global memory.
+void look(Thread& t, const void* place, uint32_t bytes, Access how, uint32_t in_grid);
+inline void touched(Thread& t, const void* place, uint32_t bytes, Access how, uint32_t in_grid = 0) {
+  if (t.races) look(t, place, bytes, how, in_grid);
 }
-// Whether the barrier.cluster.arrive of that site is relaxed.
+void look_at_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how);
+inline void touched_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how) {
+  if (t.races) look_at_grid(t, place, bytes, how);
+}
+// By copies, when they are issued: as a thread reads, or as TMA does; by bulk stores, which may add.
+void read_global(Thread& t, uint64_t address, uint64_t bytes, bool bulk);
+void write_global(Thread& t, uint64_t address, uint64_t bytes, bool adds);
+// Whether the barrier.cluster.arrive of that site is relaxed, or the wait for bulk stores is for their reads.
 bool is_relaxed(uint32_t site);
-void order_fence(Thread& t, bool proxy);
-inline void fenced(Thread& t, bool proxy) {
-  if (t.races) order_fence(t, proxy);
+enum Fence : uint32_t { kFence, kWideFence, kProxyFence };
+void order_fence(Thread& t, Fence what);
+inline void fenced(Thread& t, Fence what) {
+  if (t.races) order_fence(t, what);
 }
 
 // Numbers -------------------------------------------------------------------------------------------------------
