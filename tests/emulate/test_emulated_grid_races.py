@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 from conftest import HOST
 from races_kit import FENCE, ordered, raced, run
 
-from cupymla.emulate import MODES
+from cupymla.build.source import cuda_root
+from cupymla.emulate import MODES, Settings
 from cupymla.emulate.host.machine import HostError
+from cupymla.emulate.run import Mode
+from cupymla.ops.xl_paged_attention import cases, plan
+from cupymla.testing import compare
+from cupymla.testing.emulated import emulated
 
 pytestmark = HOST
 
@@ -57,7 +67,7 @@ ACQUIRES = {
     "fence": ("ld.relaxed.gpu.global.u32 %r4, [%d12];", "fence.acq_rel.gpu;"),
     "atomic": ("atom.add.acquire.gpu.global.u32 %r4, [%d12], 0;", ""),
 }
-ONE = {"threads": 1, "ctas": 2}
+ONE: dict[str, Any] = {"threads": 1, "ctas": 2}
 
 
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
@@ -126,3 +136,26 @@ def test_what_tma_loads_lies_behind_a_proxy_fence() -> None:
     WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r6], 0; @!%p2 bra WAIT; END:"""
     ordered(body.format(fence="fence.proxy.async.global;"), threads=64)
     raced(body.format(fence=""), r"asynchronously reads global memory .* no fence\.proxy\.async", threads=64)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("mode", MODES)
+def test_ctas_that_share_a_sequence_meet_by_a_counter_with_an_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Mode
+) -> None:
+    """xl_paged_attention adds up what its CTAs left in a workspace; a relaxed counter does not say that it is there."""
+    case = next(case for case in cases.CASES if case.name == "gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")
+    settings = Settings(mode, 1, patience_seconds=20.0, races="practice")
+    with emulated("sm_100a", 7, settings) as machine:
+        compare.require(machine.check("xl_paged_attention", case))
+    folder = tmp_path / "cuda"
+    shutil.copytree(cuda_root(), folder, ignore=shutil.ignore_patterns("third_party"))
+    counter = folder / "common" / "counter.cuh"
+    text = counter.read_text()
+    assert text.count("atom.add.acq_rel.gpu.global.u32") == 1
+    counter.write_text(text.replace("atom.add.acq_rel", "atom.add.relaxed"))
+    ours = plan.variant
+    monkeypatch.setattr(plan, "variant", lambda *given, **named: replace(ours(*given, **named), root=str(folder)))
+    told = r"race: .* (reads|writes) global memory .* of cluster \d+ wrote .* nothing orders the two"
+    with emulated("sm_100a", 7, settings) as machine, pytest.raises(HostError, match=told):
+        machine.check("xl_paged_attention", case)

@@ -2,8 +2,8 @@
 // cupymla/interpret/grid_shadow.py: a later access by another thread has to know that it lies behind (races.hpp),
 // unless both are strong, as atomic operations are. Between clusters knowledge passes through strong operations, with
 // release and acquire or with fences around relaxed ones (PTX ISA 9.0, "Memory Consistency Model": "Release and
-// Acquire Patterns"). What a bulk store wrote is there once its thread has waited for it, and not for its reads alone. Writes to
-// what another thread may still read are not looked at, and of strong writes only the last.
+// Acquire Patterns"). What a bulk store wrote is there once its thread has waited for it, and not for its reads alone.
+// Writes to what another thread may still read are not looked at, and of strong writes only the last.
 #pragma once
 
 #include <unordered_map>

@@ -78,8 +78,8 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
 }
 
 Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
-    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32), threads_(padded_ * count),
-      count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
+    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32),
+      threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
     cta.columns.assign(512 * 4, Cell{kNobody, 0, 0, kNobody, 0, 0});

@@ -1,7 +1,7 @@
-// Accesses to shared and Tensor Memory that nothing orders, found in whatever order threads run: the causality order of
-// a cluster's threads in vector clocks, and who used which bytes last. The rules are those of
-// cupymla/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor Core;
-// docs/emulation.md says where they differ.
+// Accesses to shared and Tensor Memory that nothing orders, and in grid.hpp to global memory, found in whatever order
+// threads run: the causality order of a cluster's threads in vector clocks, and who used which bytes last. The rules
+// are those of cupymla/interpret/causality.py and shadow.py, with a column more for what each thread gives the Tensor
+// Core; docs/emulation.md says where they differ.
 //
 // A column stands for one line of doings: of a thread itself, of its tensor operations, of its bulk stores, of its
 // cp.async, of what one mbarrier counts. A stamp is a moment in it. Three planes say of every column up to which stamp

@@ -52,22 +52,14 @@ def _grid_access(parts: tuple[str, ...]) -> str:
     return " | ".join(name for name, is_so in flags.items() if is_so)
 
 
-def smallest_store(module: Module) -> int:
-    """How many bytes a module's instructions write to shared memory at a time, at least; 4 at most."""
-    return min((_stored(parts) for parts in _opcodes(module) if may_be_shared(parts)), default=4)
-
-
-def smallest_global_store(module: Module) -> int:
-    """The same of global memory; tiles end at any element."""
-    found = (2 if "bulk_group" in parts and "tensor" in parts else _stored(parts) for parts in _opcodes(module))
-    return min(
-        (bytes_ for bytes_, parts in zip(found, _opcodes(module), strict=True) if _may_be_global(parts)), default=4
-    )
-
-
-def _opcodes(module: Module) -> list[tuple[str, ...]]:
+def smallest_stores(module: Module) -> tuple[int, int]:
+    """How many bytes a module's instructions write at a time, at least, to shared and to global memory; 4 at most."""
     bodies = [function.body for function in module.functions if function.body is not None]
-    return [statement.parts for body in bodies for statement, _ in body.walk() if isinstance(statement, Instruction)]
+    found = [statement.parts for body in bodies for statement, _ in body.walk() if isinstance(statement, Instruction)]
+    of_shared = min((_stored(parts) for parts in found if may_be_shared(parts)), default=4)
+    # Tiles end at any element.
+    tiles = [2 for parts in found if "bulk_group" in parts and "tensor" in parts]
+    return of_shared, min((*tiles, *(_stored(parts) for parts in found if _may_be_global(parts))), default=4)
 
 
 def _stored(parts: tuple[str, ...]) -> int:
