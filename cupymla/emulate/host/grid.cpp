@@ -98,25 +98,35 @@ uint32_t Causality::store_over(uint32_t thread, uint32_t group) const {
 
 // Memory --------------------------------------------------------------------------------------------------------------
 
-GridShadow::Cell* GridShadow::page(uint64_t number, bool make) {
+GridShadow::Page* GridShadow::page(uint64_t number, bool make) {
   if (number == last_number_) return last_page_;
   const auto found = pages_.find(number);
   if (found == pages_.end() && !make) return nullptr;
-  auto& kept = found == pages_.end() ? pages_[number] : found->second;
-  if (!kept) kept = std::make_unique<Cell[]>(kPage / unit_);
-  last_number_ = number, last_page_ = kept.get();
+  last_number_ = number, last_page_ = found == pages_.end() ? &pages_[number] : &found->second;
   return last_page_;
 }
 
+// Calls `look` with each page, the first of the units there and the one behind the last.
 template <typename Look>
-void GridShadow::each(uint64_t address, uint64_t bytes, bool make, const Look& look) {
-  const uint64_t end = address + bytes;
-  for (uint64_t at = address / unit_ * unit_; at < end;) {
-    const uint64_t next = std::min(end, (at / kPage + 1) * kPage);
-    Cell* cells = page(at / kPage, make);
-    for (; at < next; at += unit_) {
-      if (cells) look(cells[at % kPage / unit_], at);
-    }
+void GridShadow::each_page(uint64_t address, uint64_t bytes, bool make, const Look& look) {
+  const uint64_t end = (address + bytes + unit_ - 1) / unit_, per_page = kPage / unit_;
+  for (uint64_t at = address / unit_; at < end;) {
+    const uint64_t next = std::min(end, (at / per_page + 1) * per_page);
+    if (Page* found = page(at / per_page, make)) look(*found, at, next);
+    at = next;
+  }
+}
+
+// Calls `look` for writes to some units, once for those that are alike one behind the other, which mostly are of one
+// instruction.
+template <typename Look>
+void GridShadow::each_write(const Write* writes, uint64_t first, uint64_t end, const Look& look) const {
+  const Write* last = nullptr;
+  for (uint64_t at = first; writes && at < end; ++at) {
+    const Write& write = writes[at % (kPage / unit_)];
+    if (write.cluster == 0 || (last && std::memcmp(last, &write, sizeof write) == 0)) continue;
+    look(write, at * unit_);
+    last = &write;
   }
 }
 
@@ -132,7 +142,6 @@ void GridShadow::refuse(Thread& t, const Write& write, uint64_t address, const c
 
 // Whether a thread sees a write, or knows that it is over: of a bulk store both say that its thread has waited for it.
 bool GridShadow::knows(Thread& t, Plane plane, const Write& write) const {
-  if (write.cluster == 0) return true;
   const bool stored = write.line & kBulkStore;
   const uint32_t when = stored ? the->causalities[write.cluster - 1]->store_over(write.by, write.when) : write.when;
   if (stored) plane = kSeen;
@@ -141,14 +150,21 @@ bool GridShadow::knows(Thread& t, Plane plane, const Write& write) const {
 
 void GridShadow::read(Thread& t, uint64_t address, uint64_t bytes, bool strong, bool constant, bool bulk) {
   if (pages_.empty()) return;
-  each(address, bytes, false, [&](const Cell& cell, uint64_t at) {
-    for (const Write* write : {&cell.plain, &cell.strong}) {
-      if (write->cluster == 0 || (strong && write == &cell.strong)) continue;
-      if (constant) refuse(t, *write, at, "reads by ld.global.nc", "that may see what was there before");
-      if (!knows(t, kSeen, *write)) refuse(t, *write, at, "reads", kUnordered);
-      if (!bulk || write->line & kBulkStore || knows(t, kFenced, *write)) continue;
-      refuse(t, *write, at, "asynchronously reads", "no fence.proxy.async lies between the two");
-    }
+  each_page(address, bytes, false, [&](const Page& page, uint64_t first, uint64_t end) {
+    const auto require = [&](const Write& write, uint64_t at) {
+      if (constant) refuse(t, write, at, "reads by ld.global.nc", "that may see what was there before");
+      if (!knows(t, kSeen, write)) refuse(t, write, at, "reads", kUnordered);
+      if (!bulk || write.line & kBulkStore || knows(t, kFenced, write)) return;
+      refuse(t, write, at, "asynchronously reads", "no fence.proxy.async lies between the two");
+    };
+    each_write(page.plain.get(), first, end, require);
+    if (!strong) each_write(page.strong.get(), first, end, require);
+  });
+}
+
+void GridShadow::require_over(Thread& t, const Write* writes, uint64_t first, uint64_t end) {
+  each_write(writes, first, end, [&](const Write& write, uint64_t at) {
+    if (!knows(t, kPast, write)) refuse(t, write, at, "writes", kUnordered);
   });
 }
 
@@ -156,14 +172,14 @@ void GridShadow::write(Thread& t, uint64_t address, uint64_t bytes, bool strong,
   const Causality& mine = *t.cta->causality;
   const uint32_t when = bulk ? mine.open_stores(t) : mine.now();
   const Write made{mine.cluster() + 1, mine.number(t), when, (t.line & kLine) | (bulk ? kBulkStore : 0)};
-  each(address, bytes, true, [&](Cell& cell, uint64_t at) {
-    if (!knows(t, kPast, cell.plain)) refuse(t, cell.plain, at, "writes", kUnordered);
-    if (strong) {
-      cell.strong = made;
-      return;
-    }
-    if (!knows(t, kPast, cell.strong)) refuse(t, cell.strong, at, "writes", kUnordered);
-    cell = Cell{made, {}};
+  each_page(address, bytes, true, [&](Page& page, uint64_t first, uint64_t end) {
+    require_over(t, page.plain.get(), first, end);
+    if (!strong) require_over(t, page.strong.get(), first, end);
+    auto& kept = strong ? page.strong : page.plain;
+    if (!kept) kept = std::make_unique<Write[]>(kPage / unit_);
+    for (uint64_t at = first; at < end; ++at) kept[at % (kPage / unit_)] = made;
+    // What comes behind an ordinary write comes behind the strong ones before it.
+    for (uint64_t at = first; !strong && page.strong && at < end; ++at) page.strong[at % (kPage / unit_)] = Write{};
   });
 }
 

@@ -30,22 +30,25 @@ class GridShadow {
     uint32_t by = 0, when = 0;  // thread, and moment or group of bulk stores
     uint32_t line = 0;
   };
-  // The last ordinary write and the last strong one since.
-  struct Cell {
-    Write plain, strong;
+  // Of each unit of some memory the last ordinary write and the last strong one since, where there was any.
+  struct Page {
+    std::unique_ptr<Write[]> plain, strong;
   };
   static constexpr uint64_t kPage = 4096;
 
-  Cell* page(uint64_t number, bool make);
+  Page* page(uint64_t number, bool make);
   template <typename Look>
-  void each(uint64_t address, uint64_t bytes, bool make, const Look& look);
+  void each_page(uint64_t address, uint64_t bytes, bool make, const Look& look);
   bool knows(Thread& t, Plane plane, const Write& write) const;
+  template <typename Look>
+  void each_write(const Write* writes, uint64_t first, uint64_t end, const Look& look) const;
+  void require_over(Thread& t, const Write* writes, uint64_t first, uint64_t end);
   [[noreturn]] void refuse(Thread& t, const Write& write, uint64_t address, const char* does, const char* missing);
 
   uint32_t unit_;
-  std::unordered_map<uint64_t, std::unique_ptr<Cell[]>> pages_;
+  std::unordered_map<uint64_t, Page> pages_;
   uint64_t last_number_ = ~0ull;
-  Cell* last_page_ = nullptr;
+  Page* last_page_ = nullptr;
   std::unordered_map<uint64_t, Gift> handed_;
 };
 
