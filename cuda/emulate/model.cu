@@ -389,7 +389,7 @@ CUPYMLA_MODEL void cupymla_emulate_group_wait(uint32_t newest, uint32_t site) {
   stop_if_asked();
   if (removed(site)) return;
   run_groups(newest);
-  races::wait_group(newest);
+  races::wait_group(newest, site);
 }
 
 // Barriers and fences -------------------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ inline void write(uint32_t address, uint32_t bytes) {
 inline void read(uint32_t address, uint32_t bytes) {
   if (causality()) causality()->access(me(), address >> 24, address & 0xffffffu, bytes, machine::kReadTogether);
 }
+inline void hold(uint32_t barrier) {
+  if (causality()) causality()->hold(me(), barrier);
+}
 inline void write_later(uint32_t address, uint32_t bytes, uint32_t barrier) {
   if (!causality()) return;
   causality()->require_initialised(me(), barrier);
@@ -61,8 +64,10 @@ inline void allocated(uint32_t rank, uint32_t first, uint32_t count) {
 inline void close_group() {
   if (causality()) causality()->close_group(me());
 }
-inline void wait_group(uint32_t newest) {
-  if (causality()) causality()->wait_group(me(), newest);
+inline void wait_group(uint32_t newest, uint32_t site) {
+  if (!causality()) return;
+  causality()->wait_group(me(), newest);
+  if (!machine::is_relaxed(site)) causality()->wait_stores(me(), newest);
 }
 #else
 __device__ __forceinline__ void meet(const void*, uint32_t, bool) {}
@@ -77,7 +82,7 @@ __device__ __forceinline__ void read(uint32_t, uint32_t) {}
 __device__ __forceinline__ void tensor_memory(uint32_t, uint32_t, uint32_t, bool, bool) {}
 __device__ __forceinline__ void allocated(uint32_t, uint32_t, uint32_t) {}
 __device__ __forceinline__ void close_group() {}
-__device__ __forceinline__ void wait_group(uint32_t) {}
+__device__ __forceinline__ void wait_group(uint32_t, uint32_t) {}
 #endif
 
 }  // namespace cupymla::emulate::races

@@ -3,75 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import gemm
 import numpy as np
 import pytest
 from conftest import HOST
-from device import Kernel, Memory, blank
+from device import blank
 from device import run as run_operation
-from isa_oracle import Array
 from ptx_kernels import mma
+from races_kit import FENCE, TOGETHER, ordered, raced, run
 
 from cupymla.emulate import MODES, Settings
 from cupymla.emulate.host.machine import HostError
 from cupymla.emulate.run import Mode
 from cupymla.errors import InputError
-from cupymla.launch import Geometry
 from cupymla.ptx.races import Races
 
 pytestmark = HOST
-
-HEAD = """.version 8.8
-.target sm_100a
-.address_size 64
-.visible .entry kernel(.param .u64 a0, .param .u64 a1)
-{{
-    .reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %d<32>;
-    .shared .align 1024 .b8 tile[4096];
-    mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r5, %cluster_ctarank; setp.eq.s32 %p1, %r0, 0;
-    ld.param.u64 %d0, [a0]; ld.param.u64 %d1, [a1];
-    mul.wide.u32 %d10, %r0, 4; add.s64 %d11, %d10, %d1; add.s64 %d10, %d10, %d0;
-{body}
-    ret;
-}}
-"""
-TOGETHER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-FENCE = "fence.proxy.async.shared::cta;"
-
-
-@functools.cache
-def kernel(body: str) -> Kernel:
-    return Kernel(HEAD.format(body=body), "races.ptx", "host")
-
-
-def run(
-    body: str, races: Races, mode: Mode = "eager", threads: int = 32, cluster: int = 1, seed: int = 1
-) -> tuple[Array, Array]:
-    """Run a body on two arrays of numbers, whose bytes %d0 and %d1, and of this thread %d10 and %d11, name."""
-    arrays = [np.arange(1024, dtype=np.uint32), np.zeros(1024, np.uint32)]
-    memories = [Memory(array, "host") for array in arrays]
-    settings = Settings(mode, seed, checks=(), races=races)
-    parameters = [memory.parameter for memory in memories]
-    kernel(body).launch(Geometry((cluster, 1, 1), threads, 0, cluster=cluster), parameters, settings)
-    return memories[0].read(), memories[1].read()
-
-
-def raced(body: str, what: str = "nothing orders the two", **options: Any) -> None:
-    """Only the check sees the fault, and sees it in every mode."""
-    for mode in MODES:
-        run(body, "unchecked", mode, **options)
-        with pytest.raises(HostError, match=rf"race: .*{what}"):
-            run(body, "practice", mode, **options)
-
-
-def ordered(body: str, races: Races = "letter", **options: Any) -> Array:
-    """Nothing is found in any mode; the second array."""
-    for mode in MODES:
-        found = run(body, races, mode, **options)[1]
-    return found
-
 
 # Each thread stores its number in shared memory and reads that of a thread of another warp, or lane.
 NEIGHBOUR = """shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, {bit};
@@ -294,11 +242,12 @@ def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: 
 
 
 # Its waits for an mbarrier, in the order of the text: of the products for a free accumulator and for a full stage, of
-# the epilogue for a full accumulator.
+# the epilogue for a full accumulator. Without the last two others wait for a phase that may be over before they look.
+MISSED = "the wait for an mbarrier"
 WAITS = (
     (1, "writes Tensor Memory, column .* read or was still reading"),
-    (2, "a (copy that an mbarrier counts|tensor operation of thread 32)"),
-    (3, "(reads|writes) Tensor Memory, column"),
+    (2, f"(a (copy that an mbarrier counts|tensor operation of thread 32)|{MISSED})"),
+    (3, f"((reads|writes) Tensor Memory, column|{MISSED})"),
 )
 
 

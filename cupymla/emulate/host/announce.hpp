@@ -57,11 +57,27 @@ void each_chunk(const Tile& tile, const TileInfo& info, uint32_t rows, const Eac
   }
 }
 
+// The same of global memory: the part of a row that the tensor has.
+template <typename Each>
+void each_row_inside(const Tile& tile, const TileInfo& info, uint32_t rows, const Each& each) {
+  const int64_t bits = info.element_bits, from = tile.at(0) * bits / 8, row_bytes = info.box[0] * bits / 8;
+  const int64_t first = std::max<int64_t>(from, 0);
+  const int64_t end = std::min<int64_t>(from + row_bytes, static_cast<int64_t>(info.shape[0]) * bits / 8);
+  uint64_t address;
+  for (uint32_t row = 0; row < rows; ++row) {
+    if (row_address(tile, info, row, address) && first < end) each(address + first, end - first);
+  }
+}
+
 inline void announce_tile(const Tile& tile, const TileInfo& info) {
   if (!races::causality()) return;
+  each_row_inside(tile, info, tile_rows(tile, info), [](uint64_t address, uint64_t bytes) {
+    machine::read_global(*machine::current, address, bytes, true);
+  });
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
     if (!goes_to(tile, rank)) continue;
     const uint32_t told = tile_barrier(tile, rank);
+    races::hold(told);
     each_chunk(tile, info, tile_rows(tile, info),
                [&](uint32_t place) { races::write_later(hardware::map_to_rank(place, rank), 16, told); });
   }
@@ -69,6 +85,9 @@ inline void announce_tile(const Tile& tile, const TileInfo& info) {
 
 inline void announce_scatter(const Tile& tile, const TileInfo& info) {
   if (!races::causality()) return;
+  each_row_inside(tile, info, 4, [](uint64_t address, uint64_t bytes) {
+    machine::write_global(*machine::current, address, bytes, false);
+  });
   each_chunk(tile, info, 4, [&](uint32_t place) {
     races::read_by_store(hardware::map_to_rank(place, tile.destination >> 24), 16);
   });
@@ -77,6 +96,7 @@ inline void announce_scatter(const Tile& tile, const TileInfo& info) {
 inline void announce_answer(uint32_t barrier, uint32_t mask, uint32_t place) {
   for (uint32_t rank = 0; rank < hardware::cluster_size(); ++rank) {
     if (mask ? !(mask >> rank & 1) : rank != barrier >> 24) continue;
+    races::hold(hardware::map_to_rank(barrier, rank));
     races::write_later(hardware::map_to_rank(place, rank), 16, hardware::map_to_rank(barrier, rank));
   }
 }

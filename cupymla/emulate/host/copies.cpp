@@ -17,7 +17,10 @@ void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t r
   if (size != 4 && size != 8 && size != 16) broken("cp.async of %u bytes", size);
   if (read > size) broken("cp.async reads %u of %u bytes", read, size);
   const AsyncCopy copy{shared(t, to, size), generic(from, size), size, read};
-  if (t.races) t.cta->causality->write_by_async(t, to, size);
+  if (t.races) {
+    t.cta->causality->write_by_async(t, to, size);
+    read_global(t, from, read, false);
+  }
   if (draw(t) & 1) return perform_async(copy);
   t.open_async.push_back(copy);
 }
@@ -256,6 +259,7 @@ void announce_write(Thread& t, uint32_t to, uint32_t barrier, uint32_t mask, con
       causality.write_later(t, rank << 24 | offset, size, told(copy, rank), false);
     };
     causality.require_initialised(t, told(copy, rank));
+    causality.hold(t, told(copy, rank));
     if (map) return each_run(*map, to & 0xffffffu, write);
     write(to & 0xffffffu, bytes);
   });
@@ -277,14 +281,22 @@ void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t numb
 
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask) {
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
-  if (t.announcing) return announce_write(t, to, barrier, mask, &tile_map(map), 0);
+  if (t.announcing) {
+    each_piece(tile_map(map), at, [&](uint64_t from, uint32_t, uint32_t bytes) {
+      if (from) read_global(t, from, bytes, true);
+    });
+    return announce_write(t, to, barrier, mask, &tile_map(map), 0);
+  }
   auto copy = issue(t, perform_load);
   copy->map = map, copy->shared = to, copy->barrier = barrier, copy->mask = mask;
   std::copy(at, at + rank, copy->at);
 }
 
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask) {
-  if (t.announcing) return announce_write(t, to, barrier, mask, nullptr, bytes);
+  if (t.announcing) {
+    read_global(t, from, bytes, true);
+    return announce_write(t, to, barrier, mask, nullptr, bytes);
+  }
   auto copy = issue(t, perform_bytes);
   copy->global = from, copy->shared = to, copy->barrier = barrier, copy->mask = mask, copy->bytes = bytes;
 }
@@ -301,6 +313,7 @@ void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t
 void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction) {
   if (t.races) {
     t.cta->causality->require_initialised(t, barrier);
+    t.cta->causality->hold(t, barrier);
     t.cta->causality->write_later(t, to, bytes, barrier, true);
   }
   auto copy = issue(t, perform_async);
@@ -311,6 +324,9 @@ void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint3
 void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint32_t from, Operation operation) {
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
   if (t.announcing) {
+    each_piece(tile_map(map), at, [&](uint64_t to, uint32_t, uint32_t bytes) {
+      if (to) write_global(t, to, bytes, operation != kReplace);
+    });
     return each_run(tile_map(map), from & 0xffffffu, [&](uint32_t offset, uint32_t bytes) {
       t.cta->causality->read_by_store(t, (from & 0xff000000u) | offset, bytes);
     });
@@ -322,7 +338,10 @@ void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint3
 }
 
 void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction) {
-  if (t.announcing) return t.cta->causality->read_by_store(t, from, bytes);
+  if (t.announcing) {
+    write_global(t, to, bytes, reduction.operation != kReplace);
+    return t.cta->causality->read_by_store(t, from, bytes);
+  }
   auto copy = issue(t, perform_store_bytes);
   copy->global = to, copy->shared = from, copy->bytes = bytes, copy->reduction = reduction;
   t.open_group.push_back(copy);

@@ -90,10 +90,11 @@ def _shape(facts: dict[str, object]) -> KernelShape:
     places, cluster = facts["parameters"], facts["cluster"]
     assert isinstance(places, list) and isinstance(facts["static_bytes"], int)
     x, y, z = cluster if isinstance(cluster, list) else (0, 0, 0)
-    smallest = facts["smallest_store"]
-    assert isinstance(smallest, int)
+    smallest, of_global = facts["smallest_store"], facts["smallest_global_store"]
+    assert isinstance(smallest, int) and isinstance(of_global, int)
     parameters = tuple((offset, size) for offset, size in places)
-    return KernelShape(str(facts["symbol"]), parameters, facts["static_bytes"], (x, y, z) if x else None, smallest)
+    extents = (x, y, z) if x else None
+    return KernelShape(str(facts["symbol"]), parameters, facts["static_bytes"], extents, smallest, of_global)
 
 
 # The parts of a library -------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 
 def _machine() -> list[Path]:
     """The parts of the machine."""
-    names = ("runtime", "warps", "copies", "races")
+    names = ("runtime", "warps", "copies", "races", "waits", "grid")
     return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 

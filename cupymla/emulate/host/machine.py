@@ -51,6 +51,7 @@ class _Request(ctypes.Structure):
         ("approximation", ctypes.c_uint32),
         ("races", ctypes.c_uint32),
         ("unit", ctypes.c_uint32),
+        ("grid_unit", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
         ("relaxed", ctypes.c_char_p),
@@ -222,7 +223,8 @@ class HostProgram:
         request.seed, request.resident = settings.seed + 1, settings.resident_clusters
         request.approximation = APPROXIMATIONS.index(settings.approximation)
         request.races, request.unit = RACES.index(settings.races), self.shape.smallest_store
-        request.relaxed = bytes(1) + bytes(_arrives_relaxed(site.text) for site in self.translation.sites)
+        request.grid_unit = self.shape.smallest_global_store
+        request.relaxed = bytes(1) + bytes(_is_relaxed(site.text) for site in self.translation.sites)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"
@@ -238,8 +240,8 @@ class HostProgram:
         return message.value.decode()
 
 
-def _arrives_relaxed(instruction: str) -> bool:
-    return "barrier.cluster.arrive.relaxed" in instruction
+def _is_relaxed(instruction: str) -> bool:
+    return "barrier.cluster.arrive.relaxed" in instruction or "cp.async.bulk.wait_group.read" in instruction
 
 
 def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram:

@@ -512,7 +512,7 @@ def _mbarrier(w: Writer) -> str:
     if action in ("expect_tx", "complete_tx"):
         sign = "" if action == "expect_tx" else "-"
         amount = f"{sign}static_cast<int32_t>({w.read(w.operands[1], 'u32')})"
-        return f"barrier_expect(t, {_address(w, w.operands[0])}, {amount});"
+        return f"barrier_count(t, {_address(w, w.operands[0])}, {amount});"
     if action == "arrive":
         bytes_ = w.read(w.operands[2], "u32") if "expect_tx" in w.parts else "0"
         count = "1" if "expect_tx" in w.parts or len(w.operands) < 3 else w.read(w.operands[2], "u32")

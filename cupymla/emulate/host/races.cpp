@@ -23,9 +23,6 @@ void raise(std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
   raise(to.data(), from.data(), from.size());
 }
 
-uint32_t rank_of(uint32_t address) { return address >> 24; }
-uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
-
 }  // namespace
 
 // Knowledge -----------------------------------------------------------------------------------------------------------
@@ -39,7 +36,7 @@ void Knowledge::learn(Plane plane, uint32_t column, uint32_t stamp) {
 void Knowledge::merge(Plane plane, const Knowledge& other) { raise(planes[plane], other.planes[plane]); }
 
 void Knowledge::merge(const Knowledge& other) {
-  for (Plane plane : {kSeen, kFenced, kPast}) merge(plane, other);
+  for (Plane plane : {kSeen, kFenced, kPast, kBefore}) merge(plane, other);
 }
 
 void Knowledge::clear() {
@@ -61,20 +58,28 @@ void Releases::complete() {
   }
 }
 
-void Releases::give(Knowledge& to, int rank, bool wide, bool practice) const {
+void Releases::give(Knowledge& to, int rank, uint32_t order, bool practice) const {
   for (const Entry& entry : entries) {
-    if (entry.rank == kAnyone || entry.rank == rank || (entry.wide && wide)) {
+    if (order & kRelaxed) {
+      to.merge(kBefore, entry.done);
+    } else if (entry.rank == kAnyone || entry.rank == rank || (entry.wide && order & kClusterScope)) {
       to.merge(entry.done);
-    } else if (practice) {
-      to.merge(kFenced, entry.done);
-      to.merge(kPast, entry.done);
+    } else {
+      to.merge(kBefore, entry.done);
+      if (practice) to.merge(kFenced, entry.done), to.merge(kPast, entry.done);
     }
   }
 }
 
-Causality::Causality(Cta* const* ctas, uint32_t count, bool practice, uint32_t unit)
-    : practice_(practice), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32), threads_(padded_ * count),
-      count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
+uint32_t Releases::done(Plane plane, uint32_t column) const {
+  uint32_t found = 0;
+  for (const Entry& entry : entries) found = std::max(found, entry.done.at(plane, column));
+  return found;
+}
+
+Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
+    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32),
+      threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
     cta.columns.assign(512 * 4, Cell{kNobody, 0, 0, kNobody, 0, 0});
@@ -114,58 +119,6 @@ void Causality::fence_proxy(Thread& t) {
   raise(known.planes[kFenced], known.planes[kSeen]);
 }
 
-// mbarriers -----------------------------------------------------------------------------------------------------------
-
-TrackedBarrier* Causality::barrier(uint32_t address) {
-  if (rank_of(address) >= count_) return nullptr;
-  auto& barriers = ctas_[rank_of(address)].barriers;
-  return offset_of(address) / 8 < barriers.size() ? barriers[offset_of(address) / 8].get() : nullptr;
-}
-
-void Causality::initialise(Thread& t, uint32_t address) {
-  auto& slot = ctas_[rank_of(address)].barriers[offset_of(address) / 8];
-  if (!slot) {
-    slot = std::make_unique<TrackedBarrier>();
-    slot->column = column(kCounted, 0);
-  }
-  slot->releases.entries.clear();
-  slot->maker = number(t), slot->made = moment_, slot->line = t.line;
-}
-
-void Causality::require_initialised(Thread& t, uint32_t address) {
-  const TrackedBarrier* found = barrier(address);
-  if (found == nullptr) return;  // others say so
-  const uint32_t me = number(t);
-  if (rank_of(address) != t.cta->rank) visit(rank_of(address), me, Mark{me, moment_, t.line});
-  if (knows(me, kSeen, found->maker, found->made)) return;
-  broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the "
-         "two",
-         thread(me).c_str(), thread(found->maker).c_str(), found->line);
-}
-
-void Causality::arrive(Thread& t, uint32_t address, uint32_t order) {
-  require_initialised(t, address);
-  TrackedBarrier* found = barrier(address);
-  if (found == nullptr) return;
-  const uint32_t me = number(t);
-  const Knowledge& known = order & kRelaxed ? own_[me].behind_fence : release(me);
-  found->releases.pending(static_cast<int>(t.cta->rank), (order & kClusterScope) != 0).merge(known);
-}
-
-void Causality::complete(uint32_t rank, uint32_t offset) {
-  TrackedBarrier* found = barrier(rank << 24 | offset);
-  if (found == nullptr) return;
-  ++found->phase;
-  found->releases.complete();
-}
-
-void Causality::wait(Thread& t, uint32_t address, uint32_t order) {
-  require_initialised(t, address);
-  const TrackedBarrier* found = barrier(address);
-  if (found == nullptr || order & kRelaxed) return;
-  found->releases.give(own_[number(t)].known, static_cast<int>(t.cta->rank), (order & kClusterScope) != 0, practice_);
-}
-
 // Barriers whose threads wait for one another -------------------------------------------------------------------------
 
 void Causality::meet(Thread& t, TrackedMeeting& meeting, uint32_t generation, bool alone) {
@@ -176,12 +129,17 @@ void Causality::meet(Thread& t, TrackedMeeting& meeting, uint32_t generation, bo
   }
   const uint32_t me = number(t);
   meeting.pending.merge(alone ? own_[me].behind_fence : release(me));
+  if (alone) meeting.pending.merge(kBefore, own_[me].known);
 }
 
 void Causality::part(Thread& t, TrackedMeeting& meeting, uint32_t generation) {
-  Knowledge& known = own_[number(t)].known;
-  known.merge(meeting.done);
-  if (meeting.generation == generation) known.merge(meeting.pending);
+  // The first of the generation to part: all of it have met, and nobody of the next one.
+  if (meeting.generation == generation && !meeting.pending.empty()) {
+    meeting.done.merge(meeting.pending);
+    meeting.pending.clear();
+  }
+  own_[number(t)].known.merge(meeting.done);
+  own_[number(t)].gathered = 0;
 }
 
 void Causality::visit(uint32_t rank, uint32_t from, Mark mark) {
@@ -441,6 +399,7 @@ uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
   }
   Knowledge& made = commits_[++commit_count_];
   made.merge(kPast, own_[me].known);
+  made.merge(kBefore, own_[me].known);
   if (made.planes[kPast].size() > me) made.planes[kPast][me] = 0;
   for (Plane plane : {kSeen, kPast}) made.learn(plane, column, stamp);
   return commit_count_;
@@ -448,7 +407,9 @@ uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
 
 void Causality::hand(uint32_t told, uint64_t commit) {
   TrackedBarrier* found = barrier(told);
-  if (found) found->releases.pending(kAnyone, true).merge(commits_[commit]);
+  if (found == nullptr) return;
+  found->waits.phase().told = true;
+  found->releases.pending(kAnyone, true).merge(commits_[commit]);
 }
 
 void Causality::drop(uint64_t commit) { commits_.erase(commit); }
@@ -508,16 +469,20 @@ std::string Causality::doer(uint32_t column) const {
 
 // What the rest of the machine calls --------------------------------------------------------------------------------
 
-void look(Thread& t, const void* pointer, uint32_t bytes, Access how) {
+void look(Thread& t, const void* pointer, uint32_t bytes, Access how, uint32_t in_grid) {
   const uint32_t address = to_shared(t, reinterpret_cast<uint64_t>(pointer));
-  if (address) t.cta->causality->access(t, rank_of(address), offset_of(address), bytes, how);
+  if (address) return t.cta->causality->access(t, rank_of(address), offset_of(address), bytes, how);
+  if (in_grid) look_at_grid(t, pointer, bytes, in_grid);
 }
 
 bool is_relaxed(uint32_t site) { return the->relaxed && the->relaxed[site]; }
 
-void order_fence(Thread& t, bool proxy) {
-  if (proxy) return t.cta->causality->fence_proxy(t);
-  t.cta->causality->fence(t);
+void order_fence(Thread& t, Fence what) {
+  switch (what) {
+    case kProxyFence: return t.cta->causality->fence_proxy(t);
+    case kWideFence: return t.cta->causality->fence_wide(t);
+    default: return t.cta->causality->fence(t);
+  }
 }
 
 }  // namespace machine

@@ -72,7 +72,7 @@ class KernelShape:
         parameters: offset and size in bytes of each parameter.
         static_bytes: shared memory that the module declares.
         cluster: extents that the kernel itself asks for, or None.
-        smallest_store: bytes that it writes to shared memory at a time, at most 4.
+        smallest_store, smallest_global_store: bytes that it writes to shared and global memory at a time, at most 4.
     """
 
     symbol: str
@@ -80,6 +80,7 @@ class KernelShape:
     static_bytes: int
     cluster: tuple[int, int, int] | None
     smallest_store: int = 4
+    smallest_global_store: int = 4
 
 
 @dataclass
@@ -280,7 +281,7 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, races.smallest_store(self._module))
+        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, *races.smallest_stores(self._module))
 
 
 def _clean(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ namespace machine {
 
 namespace {
 
-constexpr size_t kStackBytes = 128 * 1024;
 constexpr uint64_t kLongestRest = 64;  // rounds of all threads
 constexpr uint64_t kLatestBegin = 64;  // rounds of a cluster's threads
 
@@ -139,7 +138,8 @@ void rest_at_barrier(Thread& t) {
 void sleep(Thread& t, uint32_t nanoseconds) {
   Rest until;
   until.until = the->switches + nanoseconds / kNanosecondsPerSwitch + 1;
-  rest(t, until);
+  // A lane of the warp that ends wakes the others, who may wait for it.
+  while (!until.over(the->switches)) rest(t, until);
 }
 
 void end_thread(Thread&) { throw Ended{}; }
@@ -313,7 +313,7 @@ void schedule() {
 
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
-  uint32_t approximation, races, unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
+  uint32_t approximation, races, unit, grid_unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
   uint64_t seed, limit;
   const unsigned char* relaxed;
 };
@@ -366,10 +366,11 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       cta.warps[w].ended = lanes == 32 ? 0 : ~((1u << lanes) - 1u);
     }
   }
-  std::vector<std::unique_ptr<Causality>> causalities;
+  auto& causalities = machine.causalities;
+  if (request->races) machine.grid = std::make_unique<GridShadow>(request->grid_unit);
   machine.relaxed = request->relaxed;
   for (uint32_t i = 0; request->races && i < clusters.size(); ++i) {
-    causalities.push_back(std::make_unique<Causality>(clusters[i].data(), size, request->races == 1, request->unit));
+    causalities.push_back(std::make_unique<Causality>(clusters[i].data(), size, i, request->races == 1, request->unit));
     for (Cta* cta : clusters[i]) cta->causality = causalities[i].get();
   }
   // Half of the CTAs begin later than others, also of their cluster: only its barrier says that another has begun.

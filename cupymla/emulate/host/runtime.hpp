@@ -25,6 +25,7 @@ namespace machine {
 
 constexpr uint32_t kSystemBytes = 1024;
 constexpr uint64_t kNanosecondsPerSwitch = 100;
+constexpr uint64_t kStackBytes = 128 * 1024;
 
 struct Thread;
 struct Cta;
@@ -236,16 +237,28 @@ enum Order : uint32_t { kClusterScope = 1, kRelaxed = 2 };
 // What a thread does with shared memory; kReadTogether: its warp reads as one, so that any lane stands for the others.
 enum Access : uint32_t { kRead, kReadTogether, kWrite, kAtomic };
 
-// Looks for races of an access, if it is to shared memory.
-void look(Thread& t, const void* place, uint32_t bytes, Access how);
-inline void touched(Thread& t, const void* place, uint32_t bytes, Access how) {
-  if (t.races) look(t, place, bytes, how);
+// The same of global memory: several of these. kGridOrders: others may be ordered by it.
+enum GridAccess : uint32_t { kGridReads = 1, kGridWrites = 2, kGridStrong = 4, kGridConstant = 8, kGridAcquires = 16,
+                             kGridReleases = 32, kGridOrders = 64 };
+
+// Looks for races of an access, to shared memory or, where it may be there, to global memory.
+void look(Thread& t, const void* place, uint32_t bytes, Access how, uint32_t in_grid);
+inline void touched(Thread& t, const void* place, uint32_t bytes, Access how, uint32_t in_grid = 0) {
+  if (t.races) look(t, place, bytes, how, in_grid);
 }
-// Whether the barrier.cluster.arrive of that site is relaxed.
+void look_at_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how);
+inline void touched_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how) {
+  if (t.races) look_at_grid(t, place, bytes, how);
+}
+// By copies, when they are issued: as a thread reads, or as TMA does; by bulk stores, which may add.
+void read_global(Thread& t, uint64_t address, uint64_t bytes, bool bulk);
+void write_global(Thread& t, uint64_t address, uint64_t bytes, bool adds);
+// Whether the barrier.cluster.arrive of that site is relaxed, or the wait for bulk stores is for their reads.
 bool is_relaxed(uint32_t site);
-void order_fence(Thread& t, bool proxy);
-inline void fenced(Thread& t, bool proxy) {
-  if (t.races) order_fence(t, proxy);
+enum Fence : uint32_t { kFence, kWideFence, kProxyFence };
+void order_fence(Thread& t, Fence what);
+inline void fenced(Thread& t, Fence what) {
+  if (t.races) order_fence(t, what);
 }
 
 // Numbers -------------------------------------------------------------------------------------------------------
@@ -348,6 +361,8 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
 // An arrival by the thread itself; `order` says what it hands on.
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
+// By the thread itself.
+void barrier_count(Thread& t, uint32_t barrier, int32_t bytes);
 inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order);
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask);

@@ -3,6 +3,7 @@
 
 #include <csetjmp>
 
+#include "grid.hpp"
 #include "races.hpp"
 #include "runtime.hpp"
 
@@ -32,7 +33,9 @@ struct Machine {
   std::string failure;
   Approximation approximation = Approximation::kExact;
   bool in_thread = false;  // else the scheduler runs
-  const unsigned char* relaxed = nullptr;  // by sites: whether they are relaxed arrivals
+  const unsigned char* relaxed = nullptr;  // by sites; see is_relaxed
+  std::vector<std::unique_ptr<Causality>> causalities;  // of the clusters
+  std::unique_ptr<GridShadow> grid;
   sigjmp_buf outside;
 };
 

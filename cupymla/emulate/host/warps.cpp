@@ -37,6 +37,7 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
       }
       meeting.arrived = 0;
       ++meeting.generation;
+      if (t.races && what != kWarpBarrier) t.cta->causality->gather(t, expected);
       the->worked = the->switches;
       break;
     }
@@ -215,6 +216,11 @@ void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes) {
   update(one, barrier, where, state);
 }
 
+void barrier_count(Thread& t, uint32_t barrier, int32_t bytes) {
+  if (t.races) t.cta->causality->hold(t, barrier);
+  barrier_expect(t, barrier, bytes);
+}
+
 bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order) {
   const unsigned char* where = place(*t.cta, barrier);
   const uint64_t word = load<uint64_t>(where);
@@ -224,6 +230,7 @@ bool barrier_test(Thread& t, uint32_t barrier, uint32_t parity, uint32_t order) 
     t.patience = 1;
     if (t.races) t.cta->causality->wait(t, barrier, order);
   } else {
+    if (t.races) t.cta->causality->test(t, barrier);
     t.barrier_word = reinterpret_cast<const uint64_t*>(where), t.barrier_seen = word;
     t.issued = &issued_for(*t.cta, barrier), t.issued_seen = *t.issued;
   }
