@@ -138,8 +138,9 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
   const uint8_t* const v_row = source.values + block * params.v_block_bytes + inside * params.v_token_bytes;
 #pragma unroll
   for (int pass = 0; pass < divide_up(Config::kTile * kUnits, 32); ++pass) {
-    // The last pass may be half a warp's; its other half repeats what it does.
-    const int index = min(pass * 32 + lane, Config::kTile * kUnits - 1);
+    // The last pass may be half a warp's; its other half only lends its rows.
+    const bool used = Config::kTile * kUnits % 32 == 0 || pass * 32 + lane < Config::kTile * kUnits;
+    const int index = used ? pass * 32 + lane : 0;
     const int token = index / kUnits;
     const int unit = index % kUnits;
     const bool take = ((existing >> token) & 1u) != 0 && unit < kRowUnits;
@@ -148,6 +149,7 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
     const uint8_t* key = from_lane(k_row, token) + offset;
     const uint8_t* value = from_lane(v_row, token) + offset;
     const uint32_t bytes = take ? kUnitBytes : 0u;
+    if (!used) continue;
     if constexpr (kHalves) {
       stream_copy_8_or_zeros(to, key, bytes);
       stream_copy_8_or_zeros(to + Config::kKeyBytes, value, bytes);
