@@ -3,8 +3,8 @@
 `interpret` runs one kernel on registered memory. Threads diverge and meet again, barriers block, copies finish late,
 and the order of everything comes from a seed. Accesses out of bounds, misaligned or of unwritten memory, writes that
 race with asynchronous reads, uses of registers of unfinished wgmma, misused barriers and deadlocks end the run with a
-`Trap` that names the thread and the instruction; on request, so do accesses to shared memory that nothing orders. Time
-and caches are not modelled.
+`Trap` that names the thread and the instruction; on request, so do accesses to shared memory that nothing orders. There
+are no caches and there is no time, but `cycles` replays what a run did against a clock.
 """
 
 from __future__ import annotations
