@@ -17,8 +17,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   for (int part = 0; part < Config::kParts; ++part) {
     storage.full[0][part].init(Config::kWarpgroup + (part == Config::kParts - 1 ? 4 : 0));
   }
-  storage.free[0][0].init(kEveryConsumer);
-  storage.free[0][1].init(kEveryConsumer);
+  for (Mbarrier& tiles : storage.free[0]) tiles.init(kEveryConsumer);
   storage.tiles_free.init(kEveryConsumer);
   for (Mbarrier& half : storage.p_ready) half.init(Config::kWarpgroup);
   storage.ds_ready.init(Config::kWarpgroup);

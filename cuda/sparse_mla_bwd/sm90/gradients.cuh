@@ -151,11 +151,10 @@ struct Gradients {
 
   __device__ __forceinline__ void release_keys() {
     storage.free[0][0].arrive();
-    if constexpr (Config::kCluster == 1) {
-      storage.free[0][1].arrive();
-    } else {
-      arrive_at_other(storage.staging_ready);
-    }
+    // Of two CTAs each consumer still needs the staging that is its own.
+    if constexpr (Config::kCluster == 1 || kWho == 1) storage.free[0][1].arrive();
+    if constexpr (Config::kCluster == 1 || kWho == 0) storage.free[0][2].arrive();
+    if constexpr (Config::kCluster > 1) arrive_at_other(storage.staging_ready);
   }
 
   // One CTA to a query: a tile of dKV goes straight to global memory.
@@ -213,7 +212,7 @@ struct Gradients {
     if (kWho == 1 && first) storage.first_sent.arrive();
   }
 
-  // Adds the sums that the other CTA has stored here. After the last of a block the keys' memory is free.
+  // Adds the sums that the other CTA has stored here. After the last of a block the staging may have keys again.
   template <int kCount>
   __device__ __forceinline__ void take_over(float (&sums)[kCount], bool last) {
     // The last round's phase is over: this thread has waited for it, and the other CTA sends when it knows that.
@@ -224,7 +223,7 @@ struct Gradients {
     consumer.rounds.advance(kReceived);
     add_staged(sums);
     if (last) {
-      storage.free[0][1].arrive();
+      storage.free[0][1 + kWho].arrive();
     } else {
       arrive_at_other(storage.drained[kWho]);
     }

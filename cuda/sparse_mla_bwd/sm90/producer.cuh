@@ -17,6 +17,15 @@ __device__ __forceinline__ int32_t first_head(int32_t pass) {
   return (pass * Config::kCluster + rank) * Config::kHeads;
 }
 
+// The one buffer, whose left tiles are free first, then those that are either consumer's staging.
+template <typename Config>
+struct StagedBuffer : sm90::OneBuffer<Config> {
+  static_assert(Config::kParts == Config::kLeftParts + Config::kConsumers, "a part for each consumer's staging");
+  static __device__ __forceinline__ constexpr int free_side(int part) {
+    return part == 0 ? 0 : part < Config::kLeftParts ? -1 : 1 + part - Config::kLeftParts;
+  }
+};
+
 template <typename Config>
 struct Producer {
   sm90::RowGather<Config, Storage<Config>> gather;
@@ -41,7 +50,9 @@ struct Producer {
       }
       token_set ^= 1u;
       __syncwarp();
-      gather.fill(token, query.token_limit, kv, params.kv_token_bytes, 0);
+      const StagedBuffer<Config> places{{0, gather.phases.free(0)}};
+      gather.fill_places(token, query.token_limit, kv, params.kv_token_bytes, places);
+      gather.phases.advance(0);
       token = next_token;
     }
   }

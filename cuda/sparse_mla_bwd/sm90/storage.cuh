@@ -6,10 +6,11 @@
 // heads_free     | 256 consumers                            | producer     | nothing reads them any more
 // full[0][part]  | 128 copy arrivals; last part 4 more for  | consumers    | these columns of the block (and, last
 //                | the validity words                       |              | part, its tokens and validity) are in
-// free[0][left]  | 256 consumers                            | producer     | dQ has the block: its left tiles may be
+// free[0][0]     | 256 consumers                            | producer     | dQ has the block: its left tiles may be
 //                |                                          |              | refilled
-// free[0][right] | 256 consumers                            | producer     | the same of its right tiles, where sums
-//                |                                          |              | of the other CTA have passed through
+// free[0][1 + w] | 256 consumers                            | producer     | the same of the two right tiles that are
+//                |                                          |              | consumer w's staging, behind the last sums
+//                |                                          |              | of the other CTA that pass through
 // tiles_free     | 256 consumers                            | consumer 0   | no product of the last block reads the
 //                |                                          |              | P and dS tiles any more
 // p_ready[half]  | 128 consumer 0                           | consumer 1   | P of half of the block's slots is out, as
@@ -41,12 +42,12 @@
 //    |   | P -> smem                       |    ...                          |
 //    |   |    ...                          | dS = P (dP - delta) -> smem     |
 //    |   | dQ += dS K, left columns        | dQ += dS K, right columns       |
-//    |   | free left; the other CTA may    | the same                        | gather left of block i + 1
+//    |   | free 0; the other CTA may       | the same                        | gather left of block i + 1
 //    |   | write to the right tiles        |                                 |
 //    |   |    ...                          | tiles 4 | 5 of dKV: exchanged,  |    ...
 //    |   | tiles 0 | 1                     | added, reduced                  |
 //    |   | tiles 2 | 3                     | tiles 6 | 7                     |
-//    v   | (its dQ had RoPE); free right   | RoPE of dKV; free right         | gather right of block i + 1
+//    v   | (its dQ had RoPE); free 1       | RoPE of dKV; free 2             | gather right of block i + 1
 //  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
@@ -83,7 +84,7 @@ struct alignas(1024) Storage {
   Mbarrier heads_full;
   Mbarrier heads_free;
   Mbarrier full[1][Config::kParts];
-  Mbarrier free[1][2];
+  Mbarrier free[1][3];
   Mbarrier tiles_free;
   Mbarrier p_ready[2];
   Mbarrier ds_ready;
