@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import interop_kit as kit
@@ -260,7 +260,7 @@ def test_arrays_of_4_bit_floats_are_refused_with_a_cure_that_works(rng: Any) -> 
     wide = {name: jnp.asarray(array.view(jnp.float4_e2m1fn)) for name, array in zip("ab", codes, strict=True)}
     packed = {name: jnp.asarray(array[:, ::2] | array[:, 1::2] << 4) for name, array in zip("ab", codes, strict=True)}
     scales = jnp.asarray(rng.integers(40, 60, (3, 2)), jnp.uint8)
-    calls = {
+    calls: dict[tuple[str, str], Callable[[Any], Any]] = {
         ("nvfp4_gemv", "a"): lambda a: mla.nvfp4_gemv(a, packed["b"], scales, scales),
         ("nvfp4_gemv", "b"): lambda b: mla.nvfp4_gemv(packed["a"], b, scales, scales),
         ("dequantize_nvfp4", "packed"): lambda packed: mla.dequantize_nvfp4(packed, scales),
