@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from .memory import PARAMETER_STRIDE, PARAMETER_WINDOW
 from .registers import at_launch
 from .traps import Trap, Unknown
 from .types import TYPES, Array, DType, register_dtype
+
+if TYPE_CHECKING:
+    from .operands import Operands
 
 ORDINARY, BRANCH, EXIT = range(3)
 
@@ -103,7 +106,7 @@ class Program:
         facts: launch facts that the module states.
         ports: for each port of a register the file, the row and the type it shows, see `threads.Group.ports`.
         ports_of: the ports of each register.
-        bound: whether the steps have been bound to what executes them.
+        operands: what bound the steps to what executes them; None before.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
         smallest_store: bytes of the smallest element that is stored, at most 4.
         launch_registers: registers per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
@@ -130,7 +133,7 @@ class Program:
         )
         self.ports: list[tuple[DType, int, DType]] = []
         self.ports_of: dict[tuple[DType, int], list[int]] = {}
-        self.bound = False
+        self.operands: Operands | None = None
         self.threads = _extent(found, ".reqntid") or _extent(found, ".maxntid")
         ctas = _extent(found, ".minnctapersm") or 1
         self.launch_registers = _extent(found, ".maxnreg") or (self.threads and at_launch(self.threads, ctas))

@@ -119,7 +119,7 @@ def kind_of(step: Step) -> str | None:
 
 def without(program: Program, step: Step) -> mock._patch[object]:
     """The program in which an instruction does nothing; a poll says that what it polls for has happened."""
-    assert program.bound
+    assert program.operands is not None
     if step.parts[0] == "mbarrier" and step.parts[1] == "try_wait":
         put = Operands(program).write(step.operands[0], "pred")
 

@@ -61,7 +61,8 @@ class Recorder:
 
     def __init__(self, program: Program) -> None:
         self.trace = Trace()
-        self._operands = Operands(program)
+        # The one that bound the program, so that its ports are used again.
+        self._operands = program.operands or Operands(program)
         self._looks: dict[int, _Look | None] = {}
         self._costs: dict[int, trace.Run] = {}
         self._registers: dict[int, frozenset[_Register]] = {}

@@ -31,7 +31,7 @@ HANDLERS: dict[str, Builder] = {
 
 def bind(program: Program) -> None:
     """Bind every step of a program, once. Raises Unknown naming the instruction that is not known and its line."""
-    if program.bound:
+    if program.operands is not None:
         return
     operands = Operands(program)
     for step in program.steps:
@@ -43,7 +43,7 @@ def bind(program: Program) -> None:
         except (Trap, KeyError, IndexError, ValueError, TypeError, StopIteration) as refused:
             why = refused.what if isinstance(refused, Trap) else f"a form of it that is not known ({refused!r})"
             raise Unknown(why, program.name, step.line, step.text, step.location) from refused
-    program.bound = True
+    program.operands = operands
 
 
 def _builder(step: Step) -> Builder:
