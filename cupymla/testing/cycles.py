@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from ..cli.terminal import Terminal, exit_with
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
+from ..interpret import Program
 from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
 from ..ops import registry
 from ..ops.case import Case
@@ -23,6 +24,7 @@ from . import against
 from .against import Variant
 from .interpreted import interpreted
 from .operators import Subject
+from .without_gpu import READS_UNWRITTEN, is_interpreted
 
 QUERIES = 2
 MULTIPROCESSORS = 2
@@ -43,24 +45,32 @@ def record(
 ) -> list[Launch]:
     """Run a case in the interpreter and write down what each launch's warps do.
 
-    Raises Trap, and InputError for a case that the target has no kernel for.
+    Raises Trap, UnsupportedError for a case that the target has no kernel for, and InputError for a kernel whose
+    products are not wgmma, and for a case that launches nothing.
     """
     recorders: list[Recorder] = []
 
-    def watch(program: Any) -> Recorder:
+    def watch(program: Program) -> Recorder:
+        if any(step.parts[0] == "mma" for step in program.steps):
+            raise InputError("operator", "kernels whose products are wgmma", f"{program.name} with mma", subject.name)
         recorders.append(Recorder(program))
         return recorders[-1]
 
     with interpreted(arch, multiprocessors) as machine, variant.applied():
         machine.watch = watch
+        machine.strict = subject.name not in READS_UNWRITTEN
         machine.results(subject, subject.cases.inputs(case, 0))
         launched = list(machine.launched)
+    if not launched:
+        raise InputError("--case", "a case that launches a kernel", case.name, subject.name)
     return [Launch(name, recorder.trace) for name, recorder in zip(launched, recorders, strict=True)]
 
 
-def total(launches: Sequence[Launch], rates: Rates) -> float:
-    """Cycles until the first CTA of the longest launch has ended."""
-    return max(report.last_end(replay(launch.trace, rates)) for launch in launches)
+def longest(launches: Sequence[Launch], rates: Rates) -> tuple[str, float]:
+    """The kernel whose launch's first CTA takes longest, and how many cycles it takes."""
+    taken = [(report.last_end(replay(launch.trace, rates)), launch.kernel) for launch in launches]
+    cycles, kernel = max(taken)
+    return kernel, cycles
 
 
 def shortened(case: Case, queries: int) -> Case:
@@ -94,8 +104,9 @@ def rates_from(settings: Sequence[str]) -> Rates:
             value = float(text)
         except ValueError:
             value = -1.0
-        if name not in known or not value >= 0:
-            raise InputError("--rate", "NAME=NUMBER with a name of " + ", ".join(known), repr(setting))
+        divides = name.endswith("_bytes") or name == "tensor_columns"
+        if name not in known or not (0 <= value < math.inf) or (divides and value == 0):
+            raise InputError("--rate", "NAME=NUMBER, not negative, with a name of " + ", ".join(known), repr(setting))
         chosen[name] = value
     return replace(Rates(), **chosen)
 
@@ -127,32 +138,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _run(options)
-    except InputError as error:
+    except (InputError, UnsupportedError) as error:
         parser.error(str(error))
 
 
 def _run(options: argparse.Namespace) -> int:
     subject, rates, terminal = Subject(options.operator), rates_from(options.rate), Terminal(False)
-    case = shortened(named(subject, options.case), max(1, options.queries))
+    if not is_interpreted(options.arch):
+        raise InputError(
+            "--arch", "a target that the interpreter runs, such as sm_90a", repr(options.arch), subject.name
+        )
+    for name in ("queries", "multiprocessors"):
+        if (given := getattr(options, name)) < 1:
+            raise InputError(f"--{name}", "at least 1", str(given), subject.name)
+    case = shortened(named(subject, options.case), options.queries)
     variants = [against.here()]
     variants += [against.kernels_of(Path(folder)) for folder in options.against]
     variants += [against.constant(subject, setting) for setting in options.set]
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, ...]] = []
     first = 0.0
     for number, variant in enumerate(variants):
         launches = record(subject, case, variant, options.arch, options.multiprocessors)
-        whole, block = total(launches, rates), ""
+        (kernel, whole), block = longest(launches, rates), ""
         if (less := halved(case)) is not None:
-            half = total(record(subject, less, variant, options.arch, options.multiprocessors), rates)
+            _, half = longest(record(subject, less, variant, options.arch, options.multiprocessors), rates)
             blocks = (getattr(case, "topk", 0) - getattr(less, "topk", 0)) / BLOCK
             block = f"{(whole - half) / blocks:.0f}"
         if number == 0:
             first = whole
             for launch in launches:
                 _details(terminal, launch, replay(launch.trace, rates))
-        rows.append((variant.label, f"{whole:.0f}", block, f"{whole / first:.3f}"))
+        rows.append((variant.label, kernel, f"{whole:.0f}", block, f"{whole / first:.3f}"))
     title = f"{case.name}: cycles, estimated"
-    terminal.table(title, ("variant", "in all", f"each {BLOCK} slots", "of the first"), rows)
+    terminal.table(title, ("variant", "longest launch", "first CTA", f"each {BLOCK} slots", "of the first"), rows)
     return 0
 
 

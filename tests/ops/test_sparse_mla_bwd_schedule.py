@@ -430,3 +430,22 @@ def test_the_exchange_waits_where_the_model_does() -> None:
     text = (KERNEL / "gradients.cuh").read_text()
     assert len(re.findall(r"store_at_other\(sums\)", text)) == 1
     assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 2
+
+
+def test_consumers_free_what_the_model_says_and_wait_in_its_order() -> None:
+    """Which consumer it is the counts above do not tell."""
+    text = (KERNEL / "gradients.cuh").read_text()
+    freed = re.findall(r"(?:if constexpr \((.*?)\) )?storage\.free\[0\]\[(.*?)\]\.arrive", text)
+    assert freed == [
+        ("", "0"),
+        ("Config::kCluster == 1 || kWho == 1", "1"),
+        ("Config::kCluster == 1 || kWho == 0", "2"),
+        ("", "1 + kWho"),
+    ]
+    assert re.findall(r"if (?:constexpr )?\((.*?)\) storage\.first_sent\.(\w+)", text) == [
+        ("kWho == 0", "wait"),
+        ("kWho == 1 && first", "arrive"),
+    ]
+    assert "kHasKeyRope = Config::kHasRope && kWho == 1;" in text
+    assert "kHasNarrow = Config::kHasRope && kWho == 0;" in (KERNEL / "consumer.cuh").read_text()
+    assert re.findall(r"\? -1 : 1 \+ part - Config::kLeftParts;", (KERNEL / "producer.cuh").read_text())

@@ -27,6 +27,8 @@ def cost(step: Step) -> Run:
     if name == "cvt":
         return _conversion(parts)
     wide = 2 if any(part in ("s64", "u64", "b64") for part in parts) else 1
+    if name in ("mad", "mul") and _FLOATS.isdisjoint(parts):
+        return Run(wide, 0, 2 * wide, 0)
     if name in ("fma", "mad", "mul") or (name in ("add", "sub") and not _FLOATS.isdisjoint(parts)):
         return Run(wide, 0, wide, 0)
     if name == "bra":

@@ -77,6 +77,7 @@ class Recorder:
         self._kept: list[object] = []
         self._wavefronts: dict[bytes, int] = {}
         self._notes: _Notes = []
+        self._line = 0
         for step in program.steps:
             self._bind(step, program)
 
@@ -84,6 +85,7 @@ class Recorder:
 
     def look(self, lanes: Lanes, step: Step) -> None:
         """Threads are about to execute an instruction."""
+        self._line = step.line
         look = self._looks[id(step)]
         self._notes = look(lanes) if look is not None and lanes.count else []
 
@@ -109,7 +111,9 @@ class Recorder:
             loading, origins = self._loading[key], self._origins[key]
             needs: frozenset[int] = frozenset()
             if loading and (used := registers & loading.keys()):
-                needs = frozenset(loading.pop(register) for register in used)
+                needs = frozenset(loading[register] for register in used)
+                for register in used:
+                    origins[register] = frozenset((loading.pop(register),))
                 to.add(trace.Use(tuple(needs)), step.line)
             if origins or needs:
                 for register in registers & origins.keys():
@@ -117,7 +121,7 @@ class Recorder:
             for event in events:
                 if not self._early(to, event, step.line, needs):
                     to.add(event, step.line)
-                self._expect(step, event, loading)
+                self._expect(step, event, loading, origins)
                 if type(event) in _ENDS:
                     origins.clear()
             if needs and step.operands and not events:
@@ -127,13 +131,13 @@ class Recorder:
                 to.add(price, step.line)
 
     def landing(
-        self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, ordinary: bool
+        self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, stored: bool
     ) -> None:
         """A thread of a CTA, by its number in the cluster, starts a copy of so many bytes to each receiver."""
         warp = (thread - cta.rank * cta.cluster.padded) // WARP
         to = self._warp((self._cta(cta), warp))
         for receiver, barrier in zip(where, barriers, strict=True):
-            to.add(trace.Landing(self._barrier(receiver, barrier), bytes_, self._cta(receiver), ordinary), 0)
+            to.add(trace.Landing(self._barrier(receiver, barrier), bytes_, self._cta(receiver), stored), self._line)
 
     # Numbers ---------------------------------------------------------------------------------------------------
 
@@ -193,12 +197,15 @@ class Recorder:
         to.places.insert(found, line)
         return True
 
-    def _expect(self, step: Step, event: Event, loading: dict[_Register, int]) -> None:
+    def _expect(
+        self, step: Step, event: Event, loading: dict[_Register, int], origins: dict[_Register, frozenset[int]]
+    ) -> None:
         """What a load brings is waited for where its registers are used first."""
         load = getattr(event, "load", -1)
         if load >= 0:
             for place in self._results[id(step)]:
                 loading[place] = load
+                origins.pop(place, None)
 
     # Instructions ----------------------------------------------------------------------------------------------
 
@@ -211,8 +218,10 @@ class Recorder:
         first = items(step.operands[0]) if step.operands else ()
         results = [program.registers.get(str(item).split("|")[0]) for item in first]
         self._results[id(step)] = [place for place in results if place is not None]
-        self._costs[id(step)] = cost(step)
-        self._looks[id(step)] = None if step.kind == BRANCH else self._looking(step)
+        look = None if step.kind == BRANCH else self._looking(step)
+        self._looks[id(step)] = look
+        # What has an event of its own takes its issue slot with it.
+        self._costs[id(step)] = cost(step) if look is None else trace.Run(0, 0, 0, 0)
 
     def _looking(self, step: Step) -> _Look | None:
         name, parts = step.parts[0], step.parts

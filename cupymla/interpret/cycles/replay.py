@@ -102,7 +102,7 @@ class _Warp:
     gathers: list[float] = field(default_factory=list)
     stored: float = 0.0
     products: int = 0
-    multiplied: int = 0
+    multiplied: list[float] = field(default_factory=list)
     queued: int = 0
     held: bool = False
     awaits: int = 0
@@ -310,7 +310,7 @@ class _Replay:
     def _gather_wait(self, warp: _Warp, event: trace.GatherWait, now: float) -> float:
         if event.pending < 0:
             return max(now, warp.gathered)
-        done = warp.gathers[: len(warp.gathers) - event.pending]
+        done = warp.gathers[: max(0, len(warp.gathers) - event.pending)]
         warp.gathers = warp.gathers[len(done) :]
         return max([now, *done])
 
@@ -458,8 +458,8 @@ class _Replay:
 
     def _multiplied(self, core: TensorCore, warp: _Warp, now: float) -> None:
         core.busy_with = None
-        warp.multiplied += 1
-        if warp.awaits and warp.multiplied >= warp.awaits:
+        warp.multiplied.append(now)
+        if warp.awaits and len(warp.multiplied) >= warp.awaits:
             warp.awaits = 0
             self._leave(warp, now + self._rates.product_latency)
         self._multiply(core, now)
@@ -469,10 +469,12 @@ class _Replay:
         return now
 
     def _product_wait(self, warp: _Warp, event: trace.ProductWait, now: float) -> float | None:
-        done = warp.groups[: len(warp.groups) - event.pending]
+        done = warp.groups[: max(0, len(warp.groups) - event.pending)]
         warp.groups = warp.groups[len(done) :]
-        if not done or warp.multiplied >= done[-1]:
+        if not done or not done[-1]:
             return now
+        if len(warp.multiplied) >= done[-1]:
+            return max(now, warp.multiplied[done[-1] - 1] + self._rates.product_latency)
         warp.awaits = done[-1]
         return None
 
