@@ -228,10 +228,9 @@ def _bench_against(terminal: Terminal, subjects: Sequence[Subject], options: arg
     from ..testing import bench as measure
     from ..testing.timing import Timer
 
-    others = [against.kernels_of(folder) for folder in options.against]
     work = []
     for subject in subjects:
-        variants = [against.here(), *others, *(against.constant(subject, setting) for setting in options.set)]
+        variants = against.variants(subject, options.against, options.set)
         work += [(subject, case, variants) for case in measure.chosen(subject, options.case)]
     timer = Timer()
     found = []

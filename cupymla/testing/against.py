@@ -121,6 +121,12 @@ def constant(subject: Subject, setting: str) -> Variant:
     return Variant(setting, applied)
 
 
+def variants(subject: Subject, folders: Sequence[Path], settings: Sequence[str]) -> list[Variant]:
+    """Everything as it is, then kernels of other folders, then settings. Raises InputError for what is none."""
+    others = [kernels_of(folder) for folder in folders]
+    return [here(), *others, *(constant(subject, setting) for setting in settings)]
+
+
 def chosen(subject: Subject, kernel: KernelEntry) -> contextlib.AbstractContextManager[None]:
     """A block in which a kernel runs wherever it can, though its target has another one as well (`CHOICES` of cases).
 

@@ -66,10 +66,14 @@ def record(
     return [Launch(name, recorder.trace) for name, recorder in zip(launched, recorders, strict=True)]
 
 
-def longest(launches: Sequence[Launch], rates: Rates) -> tuple[str, float]:
+def replayed(launches: Sequence[Launch], rates: Rates) -> list[tuple[Launch, Replayed]]:
+    """Each launch with what the clock says of it."""
+    return [(launch, replay(launch.trace, rates)) for launch in launches]
+
+
+def longest(found: Sequence[tuple[Launch, Replayed]]) -> tuple[str, float]:
     """The kernel whose launch's first CTA takes longest, and how many cycles it takes."""
-    taken = [(report.last_end(replay(launch.trace, rates)), launch.kernel) for launch in launches]
-    cycles, kernel = max(taken)
+    cycles, kernel = max((report.last_end(taken), launch.kernel) for launch, taken in found)
     return kernel, cycles
 
 
@@ -111,11 +115,11 @@ def rates_from(settings: Sequence[str]) -> Rates:
     return replace(Rates(), **chosen)
 
 
-def _details(terminal: Terminal, launch: Launch, replayed: Replayed) -> None:
-    shares = report.busy(replayed)
+def _details(terminal: Terminal, launch: Launch, taken: Replayed) -> None:
+    shares = report.busy(taken)
     at_work = [(name, f"{100 * share:.0f}%") for name, share in shares.items() if share >= 0.005]
     terminal.table(f"{launch.kernel}: what was at work", ("what", "of the time"), at_work)
-    for warp in report.leaders(replayed):
+    for warp in report.leaders(taken):
         first = warp.recorded.warp
         kinds = ", ".join(f"{s.what} {s.cycles:.0f}" for s in report.shares(launch.trace, warp, False)[:8])
         rows = [(f"{s.cycles:.0f}", s.what, s.place) for s in report.shares(launch.trace, warp, True)[:PLACES]]
@@ -152,22 +156,20 @@ def _run(options: argparse.Namespace) -> int:
         if (given := getattr(options, name)) < 1:
             raise InputError(f"--{name}", "at least 1", str(given), subject.name)
     case = shortened(named(subject, options.case), options.queries)
-    variants = [against.here()]
-    variants += [against.kernels_of(Path(folder)) for folder in options.against]
-    variants += [against.constant(subject, setting) for setting in options.set]
+    variants = against.variants(subject, [Path(folder) for folder in options.against], options.set)
     rows: list[tuple[str, ...]] = []
     first = 0.0
     for number, variant in enumerate(variants):
-        launches = record(subject, case, variant, options.arch, options.multiprocessors)
-        (kernel, whole), block = longest(launches, rates), ""
+        found = replayed(record(subject, case, variant, options.arch, options.multiprocessors), rates)
+        (kernel, whole), block = longest(found), ""
         if (less := halved(case)) is not None:
-            _, half = longest(record(subject, less, variant, options.arch, options.multiprocessors), rates)
+            _, half = longest(replayed(record(subject, less, variant, options.arch, options.multiprocessors), rates))
             blocks = (getattr(case, "topk", 0) - getattr(less, "topk", 0)) / BLOCK
             block = f"{(whole - half) / blocks:.0f}"
         if number == 0:
             first = whole
-            for launch in launches:
-                _details(terminal, launch, replay(launch.trace, rates))
+            for launch, taken in found:
+                _details(terminal, launch, taken)
         rows.append((variant.label, kernel, f"{whole:.0f}", block, f"{whole / first:.3f}"))
     title = f"{case.name}: cycles, estimated"
     terminal.table(title, ("variant", "longest launch", "first CTA", f"each {BLOCK} slots", "of the first"), rows)

@@ -54,7 +54,7 @@ def recorded(body: str, threads: int = 32, seed: int = 0, smem_bytes: int = 1638
 def warps_of(*lists: list[trace.Event], barriers: tuple[int, ...] = (), ctas: int = 1) -> Trace:
     """A trace written by hand: a list of events for each warp; with two CTAs every second warp is of the second."""
     made = [WarpTrace(k % ctas, k // ctas, list(events), [0] * len(events), 8) for k, events in enumerate(lists)]
-    return Trace(made, [0] * ctas, list(barriers), [0] * len(barriers), {}, 32 * len(lists) // ctas)
+    return Trace(made, [0] * ctas, list(barriers), {}, 32 * len(lists) // ctas)
 
 
 @pytest.mark.parametrize(("stride", "cycles_"), [(4, 1), (8, 2), (128, 32), (0, 1)])

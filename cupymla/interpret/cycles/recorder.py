@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...ptx.syntax import Vector
+from ..instructions.copies import source_size
+from ..instructions.kit import kind_of
 from ..instructions.memory import space_of
-from ..operands import Operands, items, number
+from ..instructions.wgmma import shape_of
+from ..operands import Getter, Operands, items, number
 from ..outcomes import YIELD
 from ..program import BRANCH, Program, Step, names_in
 from ..threads import WARP, Lanes
@@ -165,7 +167,7 @@ class Recorder:
             known = self._barriers[id(barrier)] = len(self._barriers)
             self._kept.append(barrier)
             self.trace.counts.append(barrier.count)
-            self.trace.homes.append(self._cta(home))
+            self._cta(home)
         return known
 
     def _load(self, key: tuple[int, int]) -> int:
@@ -230,7 +232,7 @@ class Recorder:
         if name in ("ldmatrix", "stmatrix"):
             return self._tiles(step)
         if name in ("shfl", "vote", "redux", "activemask", "elect", "match"):
-            return self._per_warp(lambda lanes, key: trace.Exchange(self._load(key)))
+            return lambda lanes: [(warp, trace.Exchange(self._load(key))) for warp, key in self._keys(lanes)]
         if name == "cp":
             return self._copy(step)
         if name == "mbarrier" and parts[1] not in ("init", "inval"):
@@ -249,9 +251,12 @@ class Recorder:
     def _same(self, event: Event) -> _Look:
         return lambda lanes: [(int(warp), event) for warp in np.flatnonzero(lanes.warps)]
 
-    def _per_warp(self, make: Callable[[Lanes, tuple[int, int]], Event]) -> _Look:
+    def _in_all(self, kind: Callable[[int], Event], sizes: Getter) -> _Look:
+        """An event of each warp with the bytes of its threads together."""
+
         def look(lanes: Lanes) -> _Notes:
-            return [(warp, make(lanes, key)) for warp, key in self._keys(lanes)]
+            bytes_, warps = np.asarray(sizes(lanes)), lanes.index >> 5
+            return [(warp, kind(int(bytes_[warps == warp].sum()))) for warp, _ in self._keys(lanes)]
 
         return look
 
@@ -266,9 +271,8 @@ class Recorder:
         returns = name in ("ld", "ldu", "atom")
         at = step.operands[1] if returns else step.operands[0]
         address = self._operands.address(at)
-        kind = next(part for part in reversed(step.parts) if part in TYPES)
         vector = next((int(part[1:]) for part in step.parts if part in ("v2", "v4", "v8")), 1)
-        width = TYPES[kind].itemsize * vector
+        width = TYPES[kind_of(step)].itemsize * vector
 
         def look(lanes: Lanes) -> _Notes:
             notes: _Notes = []
@@ -323,17 +327,8 @@ class Recorder:
         if "bulk" in parts:
             return self._bulk(step)
         if parts[2] in ("ca", "cg"):
-            bytes_ = number(step.operands[2])
-            hint = any(part == "L2::cache_hint" for part in parts)
-            rest = step.operands[3:-1] if hint else step.operands[3:]
-            size = self._operands.read(rest[0], "u32") if rest else None
-
-            def look(lanes: Lanes) -> _Notes:
-                sizes = np.full(lanes.count, bytes_) if size is None else np.asarray(size(lanes))
-                warps = lanes.index >> 5
-                return [(warp, trace.Gather(int(sizes[warps == warp].sum()))) for warp, _ in self._keys(lanes)]
-
-            return look
+            bytes_, size = number(step.operands[2]), source_size(self._operands, step)
+            return self._in_all(trace.Gather, size or (lambda lanes: np.full(lanes.count, bytes_)))
         if parts[2] == "mbarrier":
             return self._arrive_behind(step)
         if parts[2] == "commit_group":
@@ -345,7 +340,8 @@ class Recorder:
 
         def look(lanes: Lanes) -> _Notes:
             notes: _Notes = []
-            for warp, barrier, home, arrivals in self._told(lanes, np.asarray(address(lanes))):
+            for warp, barrier, home, threads in self._told(lanes, np.asarray(address(lanes))):
+                arrivals = int(threads.sum())
                 if counted:
                     notes.append((warp, trace.Arrive(barrier, -arrivals, 0, home)))
                 notes.append((warp, trace.GatherArrive(barrier, arrivals)))
@@ -353,13 +349,15 @@ class Recorder:
 
         return look
 
-    def _told(self, lanes: Lanes, places: Array) -> Iterator[tuple[int, int, int, int]]:
-        """Which warps tell which mbarriers of which CTAs, and by how many threads."""
+    def _told(self, lanes: Lanes, places: Array) -> Iterator[tuple[int, int, int, Array]]:
+        """Which warps tell which mbarriers of which CTAs, and which threads of them do."""
         cta, warps = lanes.group.cta, lanes.index >> 5
         for warp in np.flatnonzero(lanes.warps):
-            for place, count in zip(*np.unique(places[warps == warp], return_counts=True), strict=True):
+            mine = warps == warp
+            for place in np.unique(places[mine]):
                 home, _ = cta.peer(int(place))
-                yield int(warp), self._barrier(home, cta.mbarrier(int(place))), self._cta(home), int(count)
+                barrier = self._barrier(home, cta.mbarrier(int(place)))
+                yield int(warp), barrier, self._cta(home), mine & (places == place)
 
     def _bulk(self, step: Step) -> _Look | None:
         parts = step.parts
@@ -375,11 +373,7 @@ class Recorder:
             return self._same(kind(0))
         size = self._operands.read(step.operands[1 if "prefetch" in parts else 2], "u32")
 
-        def look(lanes: Lanes) -> _Notes:
-            sizes, warps = np.asarray(size(lanes)), lanes.index >> 5
-            return [(warp, kind(int(sizes[warps == warp].sum()))) for warp, _ in self._keys(lanes)]
-
-        return look
+        return self._in_all(kind, size)
 
     # Barriers --------------------------------------------------------------------------------------------------
 
@@ -396,23 +390,16 @@ class Recorder:
 
         def look(lanes: Lanes) -> _Notes:
             notes: _Notes = []
-            places = np.asarray(address(lanes))
             numbers = np.ones(lanes.count, np.int64) if given is None else np.asarray(given(lanes)).astype(np.int64)
-            cta, warps = lanes.group.cta, lanes.index >> 5
-            for warp in np.flatnonzero(lanes.warps):
-                mine = warps == warp
-                for place in np.unique(places[mine]):
-                    home, _ = cta.peer(int(place))
-                    these = mine & (places == place)
-                    total, threads = int(numbers[these].sum()), int(these.sum())
-                    if not returned:
-                        arrivals, bytes_ = 0, sign * total
-                    elif bytes_told:
-                        arrivals, bytes_ = threads, total
-                    else:
-                        arrivals, bytes_ = total, 0
-                    barrier = self._barrier(home, cta.mbarrier(int(place)))
-                    notes.append((int(warp), trace.Arrive(barrier, arrivals, bytes_, self._cta(home))))
+            for warp, barrier, home, threads in self._told(lanes, np.asarray(address(lanes))):
+                total = int(numbers[threads].sum())
+                if not returned:
+                    arrivals, bytes_ = 0, sign * total
+                elif bytes_told:
+                    arrivals, bytes_ = int(threads.sum()), total
+                else:
+                    arrivals, bytes_ = total, 0
+                notes.append((warp, trace.Arrive(barrier, arrivals, bytes_, home)))
             return notes
 
         return look
@@ -473,10 +460,9 @@ class Recorder:
             return self._same(trace.ProductCommit())
         if what == "wait_group":
             return self._same(trace.ProductWait(number(step.operands[0])))
-        columns = int(next(part for part in step.parts if part.startswith("m64n"))[4:].split("k")[0])
-        from_registers = isinstance(step.operands[1], Vector)
-        bytes_ = 2 * 16 * (columns + (0 if from_registers else 64))
-        return self._same(trace.Product(columns, bytes_))
+        shape = shape_of(step)
+        bytes_ = 2 * 16 * (shape.columns + (0 if shape.from_registers else 64))
+        return self._same(trace.Product(shape.columns, bytes_))
 
 
 def _stores(event: Event) -> bool:

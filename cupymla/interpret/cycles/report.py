@@ -8,7 +8,7 @@ from .replay import Ended, Replayed
 from .trace import Trace
 
 _WARPS = 4  # of a warpgroup
-# Kinds of events that are the warp's own instructions, and those that are accesses to global memory.
+# Kinds of events that are the warp's own instructions.
 _OWN = ("Run", "Use", "Shared", "Exchange", "Arrive", "GatherArrive", "Prefetch")
 
 
@@ -27,10 +27,15 @@ class Share:
     cycles: float
 
 
+def last_end(replayed: Replayed, cta: int = 0) -> float:
+    """When the last warp of a CTA ended, in cycles."""
+    return max((w.end for w in replayed.warps if w.recorded.cta == cta), default=0.0)
+
+
 def busy(replayed: Replayed, cta: int = 0) -> dict[str, float]:
     """How long what the warps of a CTA share was at work, by name, over the time until its last warp ended."""
     sm = replayed.multiprocessors[cta]
-    last = max((w.end for w in replayed.warps if w.recorded.cta == cta), default=0.0) or 1.0
+    last = last_end(replayed, cta) or 1.0
     cycles = {
         "issue": sm.issue[0].busy,
         "tensor core": sm.tensor[0].busy,
@@ -66,8 +71,3 @@ def leaders(replayed: Replayed, cta: int = 0) -> list[Ended]:
     """The first warp of each warpgroup of a CTA."""
     found = [w for w in replayed.warps if w.recorded.cta == cta and w.recorded.warp % _WARPS == 0]
     return sorted(found, key=lambda w: w.recorded.warp)
-
-
-def last_end(replayed: Replayed, cta: int = 0) -> float:
-    """When the last warp of a CTA ended, in cycles."""
-    return max((w.end for w in replayed.warps if w.recorded.cta == cta), default=0.0)

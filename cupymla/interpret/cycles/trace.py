@@ -258,7 +258,6 @@ class Trace:
         warps: of all CTAs.
         clusters: the cluster of each CTA, and how many CTAs there are by that.
         counts: the arrivals that complete a phase of each mbarrier.
-        homes: the CTA that each mbarrier is in.
         lines: CUDA places by lines of the PTX text.
         threads: per CTA.
     """
@@ -266,6 +265,5 @@ class Trace:
     warps: list[WarpTrace] = field(default_factory=list)
     clusters: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    homes: list[int] = field(default_factory=list)
     lines: dict[int, str] = field(default_factory=dict)
     threads: int = 0

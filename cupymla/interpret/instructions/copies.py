@@ -44,13 +44,18 @@ def _copy(operands: Operands, step: Step) -> Handler:
     return lambda lanes: lanes.group.copies.wait(lanes, pending)
 
 
+def source_size(operands: Operands, step: Step) -> Getter | None:
+    """How many bytes cp.async takes from its source; None where it takes all."""
+    rest = step.operands[3:-1] if any(p == "L2::cache_hint" for p in step.parts) else step.operands[3:]
+    return operands.read(rest[0], "u32") if rest else None
+
+
 def _start(operands: Operands, step: Step) -> Handler:
     destination, source = operands.address(step.operands[0]), operands.address(step.operands[1])
     bytes_ = number(step.operands[2])
-    rest = step.operands[3:-1] if any(p == "L2::cache_hint" for p in step.parts) else step.operands[3:]
     if bytes_ not in (4, 8, 16) or ("cg" in step.parts and bytes_ != 16):
         raise Unknown(f"cp.async of {bytes_} bytes")
-    size = operands.read(rest[0], "u32") if rest else None
+    size = source_size(operands, step)
 
     def run(lanes: Lanes) -> None:
         sizes = np.full(lanes.count, bytes_, np.uint32) if size is None else np.array(size(lanes))

@@ -164,7 +164,7 @@ def _wait(operands: Operands, step: Step) -> Handler:
     return run
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """What an opcode says of a product."""
 
     columns: int
@@ -174,7 +174,8 @@ class _Shape(NamedTuple):
     negated: tuple[bool, bool]
 
 
-def _shape(step: Step) -> _Shape:
+def shape_of(step: Step) -> Shape:
+    """What the opcode and the operands of a product say. Raises Unknown for one that is not executed here."""
     found = re.fullmatch(r"m64n(\d+)k16", next(part for part in step.parts if part.startswith("m64n")))
     kinds = [part for part in step.parts if part in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32")]
     if found is None or kinds[0] != "f32" or kinds[1] not in HALVES or kinds[1] != kinds[2] or "sp" in step.parts:
@@ -182,7 +183,7 @@ def _shape(step: Step) -> _Shape:
     from_registers = isinstance(step.operands[1], Vector)
     rest = [number(operand) for operand in step.operands[4:]]
     transposed = (False, bool(rest[2])) if from_registers else (bool(rest[2]), bool(rest[3]))
-    return _Shape(int(found[1]), HALVES[kinds[1]], from_registers, transposed, (rest[0] < 0, rest[1] < 0))
+    return Shape(int(found[1]), HALVES[kinds[1]], from_registers, transposed, (rest[0] < 0, rest[1] < 0))
 
 
 def _scale(operands: Operands, step: Step) -> Callable[[Lanes], bool]:
@@ -211,7 +212,7 @@ def _fragment(rows: Array, element: DType) -> Array:
 
 
 def _multiply(operands: Operands, step: Step) -> Handler:
-    shape, keeps = _shape(step), _scale(operands, step)
+    shape, keeps = shape_of(step), _scale(operands, step)
     places = [operands.place(item) for item in items(step.operands[0])]
     of_a = [operands.place(item) for item in items(step.operands[1])] if shape.from_registers else []
     first = None if shape.from_registers else operands.read(step.operands[1], "u64")
@@ -257,7 +258,7 @@ def _read(group: Group, batch: Batch, granules: Array) -> None:
     batch.granules.append(granules)
 
 
-def _left(lanes: Lanes, batch: Batch, descriptor: Getter | None, registers: list[_Register], shape: _Shape) -> Array:
+def _left(lanes: Lanes, batch: Batch, descriptor: Getter | None, registers: list[_Register], shape: Shape) -> Array:
     group = lanes.group
     if descriptor is None:
         words = np.stack([group.file(kind)[row] for kind, row in registers])
