@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from schedule_machine import Agent, Barrier, Item, Steps, Violation, steps_of
+from schedule_machine import Agent, Barrier, Item, Steps, Tag, Violation, steps_of
 from test_sparse_mla_fwd_schedule import KERNEL, VALUE_TILES, WARPS, Cluster, Consumer, Model, queries
 
 BEGINS = (0, 2, 4, 6)  # first column tile of each part
+PARTS = range(len(BEGINS))
 LAST = len(BEGINS) - 1
-DEEP, SHALLOW = 3, 2  # buffers of a part
+BUFFERS, HANDOVERS = 3, 2
 
 
 @dataclass
@@ -34,20 +35,8 @@ class Ring:
     def full(self) -> int:
         return self.turn // self.stages % 2
 
-
-class Places:
-    """Where a block's parts lie."""
-
-    def __init__(self, deep_parts: int) -> None:
-        self.deep_parts = deep_parts
-        self.deep, self.shallow = Ring(DEEP), Ring(SHALLOW)
-
-    def ring(self, part: int) -> Ring:
-        return self.deep if part < self.deep_parts else self.shallow
-
     def advance(self) -> None:
-        self.deep.turn += 1
-        self.shallow.turn += 1
+        self.turn += 1
 
 
 class FewHeads(Model):
@@ -56,65 +45,78 @@ class FewHeads(Model):
     def __init__(
         self,
         blocks: Sequence[int],
-        deep_parts: int,
+        rope: bool,
         drop: str = "nothing",
         cluster: Cluster | None = None,
         rank: int = 0,
     ) -> None:
-        super().__init__(blocks, True, drop, cluster, rank)
-        self.deep_parts = deep_parts
+        super().__init__(blocks, rope, drop, cluster, rank)
         own = self.prefix
         scores, values, producers = ([f"{own}{role}{w}" for w in range(WARPS)] for role in ("c0.", "c1.", "p"))
         words = 0 if drop == "arrival for the validity words" else WARPS
-        parts = range(LAST + 1)
         self.full = [
-            [Barrier(f"full[{s}][{part}]", WARPS + (words if part == LAST else 0), scores) for part in parts]
-            for s in range(DEEP)
+            [Barrier(f"full[{b}][{part}]", WARPS + (words if part == LAST else 0), scores) for part in PARTS]
+            for b in range(BUFFERS)
         ]
         self.free = [
-            [Barrier(f"free[{s}][{p}]", WARPS, producers, starts_free=True) for p in parts[deep_parts:]]
-            for s in range(SHALLOW)
+            [Barrier(f"free[{b}][{part}]", WARPS, producers, starts_free=True) for part in PARTS]
+            for b in range(BUFFERS)
         ]
-        self.p_ready = [Barrier(f"p_ready[{s}]", WARPS, values) for s in range(SHALLOW)]
-        self.statistics_ready = [Barrier(f"statistics_ready[{s}]", WARPS, values) for s in (0, 1)]
-        self.columns_out = Barrier("named 1", WARPS, scores)
+        self.p_ready = [Barrier(f"p_ready[{h}]", WARPS, values) for h in range(HANDOVERS)]
+        self.p_free = [Barrier(f"p_free[{h}]", WARPS, scores, starts_free=True) for h in range(HANDOVERS)]
+        self.scored = [Barrier(f"scored[{h}]", WARPS, values) for h in range(HANDOVERS)]
 
-    def part_items(self, places: Places, part: int, tiles: int) -> list[Item]:
-        end = tiles if part == LAST else BEGINS[part + 1]
-        return [("k", places.ring(part).stage, tile, row) for tile in range(BEGINS[part], end) for row in range(WARPS)]
+    def part_items(self, buffer: int, part: int, tiles: int) -> list[Item]:
+        return self.key_items(buffer, BEGINS[part], tiles if part == LAST else BEGINS[part + 1])
 
-    def gather(self, me: Agent, copies: Agent, warp: int, tag: tuple[int, int], places: Places) -> Steps:
-        for part in range(LAST + 1):
-            ring = places.ring(part)
-            if part >= self.deep_parts:
-                yield from self.wait(me, self.free[ring.stage][part - self.deep_parts], ring.full ^ 1, f"free {part}")
+    def left_over(self) -> list[Item]:
+        return [item for buffer in range(BUFFERS) for item in self.key_items(buffer, 0, self.tiles)]
+
+    def blocks_item(self, buffer: int) -> Item:
+        return ("blocks", 0 if self.drop == "number of blocks beside each Q" else buffer)
+
+    def load_query(self, me: Agent, warp: int, query: int, ring: Ring) -> Steps:
+        for part in PARTS:
+            yield from self.wait(me, self.free[ring.stage][part], ring.full ^ 1, f"free {part}")
+            full = self.full[ring.stage][part]
+            if warp == 0:
+                if part == LAST:
+                    self.write(me, self.blocks_item(ring.stage), (query,))
+                tma = Agent(f"{self.prefix}tma")
+                tma.follow(me)
+                for item in self.part_items(ring.stage, part, self.tiles):
+                    self.write(tma, item, (query, "q"), generic=False)
+                yield None
+                full.arrive(tma)
+            else:
+                full.arrive(me)
+            if part == LAST and self.has("arrival for the validity words"):
+                full.arrive(me)
+        ring.advance()
+
+    def gather(self, me: Agent, copies: Agent, warp: int, tag: tuple[int, int], ring: Ring) -> Steps:
+        for part in PARTS:
+            yield from self.wait(me, self.free[ring.stage][part], ring.full ^ 1, f"free {part}")
             copies.follow(me)
-            for item in self.part_items(places, part, self.tiles):
+            for item in self.part_items(ring.stage, part, self.tiles):
                 if item[-1] == warp:
                     self.write(copies, item, tag)
             yield None
             self.full[ring.stage][part].arrive(copies)
-        self.write(me, ("valid", places.shallow.stage, warp), tag)
+        self.write(me, ("valid", ring.stage, warp), tag)
         if self.has("arrival for the validity words"):
-            self.full[places.shallow.stage][LAST].arrive(me)
-        places.advance()
+            self.full[ring.stage][LAST].arrive(me)
+        ring.advance()
         yield None
 
     def producer(self, warp: int) -> Steps:
         own = self.prefix
-        me, copies, tma = Agent(f"{own}p{warp}"), Agent(f"{own}cp.async{warp}"), Agent(f"{own}tma")
-        places = Places(self.deep_parts)
+        me, copies = Agent(f"{own}p{warp}"), Agent(f"{own}cp.async{warp}")
+        ring = Ring(BUFFERS)
         for query, blocks in enumerate(self.blocks):
-            if warp == 0:
-                yield from self.wait(me, self.q_free, query % 2 ^ 1, "q_free")
-                self.write(me, ("blocks",), (query,))
-                self.q_full.arrive(me)
-                tma.follow(me)
-                self.write(tma, ("q",), (query,), generic=False)
-                yield None
-                self.q_full.arrive(tma)
+            yield from self.load_query(me, warp, query, ring)
             for block in range(blocks):
-                yield from self.gather(me, copies, warp, (query, block), places)
+                yield from self.gather(me, copies, warp, (query, block), ring)
 
     def consumer(self, who: int, warp: int) -> Steps:
         return (Values if who else Scores)(self, warp).run()
@@ -126,13 +128,11 @@ class Role(Consumer):
     def __init__(self, model: FewHeads, who: int, warp: int) -> None:
         super().__init__(model, who, warp)
         self.cta = model
-        self.places = Places(model.deep_parts)
+        self.ring, self.handover = Ring(BUFFERS), Ring(HANDOVERS)
 
     def run(self) -> Steps:
         for query, blocks in enumerate(self.cta.blocks):
             self.query = query
-            yield from self.wait(self.cta.q_full, query % 2, "q_full")
-            self.cta.read(self.me, ("blocks",), (query,))
             yield from self.accumulate(blocks)
             yield from self.finish()
 
@@ -141,6 +141,11 @@ class Role(Consumer):
 
     def finish(self) -> Steps:
         raise NotImplementedError
+
+    @property
+    def place(self) -> int:
+        """Where the next handover lies."""
+        return 0 if self.cta.drop == "second place for P" else self.handover.stage
 
     def leave(self) -> Steps:
         assert self.cta.cluster is not None
@@ -152,61 +157,70 @@ class Scores(Role):
 
     def __init__(self, model: FewHeads, warp: int) -> None:
         super().__init__(model, 0, warp)
-        self.exchanges = 0
 
-    def exchange(self, tag: tuple[int, int]) -> Steps:
-        cta = self.cta
-        where = 0 if cta.drop == "second set of columns" else self.exchanges % 2
-        cta.write(self.me, ("columns", where, self.warp), tag)
-        cta.columns_out.arrive(self.me)
-        yield from self.wait(cta.columns_out, self.exchanges % 2, "named barrier of the columns")
-        self.exchanges += 1
-        for other in range(WARPS):
-            cta.read(self.me, ("columns", where, other), tag)
-            yield None
+    def load_query(self) -> Steps:
+        cta, buffer, early = self.cta, self.ring.stage, self.cta.drop == "Q held until it is in registers"
+        for part in PARTS:
+            yield from self.wait(cta.full[buffer][part], self.ring.full, f"full {part}")
+            if early:
+                cta.free[buffer][part].arrive(self.me)
+                yield None
+            for item in cta.part_items(buffer, part, cta.tiles):
+                cta.read(self.me, item, (self.query, "q"))
+        cta.read(self.me, cta.blocks_item(buffer), (self.query,))
+        yield None
+        if not early:
+            for part in PARTS:
+                cta.free[buffer][part].arrive(self.me)
+        self.ring.advance()
+
+    def multiply(self, tag: tuple[int, int]) -> Steps:
+        cta, buffer = self.cta, self.ring.stage
+        for part in PARTS:
+            yield from self.wait(cta.full[buffer][part], self.ring.full, f"full {part}")
+            if cta.has("fence behind gathered rows"):
+                self.me.fence()
+            self.issue(cta.part_items(buffer, part, cta.tiles), tag)
+        yield None
+        self.collect("wgmma wait of scores")
+
+    def hand_over(self, tag: Tag) -> Steps:
+        cta, end = self.cta, tag[-1] == "end"
+        yield from self.wait(cta.p_free[self.handover.stage], self.handover.full ^ 1, "P free")
+        cta.write(self.me, ("factor", self.place, self.warp), tag)
+        if not end:
+            cta.write(self.me, ("p", self.place, self.warp), tag)
+            if cta.has("fence behind P"):
+                self.me.fence()
+        cta.p_ready[self.handover.stage].arrive(self.me)
+        yield None
+        if end and cta.has("a phase of scored for the end"):
+            cta.scored[self.handover.stage].arrive(self.me)
+        self.handover.advance()
+        yield None
+
+    def let_last_values_go(self) -> None:
+        self.cta.scored[self.handover.stage ^ 1].arrive(self.me)
 
     def accumulate(self, blocks: int) -> Steps:
         cta = self.cta
-        if blocks == 0 and cta.has("Q given up without a block"):
-            cta.q_free.arrive(self.me)
+        yield from self.load_query()
         for block in range(blocks):
-            tag, places = (self.query, block), self.places
-            for part in range(LAST + 1):
-                ring = places.ring(part)
-                yield from self.wait(cta.full[ring.stage][part], ring.full, f"full {part}")
-                if cta.has("fence behind gathered rows"):
-                    self.me.fence()
-                self.issue([("q",)], (self.query,))
-                self.issue(cta.part_items(places, part, cta.tiles), tag)
-            yield None
-            self.collect("wgmma wait of scores")
-            if block == blocks - 1 or cta.drop == "Q held until its last scores":
-                cta.q_free.arrive(self.me)
-            stage = places.shallow.stage
+            tag = (self.query, block)
+            yield from self.multiply(tag)
+            if block > 0:
+                self.let_last_values_go()
             for row in range(WARPS):
-                cta.read(self.me, ("valid", stage, row), tag)
-            yield from self.exchange(tag)
-            if self.warp == 0:
-                cta.write(self.me, ("base", stage), tag)
-            cta.write(self.me, ("p", stage, self.warp), tag)
-            if cta.has("fence behind P"):
-                self.me.fence()
-            cta.p_ready[stage].arrive(self.me)
-            yield None
-            places.advance()
+                cta.read(self.me, ("valid", self.ring.stage, row), tag)
+            yield from self.hand_over(tag)
+            self.ring.advance()
+        if blocks > 0:
+            self.let_last_values_go()
 
     def finish(self) -> Steps:
-        cta, which = self.cta, self.query % 2
-        yield from self.exchange((self.query, -1))
-        if cta.cluster is not None:
+        yield from self.hand_over((self.query, "end"))
+        if self.cta.cluster is not None:
             yield from self.leave()
-            return
-        if cta.drop == "second set of results":
-            which = 0
-        if self.warp == 0:
-            cta.write(self.me, ("result", which), (self.query,))
-        yield None
-        cta.statistics_ready[self.query % 2].arrive(self.me)
 
 
 class Values(Role):
@@ -215,90 +229,102 @@ class Values(Role):
     def __init__(self, model: FewHeads, warp: int) -> None:
         super().__init__(model, 1, warp)
 
+    def take(self, tag: Tag) -> Steps:
+        cta = self.cta
+        yield from self.wait(cta.p_ready[self.handover.stage], self.handover.full, "P")
+        for row in range(WARPS):
+            cta.read(self.me, ("factor", self.place, row), tag)
+
+    def hand_back(self) -> None:
+        self.cta.p_free[self.handover.stage].arrive(self.me)
+        self.handover.advance()
+
     def accumulate(self, blocks: int) -> Steps:
-        if self.cta.has("number of blocks read before Q is free"):
-            self.cta.q_free.arrive(self.me)
+        self.ring.advance()
         for block in range(blocks):
             yield from self.multiply((self.query, block))
+        yield from self.take((self.query, "end"))
+        self.cta.scored[self.handover.stage].passed_by(self.me, waited=False)
 
     def multiply(self, tag: tuple[int, int]) -> Steps:
-        cta, places = self.cta, self.places
-        stage = places.shallow.stage
-        yield from self.wait(cta.p_ready[stage], places.shallow.full, "P")
-        cta.read(self.me, ("base", stage), tag)
+        cta, buffer = self.cta, self.ring.stage
+        yield from self.take(tag)
         before = Agent("nothing")
-        for part in range(LAST + 1):
-            self.issue(cta.part_items(places, part, VALUE_TILES), tag)
-            self.issue([("p", stage, row) for row in range(WARPS)], tag)
+        for part in PARTS:
+            if part == 1:
+                yield from self.wait(cta.scored[self.handover.stage], self.handover.full, "scored")
+            self.issue(cta.part_items(buffer, part, VALUE_TILES), tag)
+            self.issue([("p", self.place, row) for row in range(WARPS)], tag)
             issued = Agent("wgmma group", dict(self.mma.clock), dict(self.mma.fenced))
             yield None
-            if part > cta.deep_parts:
+            if part > 0:
                 yield from self.give_back(part - 1, before)
             before = issued
         yield from self.give_back(LAST, before)
-        places.advance()
+        self.hand_back()
+        self.ring.advance()
 
     def give_back(self, part: int, done: Agent) -> Steps:
         """The wait for all groups up to one, and the part that it used."""
         if self.cta.has("wgmma wait of values"):
             self.me.follow(done)
-        self.cta.free[self.places.shallow.stage][part - self.cta.deep_parts].arrive(self.me)
+        self.cta.free[self.ring.stage][part].arrive(self.me)
         yield None
 
     def finish(self) -> Steps:
-        cta, which = self.cta, self.query % 2
-        if cta.cluster is not None:
+        self.hand_back()
+        yield None
+        if self.cta.cluster is not None:
             yield from self.leave()
-            return
-        yield from self.wait(cta.statistics_ready[which], self.query // 2 % 2, "statistics")
-        cta.read(self.me, ("result", 0 if cta.drop == "second set of results" else which), (self.query,))
 
 
 class FewHeadsCluster(Cluster):
     """CTAs of few heads that share the slots of one query."""
 
-    def __init__(self, blocks: Sequence[int], deep_parts: int, drop: str = "nothing") -> None:
-        super().__init__(blocks, True, drop)
-        self.ctas = [FewHeads([count], deep_parts, drop, self, rank) for rank, count in enumerate(blocks)]
+    def __init__(self, blocks: Sequence[int], rope: bool, drop: str = "nothing") -> None:
+        super().__init__(blocks, rope, drop)
+        self.ctas = [FewHeads([count], rope, drop, self, rank) for rank, count in enumerate(blocks)]
 
 
 MUTATIONS = (
-    *("q_free", "q_full", "P", "statistics"),
-    *(f"full {part}" for part in range(LAST + 1)),
-    *("free 2", "free 3"),
-    *("named barrier of the columns", "second set of columns", "second set of results"),
+    *(f"{side} {part}" for side in ("full", "free") for part in PARTS),
+    *("P", "P free", "second place for P", "number of blocks beside each Q", "Q held until it is in registers"),
     *("wgmma wait of scores", "wgmma wait of values", "fence behind gathered rows", "fence behind P"),
-    *("arrival for the validity words", "Q held until its last scores", "Q given up without a block"),
-    "number of blocks read before Q is free",
+    *("arrival for the validity words", "a phase of scored for the end"),
 )
 
 
-@pytest.mark.parametrize("deep_parts", [2, 3])
-def test_every_schedule_is_free_of_races_and_deadlocks(deep_parts: int) -> None:
+@pytest.mark.parametrize("rope", [True, False])
+def test_every_schedule_is_free_of_races_and_deadlocks(rope: bool) -> None:
     for seed in range(120):
-        FewHeads(queries(seed), deep_parts).run(seed)
+        FewHeads(queries(seed), rope).run(seed)
 
 
 @pytest.mark.parametrize("counts", [(a, b, c) for a in range(3) for b in range(3) for c in (0, 1, 3)], ids=str)
 def test_any_order_of_short_queries(counts: tuple[int, ...]) -> None:
-    """Queries without a block among them: the scores warpgroup may then be far ahead of the values."""
+    """Queries without a block among them: every buffer may then hold a Q."""
     for seed in range(3):
-        FewHeads((*counts, *counts), 2).run(seed)
+        FewHeads((*counts, *counts), True).run(seed)
 
 
 @pytest.mark.parametrize("drop", MUTATIONS)
 def test_the_model_misses_what_is_taken_away(drop: str) -> None:
-    """Every wait, fence and early arrival is needed, and the model sees it."""
+    """Every wait, fence and arrival but one is needed, and the model sees it."""
     with pytest.raises(Violation):
         for seed in range(60):
-            FewHeads(queries(seed), 2, drop).run(seed)
+            FewHeads(queries(seed), True, drop).run(seed)
 
 
-@pytest.mark.parametrize("deep_parts", [2, 3])
-def test_clusters_merge_without_races_and_deadlocks(deep_parts: int) -> None:
+def test_values_wait_for_the_next_scores_only_to_be_out_of_their_way() -> None:
+    for seed in range(60):
+        FewHeads(queries(seed), True, "scored").run(seed)
+
+
+@pytest.mark.parametrize("rope", [True, False])
+def test_clusters_merge_without_races_and_deadlocks(rope: bool) -> None:
     for seed in range(40):
         rng = random.Random(seed)
-        FewHeadsCluster([rng.choice((0, 1, 2, 4)) for _ in range(rng.choice((2, 4)))], deep_parts).run(seed)
+        FewHeadsCluster([rng.choice((0, 1, 2, 4)) for _ in range(rng.choice((2, 4)))], rope).run(seed)
 
 
 @pytest.mark.parametrize(
@@ -307,12 +333,12 @@ def test_clusters_merge_without_races_and_deadlocks(deep_parts: int) -> None:
 def test_the_model_misses_what_is_taken_away_from_a_merge(drop: str) -> None:
     with pytest.raises(Violation):
         for seed in range(40):
-            FewHeadsCluster([2, 1, 0, 2], 2, drop).run(seed)
+            FewHeadsCluster([2, 1, 0, 2], True, drop).run(seed)
 
 
 @pytest.mark.parametrize(
     ("file", "counts"),
-    [("few_heads_scores.cuh", (2, 4, 2, 2, 1, 0)), ("few_heads_values.cuh", (3, 2, 0, 1, 2, 0))],
+    [("few_heads_scores.cuh", (3, 4, 2, 1, 1, 0)), ("few_heads_values.cuh", (2, 2, 0, 1, 2, 0))],
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
     assert steps_of(KERNEL / file) == counts

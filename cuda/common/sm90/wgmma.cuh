@@ -64,6 +64,7 @@ struct Atoms;
 template <>
 struct Atoms<__nv_bfloat16> {
   using Scores = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::K>;
+  using ScoresFromRegisters = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<Major::K, Major::K>;
   using ValuesFromRegisters = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_RS<Major::K, Major::MN>;
   using ValuesFromShared = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<Major::K, Major::MN>;
 };
@@ -71,35 +72,32 @@ struct Atoms<__nv_bfloat16> {
 template <>
 struct Atoms<__half> {
   using Scores = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K>;
+  using ScoresFromRegisters = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, Major::K>;
   using ValuesFromRegisters = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_RS<Major::K, Major::MN>;
   using ValuesFromShared = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::K, Major::MN>;
 };
 
-// With slots or value channels as rows and kHeads heads as columns: scores^T = K Q^T, output^T += V^T P^T.
+// With value channels as rows and kHeads heads as columns: output^T += V^T P^T.
 template <typename Element, int kHeads>
 struct TransposedAtoms;
 
 template <>
 struct TransposedAtoms<__nv_bfloat16, 16> {
-  using Scores = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::K, Major::K>;
   using Values = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::MN, Major::K>;
 };
 
 template <>
 struct TransposedAtoms<__nv_bfloat16, 32> {
-  using Scores = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::K, Major::K>;
   using Values = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::MN, Major::K>;
 };
 
 template <>
 struct TransposedAtoms<__half, 16> {
-  using Scores = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::K, Major::K>;
   using Values = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::MN, Major::K>;
 };
 
 template <>
 struct TransposedAtoms<__half, 32> {
-  using Scores = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::K, Major::K>;
   using Values = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::K>;
 };
 

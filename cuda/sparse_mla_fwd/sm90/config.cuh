@@ -29,41 +29,43 @@ struct Sizes {
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = 72;
-  static constexpr int kConsumerRegisters = 216;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
-// Heads are the rows of the products: one wgmma M.
+// As many heads as a wgmma has rows. Both consumers do the same.
 template <int kDQk, bool kSplit>
 struct ManyHeads : Sizes<kDQk, 64, kSplit> {
   using Base = Sizes<kDQk, 64, kSplit>;
-  static constexpr bool kTransposed = false;
+  static constexpr bool kFewHeads = false;
   static constexpr int kBuffers = 2;                        // KV blocks in shared memory; block i lives in buffer i % 2
   static constexpr int kHalfTiles = Base::kValueTiles / 2;  // column tiles of the output that one consumer owns
   static constexpr int kLeftParts = 2;                      // parts that hold the left half of the value columns
+  static constexpr int kConsumerRegisters[] = {216, 216};
+  static constexpr int kWarpgroupRegisters =
+      Base::kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
 
   static_assert(Base::kHeads == Base::kSlots, "query, key and probability tiles share one size");
   static_assert(Base::part_begin(kLeftParts) == kHalfTiles, "parts must not straddle the halves that are freed");
+  static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };
 
-// Heads are the columns of the products, slots or value channels their rows: 16 or 32 heads cost no more than that.
+// Fewer heads than half of a wgmma's rows. Scores are padded to those rows, with Q in registers, which leaves shared
+// memory to three KV blocks; of the output, which takes two thirds of what is read from there, heads are the columns.
 template <int kDQk, int kHeads, bool kSplit>
 struct FewHeads : Sizes<kDQk, kHeads, kSplit> {
   using Base = Sizes<kDQk, kHeads, kSplit>;
-  static constexpr bool kTransposed = true;
-  // The room that the smaller Q leaves holds more of the KV blocks to come: there are three buffers for the first
-  // parts of a block and two for the others.
-  static constexpr int kBuffers = 3;
-  static constexpr int kShallowBuffers = 2;
-  static constexpr int kDeepParts = kDQk == 576 && kHeads == 32 ? 2 : 3;
-  static constexpr int kDeepTiles = Base::part_begin(kDeepParts);
-  static constexpr int kShallowTiles = Base::kKeyTiles - kDeepTiles;
+  static constexpr bool kFewHeads = true;
+  static constexpr int kBuffers = 3;      // KV blocks, and before a query's first block its Q
+  static constexpr int kHandovers = 2;    // places for P
+  static constexpr int kWarpHeads = 8;    // rows of a warp that are heads, of sixteen
+  static constexpr int kHeadWarps = kHeads / kWarpHeads;
+  static constexpr int kConsumerRegisters[] = {232, 200};  // scores, values
+  static constexpr int kWarpgroupRegisters =
+      Base::kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
 
   static_assert(kHeads == 16 || kHeads == 32);
-  static_assert(kDeepParts < Base::kParts, "the last part has fewest buffers: P and validity words are kept like it");
+  static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::sparse_mla_fwd

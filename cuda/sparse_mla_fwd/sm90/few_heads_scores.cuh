@@ -1,8 +1,7 @@
-// The scores warpgroup where heads are few: scores and softmax of every block, a slot per accumulator row, a head per
-// column.
+// The scores warpgroup where heads are few: scores and softmax of every block. Rows of its accumulator are heads, eight
+// of each warp's sixteen; the others are zero.
 #pragma once
 
-#include "../../common/columns.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "few_heads_storage.cuh"
@@ -13,225 +12,223 @@ namespace cupymla::sparse_mla_fwd {
 
 template <typename Config, typename Element, bool kAnyScale>
 struct Scores {
-  using Mma = typename sm90::TransposedAtoms<Element, Config::kHeads>::Scores;
-  static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
-  static constexpr int kColumns = kScores / 2;  // heads of which this thread has scores, of two slots each
+  using Mma = typename sm90::Atoms<Element>::ScoresFromRegisters;
+  static constexpr int kTileSteps = Config::kTileColumns / 16;  // wgmma k steps in a tile
+  static constexpr int kSteps = Config::kKeyTiles * kTileSteps;
+  static constexpr int kScores = Config::kSlots * 64 / Config::kWarpgroup;
 
   Storage<Config>& storage;
   const Parameters& params;
   const int32_t first_head;
   const int warp = (threadIdx.x / 32) % 4;
   const int lane = threadIdx.x % 32;
+  const int row = row_of_warp() + lane / 4;  // the head that this thread has scores of
+  const bool has_heads = warp < Config::kHeadWarps;
 
-  float scores[kScores];
-  // Per column. `base` is what exponentials are relative to (softmax.cuh), in units of log2, `maximum` the true
-  // maximum, in units of scores; all threads agree on both. `sum` is of this thread's exponentials.
-  float base[kColumns];
-  float maximum[kColumns];
-  float sum[kColumns];
-
-  bool coarse;    // whether the base of any column is
+  uint32_t q[kSteps][4];  // the second and fourth of each step are the rows that are no heads
+  float scores[kScores];  // two of four likewise
+  // `base` is what exponentials are relative to (softmax.cuh), in units of log2, `maximum` the true maximum, in units
+  // of scores. `sum` is of this thread's exponentials.
+  float base, maximum, sum;
+  bool coarse;    // whether the base of any head of the warp is
   bool occupied;  // whether a block of this query had a valid slot
-  Places<Config> places;  // of the next block
-  Ring<2> query_ring;     // sets of results; q_full has one phase per query
-  uint32_t q_parity = 0;
-  uint32_t set = 0;       // of storage.columns
+  Places<Config> places;            // of the next block, or Q
+  Ring<Config::kHandovers> handover;  // the next one
 
   __device__ __forceinline__ Scores(Storage<Config>& storage, const Parameters& params, int32_t first_head)
       : storage(storage), params(params), first_head(first_head) {}
 
-  __device__ __forceinline__ void clear() {
-    coarse = occupied = false;
+  __device__ __forceinline__ int row_of_warp() const { return warp * Config::kWarpHeads; }
+
+  // Takes Q into registers; gives the number of blocks.
+  __device__ __forceinline__ int32_t load_query() {
+    // Of a step's four 8 x 8 matrices the second and fourth are no heads. Their zeros are loaded too: constants would
+    // be put into registers once more for every block.
+    const bool is_head = has_heads && lane / 8 % 2 == 0;
+    const uint32_t tiles = smem_address(places.tile(storage, 0, 0));
+    const uint32_t zeros = smem_address(storage.zeros);
+    const uint32_t matrix_row = row_of_warp() + lane % 8;
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      base[j] = maximum[j] = negative_infinity();
-      sum[j] = 0.f;
+    for (int part = 0; part < Config::kParts; ++part) {
+      storage.full[places.stage(part)][part].wait(places.full_parity());
+#pragma unroll
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
+#pragma unroll
+        for (int step = 0; step < kTileSteps; ++step) {
+          const uint32_t address =
+              tiles + tile * Config::kTileBytes + swizzle_128(matrix_row, step * 2 + lane / 16);
+          load_matrix_x4(q[tile * kTileSteps + step], is_head ? address : zeros);
+        }
+      }
     }
+    const int32_t blocks = storage.blocks[places.stage(0)];
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) storage.free[places.stage(part)][part].arrive();
+    places.advance();
+    return blocks;
   }
 
-  // scores = K Q^T, part by part as the keys' columns arrive. After the last ones of a query its Q may be replaced.
-  __device__ __forceinline__ void multiply(bool last) {
-    const uint64_t q = sm90::k_major_descriptor(smem_address(storage.q[0]));
+  // scores = Q K^T, part by part as the keys' columns arrive.
+  __device__ __forceinline__ void multiply() {
+    const uint64_t k = sm90::k_major_descriptor(smem_address(places.tile(storage, 0, 0)));
     sm90::pin_registers(scores);
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
-      const int begin = Config::part_begin(part);
-      const uint64_t k = sm90::k_major_descriptor(smem_address(places.tile(storage, part, begin)));
-      storage.full[places.stage(part)][part].wait(places.full_parity(part));
+      storage.full[places.stage(part)][part].wait(places.full_parity());
       fence_async_shared();
       sm90::wgmma_fence();
 #pragma unroll
-      for (int tile = begin; tile < Config::part_begin(part + 1); ++tile) {
+      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
 #pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          const uint32_t key = (tile - begin) * Config::kTileBytes + step * 32;
-          const uint32_t query = tile * Config::kHeadTileBytes + step * 32;
-          sm90::mma<Mma>(scores, sm90::descriptor_advance(k, key), sm90::descriptor_advance(q, query),
-                         tile == 0 && step == 0);
+        for (int step = 0; step < kTileSteps; ++step) {
+          sm90::mma<Mma>(scores, q[tile * kTileSteps + step],
+                         sm90::descriptor_advance(k, tile * Config::kTileBytes + step * 32), tile == 0 && step == 0);
         }
       }
     }
     sm90::wgmma_commit();
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
-    if (last) storage.q_free.arrive();
   }
 
   // What turns a score into units of log2.
   __device__ __forceinline__ float score_unit() const { return kAnyScale ? 1.f : params.scale_log2; }
 
-  __device__ __forceinline__ void mask() {
+  // Of this thread's score `i`, a head's: its number among them all.
+  static __device__ __forceinline__ constexpr int of_head(int i) { return i / 2 * 4 + i % 2; }
+
+  // Masks the scores of invalid slots; gives the block's maximum in units of log2.
+  __device__ __forceinline__ float mask_and_maximum() {
     if constexpr (kAnyScale) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] *= params.scale_log2;
+      for (int i = 0; i < kScores / 2; ++i) scores[of_head(i)] *= params.scale_log2;
     }
-    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[places.shallow.stage]);
+    const uint64_t valid = *reinterpret_cast<const uint64_t*>(storage.valid[places.stage(0)]);
     occupied |= valid != 0;
     if (valid != ~0ull) {
-      const uint32_t slots = static_cast<uint32_t>(valid >> (warp * 16 + lane / 4));  // this thread's: bits 0 and 8
+      const uint32_t low = static_cast<uint32_t>(valid) >> (2 * (lane % 4));
+      const uint32_t high = static_cast<uint32_t>(valid >> 32) >> (2 * (lane % 4));
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (((slots >> (i / 2 % 2 * 8)) & 1u) == 0) scores[i] = negative_infinity();
+      for (int i = 0; i < kScores / 2; ++i) {
+        const int slot = i / 2 * 8 + i % 2;  // less the lane's 2 * (lane % 4)
+        const uint32_t bits = slot < 32 ? low : high;
+        if (((bits >> (slot % 32)) & 1u) == 0) scores[of_head(i)] = negative_infinity();
       }
     }
+    float largest = max_nan(scores[0], scores[1]);
+#pragma unroll
+    for (int i = 2; i < kScores / 2; ++i) largest = max_nan(largest, scores[of_head(i)]);
+    largest = quad_max(largest);
+    maximum = max_nan(maximum, largest);
+    return largest * score_unit();
   }
 
-  // Combines a value per column over the warp's slots; gives, of each head, what the four warps have.
-  template <typename Combine>
-  __device__ __forceinline__ const float (&exchange(float (&values)[kColumns], Combine combine))[Config::kHeads][4] {
-    auto& columns = storage.columns[set];
-    set ^= 1u;
-    const float own = reduce_columns(values, lane, combine);
-    if (is_owner()) columns[owned_head()][warp] = own;
-    named_barrier_sync(kColumnsOut, Config::kWarpgroup);
-    return columns;
+  // Brings the sum to the base for this block, and says by how much the output has to follow.
+  __device__ __forceinline__ void move_base(float block_max) {
+    const float new_base = next_base(base, block_max);
+    const bool moved = __any_sync(0xffffffffu, new_base != base);
+    const uint32_t to = handover.stage;
+    if (lane == 0) storage.moved[to][warp] = moved;
+    float factor = 1.f;
+    if (moved) {
+      factor = base_factor(base, new_base);
+      sum *= factor;
+      base = new_base;
+      if constexpr (!kAnyScale) coarse = __any_sync(0xffffffffu, is_coarse(new_base));
+    }
+    if (lane % 4 == 0) storage.factor[to][row] = factor;
   }
 
-  // Every column of a warp belongs to one lane: the one it is left with by `reduce_columns`.
-  __device__ __forceinline__ bool is_owner() const { return kColumns == 8 || lane / 4 % 2 == 0; }
-  __device__ __forceinline__ int owned_head() const { return column_of(owned_column<kColumns>(lane), lane); }
-
-  __device__ __forceinline__ void maxima(float (&block_max)[kColumns]) {
-    const auto larger = [](float a, float b) { return max_nan(a, b); };
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      const int i = j / 2 * 4 + j % 2;
-      block_max[j] = max_nan(scores[i], scores[i + 2]);
-    }
-    const auto& columns = exchange(block_max, larger);
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      const float4 warps = *reinterpret_cast<const float4*>(columns[column_of(j, lane)]);
-      const float largest = max_nan(max_nan(warps.x, warps.y), max_nan(warps.z, warps.w));
-      block_max[j] = largest * score_unit();
-      maximum[j] = max_nan(maximum[j], largest);
-    }
-  }
-
-  // Brings sums to the base for this block, and says by how much the output has to follow.
-  __device__ __forceinline__ void move_base(const float (&block_max)[kColumns]) {
-    float new_base[kColumns];
-    bool moved = false;
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      new_base[j] = next_base(base[j], block_max[j]);
-      moved |= new_base[j] != base[j];
-    }
-    const uint32_t stage = places.shallow.stage;
-    // A warp has all columns, so that all warps find the same.
-    moved = __any_sync(0xffffffffu, moved);
-    if (warp == 0 && lane == 0) storage.base_moved[stage] = moved;
-    if (!moved) return;
-
-    bool past = false;
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      const float factor = sparse_mla_fwd::base_factor(base[j], new_base[j]);
-      sum[j] *= factor;
-      base[j] = new_base[j];
-      past |= is_coarse(new_base[j]);
-      if (warp == 0 && lane < 4) storage.base_factor[stage][column_of(j, lane)] = factor;
-    }
-    if constexpr (!kAnyScale) coarse = __any_sync(0xffffffffu, past);
-  }
-
-  // P^T = exp2(score - base), turned and handed to the values warpgroup.
-  __device__ __forceinline__ void publish() {
+  // P = exp2(score - base), handed to the values warpgroup.
+  __device__ __forceinline__ void store_probabilities() {
     float unit = score_unit();
     if (!kAnyScale && coarse) {
       // Rounded as the base was, so that the largest score gives exactly 2^0 or less.
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = __fmul_rn(scores[i], unit);
+      for (int i = 0; i < kScores / 2; ++i) scores[of_head(i)] = __fmul_rn(scores[of_head(i)], unit);
       unit = 1.f;
     }
-    uint32_t probabilities[kScores / 2];
+    const float shift = -finite_or_zero(base);
+    uint32_t probabilities[kScores / 4];
 #pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      const int j = i / 4 * 2;
-      const float p0 = exp2_approx(fmaf(scores[i], unit, -finite_or_zero(base[j])));
-      const float p1 = exp2_approx(fmaf(scores[i + 1], unit, -finite_or_zero(base[j + 1])));
-      sum[j] += p0;
-      sum[j + 1] += p1;
-      probabilities[i / 2] = pack_pair<Element>(p0, p1);
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float p0 = exp2_approx(fmaf(scores[4 * i], unit, shift));
+      const float p1 = exp2_approx(fmaf(scores[4 * i + 1], unit, shift));
+      sum += p0 + p1;
+      probabilities[i] = pack_pair<Element>(p0, p1);
     }
-    // Tiles of eight slots by eight heads; the slots of a warp are chunks 2 * warp and 2 * warp + 1 of a head's row.
-    const uint32_t address = smem_address(storage.p[places.shallow.stage]);
-    const uint32_t chunk = warp * 2 + lane / 8 % 2;
+    const uint32_t address = smem_address(storage.p[handover.stage]);
+    const uint32_t matrix_row = row_of_warp() + lane % 8;
 #pragma unroll
-    for (int i = 0; i < kScores / 2; i += 4) {
-      const uint32_t head = i / 4 * 16 + lane / 16 * 8 + lane % 8;
-      store_matrix_x4_transposed(address + swizzle_128(head, chunk), probabilities[i], probabilities[i + 1],
-                                 probabilities[i + 2], probabilities[i + 3]);
+    for (int i = 0; i < kScores / 4; i += 4) {
+      store_matrix_x4(address + swizzle_128(matrix_row, i + lane / 8), probabilities[i], probabilities[i + 1],
+                      probabilities[i + 2], probabilities[i + 3]);
     }
     fence_async_shared();
-    storage.p_ready[places.shallow.stage].arrive();
+  }
+
+  __device__ __forceinline__ void wait_for_handover() { storage.p_free[handover.stage].wait(handover.free()); }
+
+  __device__ __forceinline__ void hand_over(bool is_end) {
+    if (warp == 0 && lane == 0) storage.is_end[handover.stage] = is_end;
+    storage.p_ready[handover.stage].arrive();
+    if (is_end) storage.scored[handover.stage].arrive();  // for the sake of its phases
+    handover.advance();
+  }
+
+  // Nothing of the next block, if there is one, is left to be multiplied.
+  __device__ __forceinline__ void let_last_values_go() {
+    static_assert(Config::kHandovers == 2);
+    storage.scored[handover.stage ^ 1u].arrive();
   }
 
   // Goes through all blocks of a query.
   __device__ __forceinline__ void accumulate() {
-    clear();
-    storage.q_full.wait(q_parity);
-    q_parity ^= 1u;
-    const int32_t blocks = storage.blocks;
-    if (blocks == 0) storage.q_free.arrive();
+    coarse = occupied = false;
+    base = maximum = negative_infinity();
+    sum = 0.f;
+    const int32_t blocks = load_query();
     for (int block = 0; block < blocks; ++block) {
-      float block_max[kColumns];
-      multiply(block == blocks - 1);
-      mask();
-      maxima(block_max);
-      move_base(block_max);
-      publish();
+      multiply();
+      if (block > 0) let_last_values_go();
+      if (has_heads) {
+        const float block_max = mask_and_maximum();
+        wait_for_handover();
+        move_base(block_max);
+        store_probabilities();
+      } else {
+        wait_for_handover();
+        if (lane == 0) storage.moved[handover.stage][warp] = false;
+      }
+      hand_over(false);
       places.advance();
     }
+    if (blocks > 0) let_last_values_go();
   }
 
-  // Statistics of the head that this lane owns.
   __device__ __forceinline__ RowStatistics join_statistics() {
-    const auto& columns = exchange(sum, [](float a, float b) { return a + b; });
-    const float4 warps = *reinterpret_cast<const float4*>(columns[owned_head()]);
-    const int column = owned_column<kColumns>(lane);
-    return {pick(base, column), pick(maximum, column), warps.x + warps.y + warps.z + warps.w, occupied};
+    return {base, maximum, quad_sum(sum), occupied};
   }
 
   // Writes the statistics of a query, and hands the values warpgroup what makes its output the result.
   __device__ __forceinline__ void store_result(const Query& query) {
     const RowStatistics joined = join_statistics();
-    if (warp == 0 && is_owner()) {
-      const int head = first_head + owned_head();
-      storage.output_factor[query_ring.stage][owned_head()] = output_factor(params, head, joined, 0.f);
+    wait_for_handover();
+    if (has_heads && lane % 4 == 0) {
+      const int head = first_head + row;
+      storage.factor[handover.stage][row] = output_factor(params, head, joined, 0.f);
       if (head < params.h_q) store_statistics(params, query, head, joined);
     }
-    storage.statistics_ready[query_ring.stage].arrive();
-    query_ring.advance();
+    hand_over(true);
   }
 
   // Leaves the statistics for the CTAs of the cluster.
   __device__ __forceinline__ void leave() {
     const RowStatistics joined = join_statistics();
+    wait_for_handover();
+    hand_over(true);
     named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
-    if (warp == 0 && is_owner()) {
-      leavings(storage).statistics[owned_head()] = packed(joined);
-    }
+    if (has_heads && lane % 4 == 0) leavings(storage).statistics[row] = packed(joined);
   }
 };
 

@@ -2,7 +2,6 @@
 // column, and its way to global memory.
 #pragma once
 
-#include "../../common/columns.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "few_heads_storage.cuh"
@@ -16,6 +15,7 @@ struct Values {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kOutputs = Config::kHeads * Config::kTileColumns / Config::kWarpgroup;  // of a tile
   static constexpr int kHeadTiles = Config::kHeads / 8;  // eight heads each
+  static constexpr int kEarlyParts = 1;
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -24,12 +24,15 @@ struct Values {
   const int lane = threadIdx.x % 32;
 
   float output[Config::kValueTiles][kOutputs];
-  Places<Config> places;  // of the next block
-  Ring<2> query_ring;
-  uint32_t q_parity = 0;
+  Places<Config> places;              // of the next block, or Q
+  Ring<Config::kHandovers> handover;  // the next one
 
   __device__ __forceinline__ Values(Storage<Config>& storage, const Parameters& params, int32_t first_head)
       : storage(storage), params(params), first_head(first_head) {}
+
+  // The head of this thread's accumulator column `j`, of two in every eight (PTX ISA, "Register fragments for
+  // wgmma.mma_async", matrix D).
+  __device__ __forceinline__ int column_of(int j) const { return j / 2 * 8 + lane % 4 * 2 + j % 2; }
 
   static __device__ __forceinline__ constexpr int end_of(int part) {
     return Config::part_begin(part + 1) < Config::kValueTiles ? Config::part_begin(part + 1) : Config::kValueTiles;
@@ -44,7 +47,7 @@ struct Values {
   __device__ __forceinline__ void scale(const float (&factors)[Config::kHeads]) {
 #pragma unroll
     for (int n = 0; n < kHeadTiles; ++n) {
-      const float2 factor = *reinterpret_cast<const float2*>(factors + column_of(2 * n, lane));
+      const float2 factor = *reinterpret_cast<const float2*>(factors + column_of(2 * n));
 #pragma unroll
       for (int tile = 0; tile < Config::kValueTiles; ++tile) {
 #pragma unroll
@@ -71,22 +74,26 @@ struct Values {
     sm90::wgmma_commit();
   }
 
-  __device__ __forceinline__ void give_back(int part) {
-    storage.free[places.shallow.stage][Places<Config>::free_side(part)].arrive();
+  __device__ __forceinline__ void give_back(int part) { storage.free[places.stage(part)][part].arrive(); }
+
+  __device__ __forceinline__ void hand_back() {
+    storage.p_free[handover.stage].arrive();
+    handover.advance();
   }
 
-  // One block; each part is given back as soon as its products are done.
+  // One block; each part is given back as soon as its products are done. All but the first part waits until the next
+  // block's scores are done: then tensor cores have something to do during their softmax, and are not in their way.
   __device__ __forceinline__ void multiply() {
-    const uint32_t stage = places.shallow.stage;
-    storage.p_ready[stage].wait(places.shallow.full);
-    if (storage.base_moved[stage]) scale(storage.base_factor[stage]);
-    const uint64_t p = sm90::k_major_descriptor(smem_address(storage.p[stage]));
+    const uint32_t from = handover.stage;
+    if (*reinterpret_cast<const uint32_t*>(storage.moved[from]) != 0) scale(storage.factor[from]);
+    const uint64_t p = sm90::k_major_descriptor(smem_address(storage.p[from]));
     pin();
-    sm90::wgmma_fence();
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
+      if (part == kEarlyParts) storage.scored[from].wait(handover.full);
+      sm90::wgmma_fence();
       issue(part, p);
-      if (part > Config::kDeepParts) {
+      if (part > 0) {
         sm90::wgmma_wait<1>();
         give_back(part - 1);
       }
@@ -94,29 +101,30 @@ struct Values {
     sm90::wgmma_wait<0>();
     pin();
     give_back(Config::kParts - 1);
+    hand_back();
     places.advance();
   }
 
-  // Goes through all blocks of a query.
+  // Goes through all blocks of a query; the end's handover is left.
   __device__ __forceinline__ void accumulate() {
 #pragma unroll
     for (int tile = 0; tile < Config::kValueTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) output[tile][i] = 0.f;
     }
-    storage.q_full.wait(q_parity);
-    q_parity ^= 1u;
-    const int32_t blocks = storage.blocks;
-    storage.q_free.arrive();
-    for (int block = 0; block < blocks; ++block) multiply();
+    places.advance();  // Q's
+    while (true) {
+      storage.p_ready[handover.stage].wait(handover.full);
+      if (storage.is_end[handover.stage]) return;
+      multiply();
+    }
   }
 
   // Each thread has two heads of two channels of every tile. Tiles of eight by eight are transposed, so that it has two
   // channels of one head, and the four lanes of a head exchange them: sixteen bytes each, 32 bytes side by side.
   __device__ __forceinline__ void store_result(const Query& query) {
-    storage.statistics_ready[query_ring.stage].wait(query_ring.full);
-    scale(storage.output_factor[query_ring.stage]);
-    query_ring.advance();
+    scale(storage.factor[handover.stage]);
+    hand_back();
 
     const int quad_lane = lane % 4;
     const int channel = quad_lane / 2 * Config::kTileColumns + warp * 16 + quad_lane % 2 * 8;
@@ -146,6 +154,7 @@ struct Values {
 
   // Leaves the output for the CTAs of the cluster.
   __device__ __forceinline__ void leave() {
+    hand_back();
     named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
     auto& left = leavings(storage);
 #pragma unroll
@@ -153,7 +162,7 @@ struct Values {
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) {
         const int channel = tile * Config::kTileColumns + warp * 16 + lane / 4 + i / 2 % 2 * 8;
-        left.output[column_of(i / 4 * 2 + i % 2, lane)][channel] = output[tile][i];
+        left.output[column_of(i / 4 * 2 + i % 2)][channel] = output[tile][i];
       }
     }
   }

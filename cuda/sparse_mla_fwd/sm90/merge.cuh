@@ -8,7 +8,7 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// What a CTA leaves for the others, over its query and key tiles, which are done with.
+// What a CTA leaves for the others, over its query and key tiles, which are done with: they come first in `Storage`.
 template <typename Config>
 struct alignas(16) Leavings {
   // Eight rows of a quad's 32 bytes lie in banks of their own.
@@ -19,7 +19,7 @@ struct alignas(16) Leavings {
 
 template <typename Config>
 __device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) {
-  static_assert(sizeof(Leavings<Config>) <= sizeof(storage.q) + sizeof(storage.k));
+  static_assert(sizeof(Leavings<Config>) <= Storage<Config>::kQueryAndKeyBytes);
   return *reinterpret_cast<Leavings<Config>*>(&storage);
 }
 

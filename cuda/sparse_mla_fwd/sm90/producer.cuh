@@ -66,7 +66,7 @@ struct Producer {
   sm90::RowGather<Config, Storage<Config>> gather;
   const Parameters& params;
   const TensorMap& q_map;
-  Places<Config> places;  // of the next block, where heads are few
+  Places<Config> places;  // where heads are few
   static constexpr int kQuery = Config::kBuffers;  // Q's place among the phases, after the key buffers
 
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map)
@@ -76,7 +76,12 @@ struct Producer {
     for (uint32_t position = share.token; position < share.end; ++position) {
       Selection<Config> selection(params, position);
       selection.take(count_valid(selection), share);
-      load_query(selection, share.first_head);
+      if constexpr (Config::kFewHeads) {
+        load_query_as_block(selection, share.first_head);
+      } else {
+        load_query(selection, share.first_head);
+      }
+      gather.phases.advance(kQuery);
       Cursor<Config> cursor(gather.storage.tokens[gather.warp], selection, gather.warp, gather.lane);
       int32_t token = cursor.next(selection);
       // Loaded a block before it is looked at, as the others are.
@@ -88,7 +93,7 @@ struct Producer {
           prefetch(selection, later_token, kv);
           later_token = cursor.peek(selection, params.prefetch_blocks);
         }
-        if constexpr (Config::kTransposed) {
+        if constexpr (Config::kFewHeads) {
           gather.fill_places(token, selection.token_limit, kv, params.kv_token_bytes, places);
           places.advance();
         } else {
@@ -136,7 +141,33 @@ struct Producer {
       }
     }
     __syncwarp();
-    gather.phases.advance(kQuery);
+  }
+
+  // Where heads are few: Q into the buffer whose turn it is, with the arrivals that a block would bring.
+  __device__ __forceinline__ void load_query_as_block(const Selection<Config>& selection, int32_t first_head) {
+    auto& storage = gather.storage;
+    const int stage = places.stage(0);
+    const bool is_first = gather.warp == 0 && gather.lane == 0;
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      constexpr int kLast = Config::kParts - 1;
+      Mbarrier& full = storage.full[stage][part];
+      storage.free[stage][part].wait(places.free_parity(part));
+      if (is_first) {
+        if (part == kLast) storage.blocks[stage] = selection.blocks;
+        const int begin = Config::part_begin(part), end = Config::part_begin(part + 1);
+        full.arrive_and_expect((end - begin) * Config::kHeadTileBytes);
+        for (int tile = begin; tile < end; ++tile) {
+          tma_load_4d(storage.k[stage][tile], q_map, full, tile * Config::kTileColumns, first_head, selection.query,
+                      selection.batch);
+        }
+      } else {
+        full.arrive();
+      }
+      if (part == kLast && gather.lane == 0) full.arrive();  // in the place of the validity words
+    }
+    __syncwarp();
+    places.advance();
   }
 };
 

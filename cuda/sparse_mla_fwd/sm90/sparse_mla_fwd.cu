@@ -46,7 +46,7 @@ __device__ __forceinline__ void finish_queries(Half& half, const Share<Config>& 
 template <typename Config, int kWho>
 __device__ __forceinline__ void consume(Storage<Config>& storage, const Parameters& params) {
   const Share<Config> share(params);
-  if constexpr (!Config::kTransposed) {
+  if constexpr (!Config::kFewHeads) {
     Consumer<Config, Element, kWho, CUPYMLA_ANY_SCALE> consumer(storage, params, share.first_head);
     for (uint32_t token = share.token; token < share.end; ++token) {
       consumer.accumulate();
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
-    storage.init_barriers();
+    storage.init();
   }
   __syncthreads();
 
@@ -88,10 +88,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
     registers_give_back<ThisConfig::kProducerRegisters>();
     Producer<ThisConfig>(storage, params, q_map).run(Share<ThisConfig>(params));
   } else if (warpgroup == 0) {
-    registers_take<ThisConfig::kConsumerRegisters>();
+    registers_take<ThisConfig::kConsumerRegisters[0]>();
     consume<ThisConfig, 0>(storage, params);
   } else {
-    registers_take<ThisConfig::kConsumerRegisters>();
+    registers_take<ThisConfig::kConsumerRegisters[1]>();
     consume<ThisConfig, 1>(storage, params);
   }
 }

@@ -50,6 +50,7 @@ constexpr int kSharedMemoryLimit = 227 * 1024;
 
 template <typename Config>
 struct alignas(1024) Storage {
+  static constexpr int kQueryAndKeyBytes = (1 + Config::kBuffers) * Config::kKeyTiles * Config::kTileBytes;
   uint8_t q[Config::kKeyTiles][Config::kTileBytes];
   uint8_t k[Config::kBuffers][Config::kKeyTiles][Config::kTileBytes];
   // P of the blocks that do not find room in a key tile: see `probabilities`.
@@ -79,7 +80,7 @@ struct alignas(1024) Storage {
   Mbarrier p_ready[Config::kConsumers];
   Mbarrier statistics_ready[Config::kConsumers];
 
-  __device__ __forceinline__ void init_barriers() {
+  __device__ __forceinline__ void init() {
     constexpr uint32_t kEveryThread = Config::kWarpgroup;
     q_full.init(1);
     q_free.init(kEveryThread * Config::kConsumers);
