@@ -315,6 +315,7 @@ class Machine:
         lanes, everyone, watcher = front.lanes, front.lanes, self.watcher
         if step.kind == BRANCH:
             if watcher is not None:
+                watcher.look(everyone, step)
                 watcher.done(everyone, step, None)
             self._branch(group, front, step)
             return False

@@ -14,7 +14,7 @@ import pytest
 
 from cupymla.interpret import GlobalMemory, Program, interpret, parse
 from cupymla.interpret.cycles import Rates, Recorder, Stuck, Trace, replay, report, trace
-from cupymla.interpret.cycles.trace import WarpTrace
+from cupymla.interpret.cycles.trace import Named, WarpTrace
 from cupymla.launch import Geometry
 from cupymla.ops import mla_cases
 from cupymla.testing import against, cycles
@@ -118,6 +118,25 @@ def test_a_wait_is_one_event_however_often_it_polls() -> None:
         waits = [event for warp in each.warps for event in warp.events if isinstance(event, trace.Wait)]
         assert waits == [trace.Wait(0, 1)]
     assert len({replay(each).cycles for each in found}) == 1
+
+
+def test_a_barrier_that_others_wait_at_is_one_event() -> None:
+    """It is tried again and again while the second warpgroup goes round its loop, and may not count as its branches."""
+    trace = recorded(
+        """
+        setp.lt.u32 %p1, %r0, 128;
+        @%p1 bra MEET;
+        mov.u32 %r2, 0;
+    AGAIN:
+        add.u32 %r2, %r2, 1;
+        setp.lt.u32 %p2, %r2, 500;
+        @%p2 bra AGAIN;
+    MEET:
+        barrier.sync 1, 256;
+        """,
+        threads=256,
+    )
+    assert [sum(isinstance(event, Named) for event in warp.events) for warp in trace.warps] == [1] * 8
 
 
 @pytest.mark.parametrize("seed", [1, 5])
