@@ -40,7 +40,7 @@ class Cta(Machine):
         self.probabilities_ready = [Barrier(f"p_ready[{half}]", WARPS, second) for half in (0, 1)]
         self.ds_ready = Barrier("ds_ready", WARPS, both)
         self.staging_ready = Barrier("staging_ready", 2 * WARPS, both)
-        self.first_sent = Barrier("first_sent", WARPS, first)
+        self.first_ready = Barrier("first_ready", WARPS, first)
         self.received = [Barrier(f"received[{w}]", 1 + WARPS, names) for w, names in enumerate((first, second))]
         self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
         self.statistics_out = Barrier("named 1", 2 * WARPS, both)
@@ -120,15 +120,17 @@ class Query:
     """The CTAs of one query; `drop` names the step that is left out. `global_memory` has the distribution."""
 
     def __init__(
-        self, ctas: int, blocks: int, passes: int, rope: bool, distribution: bool = True, drop: str = "nothing"
+        self,
+        ctas: int,
+        blocks: int,
+        passes: int,
+        rope: bool,
+        distribution: bool = True,
+        drop: str = "nothing",
+        partials: bool = False,
     ) -> None:
-        self.blocks, self.passes, self.rope, self.wants_distribution, self.drop = (
-            blocks,
-            passes,
-            rope,
-            distribution,
-            drop,
-        )
+        self.blocks, self.passes, self.rope, self.wants_distribution = blocks, passes, rope, distribution
+        self.drop, self.partials = drop, partials
         self.ctas = [Cta(self, rank) for rank in range(ctas)]
         everyone = [name for cta in self.ctas for name in cta.threads()]
         self.barrier = Barrier("cluster", len(everyone), everyone)
@@ -167,6 +169,14 @@ class Consumer:
         self.k_parity = self.pass_parity = self.statistics_parity = self.distribution_parity = self.cluster_parity = 0
         self.received = self.drained = 0
         self.tag: tuple[int, int] = (0, 0)
+        self.has_narrow = cta.query.rope and who == 0
+        self.has_key_rope = cta.query.rope and who == 1
+        # Parts of a block's scores that are multiplied in the block before.
+        self.ahead = 0
+        if len(cta.query.ctas) == 1:
+            self.ahead = 0 if self.has_narrow else 4
+        elif who == 1 and not cta.query.partials:
+            self.ahead = LEFT_PARTS
 
     def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
         yield from self.cta.wait(self.me, barrier, parity, step)
@@ -195,6 +205,8 @@ class Consumer:
             self.cta.write(self.me, ("statistics", self.who, self.warp), (number,))
             yield from self.meet_statistics("named barrier of the statistics")
             self.read_statistics(number)
+            if query.blocks:
+                yield from self.multiply_scores(range(self.ahead), self.k_parity, (number, 0))
             for block in range(query.blocks):
                 self.tag = (number, block)
                 yield from self.block()
@@ -236,18 +248,27 @@ class Consumer:
         if wants and cta.rank == 1:
             yield from self.add_distribution()
 
-    def scores(self) -> Steps:
+    def multiply_scores(self, parts: Sequence[int], parity: int, tag: tuple[int, int]) -> Steps:
         cta = self.cta
         bounds = PARTS[cta.tiles]
-        for part in range(4):
-            yield from self.wait(cta.parts[part], self.k_parity, f"full {part}")
+        for part in parts:
+            yield from self.wait(cta.parts[part], parity, f"full {part}")
             if cta.has("fence behind gathered rows"):
                 self.me.fence()
             end = bounds[part + 1] if self.who == 0 else min(bounds[part + 1], VALUE_TILES)
-            self.issue(self.mma, [("heads",)], self.tag[:1])
-            self.issue(self.mma, self.keys(bounds[part], end), self.tag)
+            self.issue(self.mma, [("heads",)], tag[:1])
+            self.issue(self.mma, self.keys(bounds[part], end), tag)
         yield None
         self.collect(self.mma, "wgmma wait of scores")
+
+    def multiply_ahead(self) -> Steps:
+        number, block = self.tag
+        if block + 1 < self.cta.query.blocks:
+            yield from self.multiply_scores(range(self.ahead), self.k_parity ^ 1, (number, block + 1))
+
+    def scores(self) -> Steps:
+        cta = self.cta
+        yield from self.multiply_scores(range(self.ahead, 4), self.k_parity, self.tag)
         for row in range(WARPS):
             cta.read(self.me, ("valid", row), self.tag)
             token_set = 0 if cta.drop == "second set of tokens" else self.k_parity
@@ -295,29 +316,62 @@ class Consumer:
         yield None
 
     def gradients(self) -> Steps:
-        cta = self.cta
-        first = self.who * HALF_TILES
+        yield from self.keep_all() if len(self.cta.query.ctas) == 1 else self.exchange_all()
+
+    def issue_wide(self) -> None:
         self.issue(self.query_mma, self.rows("ds"), (*self.tag, 1))
-        self.issue(self.query_mma, self.keys(first, first + HALF_TILES), self.tag)
+        self.issue(self.query_mma, self.keys(self.who * HALF_TILES, (self.who + 1) * HALF_TILES), self.tag)
+
+    def issue_narrow(self) -> None:
+        if self.has_narrow:
+            self.issue(self.query_mma, self.rows("ds"), (*self.tag, 1))
+            self.issue(self.query_mma, self.keys(VALUE_TILES, self.cta.tiles), self.tag)
+
+    def keep_all(self) -> Steps:
+        cta = self.cta
+        for number in range(HALF_TILES + self.has_key_rope):
+            self.issue_sums()
+            if number == 1:
+                yield None
+                self.collect(self.query_mma, "wgmma wait of dQ")
+                for side in cta.sides:
+                    side.arrive(self.me)
+            yield from self.finish_sums()
+            if number == 0:
+                self.issue_wide()
+                self.issue_narrow()
+            if number == 2:
+                yield from self.multiply_ahead()
+        cta.tiles_free.arrive(self.me)
+
+    def exchange_all(self) -> Steps:
+        cta, other = self.cta, self.cta.other
         if self.who == 0:
-            self.issue(self.query_mma, self.keys(VALUE_TILES, cta.tiles), self.tag)
-        rounds = 3 if cta.query.rope and self.who == 1 else 2
+            self.issue_narrow()
+            yield None
+            self.collect(self.query_mma, "wgmma wait of dQ")
+            cta.sides[2].arrive(self.me)
+            other.reach(self.me)
+            other.staging_ready.arrive(self.me)
+            yield from self.wait(cta.first_ready, self.k_parity, "first_ready")
+        self.issue_wide()
+        rounds = 2 + self.has_key_rope
         for number in range(rounds):
             self.issue_sums()
             if number == 0:
                 yield None
                 self.collect(self.query_mma, "wgmma wait of dQ")
                 cta.sides[0].arrive(self.me)
-                cta.sides[2 - self.who].arrive(self.me)
-                if len(cta.query.ctas) == 1:
-                    cta.sides[1 + self.who].arrive(self.me)
-                else:
-                    cta.other.reach(self.me)
-                    cta.other.staging_ready.arrive(self.me)
+                if self.who == 1:
+                    cta.sides[1].arrive(self.me)
+                    other.reach(self.me)
+                    other.staging_ready.arrive(self.me)
             yield from self.finish_sums()
-            if len(cta.query.ctas) > 1:
-                yield from self.exchange(number == 0, number == rounds - 1, rope=number == 2)
-        cta.tiles_free.arrive(self.me)
+            if number == 0 and self.who == 1:
+                cta.first_ready.arrive(self.me)
+            yield from self.exchange(number == 0, number == rounds - 1, rope=number == 2)
+        if not self.has_key_rope:
+            yield from self.multiply_ahead()
 
     def issue_sums(self) -> None:
         self.issue(self.mma, self.rows("ds"), (*self.tag, 1))
@@ -330,10 +384,10 @@ class Consumer:
 
     def exchange(self, first: bool, last: bool, rope: bool) -> Steps:
         cta, other = self.cta, self.cta.other
+        if rope:
+            cta.tiles_free.arrive(self.me)
         if first:
             yield from self.wait(cta.staging_ready, self.k_parity, "staging_ready")
-            if self.who == 0:
-                yield from self.wait(cta.first_sent, self.k_parity, "first_sent")
         else:
             yield from self.wait(cta.drained[self.who], self.drained, "drained")
             self.drained ^= 1
@@ -345,11 +399,13 @@ class Consumer:
         yield None
         other.reach(self.store)
         other.received[self.who].arrive(self.store)
-        if first and self.who == 1:
-            cta.first_sent.arrive(self.me)
-        if not rope:
+        if rope:
+            yield from self.multiply_ahead()
+        else:
             self.issue_sums()
             yield from self.finish_sums()
+            if last:
+                cta.tiles_free.arrive(self.me)
         if self.warp == 0:
             cta.received[self.who].arrive(self.me)
         yield from self.wait(cta.received[self.who], self.received, "received")
@@ -378,7 +434,7 @@ MUTATIONS = (
     *("tiles_free", "p_ready 0", "p_ready 1", "ds_ready of 0", "ds_ready of 1", "staging_ready", "received", "drained"),
     *("wgmma wait of scores", "wgmma wait of dQ", "wgmma wait of dKV"),
     # Consumer 1 fences after it has waited for P, so its fence would do for both; the kernel fences where it writes.
-    # "first_sent" orders nothing but who sends first.
+    # "first_ready" orders nothing but who multiplies first.
     *("fence behind gathered rows", "fence behind dS", "second set of tokens"),
     *("named barrier of the statistics", "named barrier at the end of a pass", "cluster barrier"),
     *("named barrier before adding", "named barrier behind adding", "fence behind adding"),
@@ -393,7 +449,8 @@ passes."""
 def test_every_schedule_is_free_of_races_and_deadlocks(ctas: int, rope: bool) -> None:
     for seed in range(60):
         rng = random.Random(seed)
-        Query(ctas, rng.randint(0, 5), rng.randint(1, 3), rope, rng.random() < 0.5).run(seed)
+        partials = rng.random() < 0.3
+        Query(ctas, rng.randint(0, 5), rng.randint(1, 3), rope, rng.random() < 0.5, partials=partials).run(seed)
 
 
 @pytest.mark.parametrize("drop", MUTATIONS)
@@ -416,8 +473,8 @@ def test_the_model_misses_the_cluster_barrier_at_the_end_of_a_pass(passes: int, 
     ("file", "counts"),
     [
         ("producer.cuh", (1, 1, 0, 0, 0, 0)),
-        ("consumer.cuh", (3, 2, 3, 2, 1, 0)),
-        ("gradients.cuh", (4, 7, 0, 0, 2, 0)),
+        ("consumer.cuh", (4, 2, 4, 2, 1, 0)),
+        ("gradients.cuh", (4, 11, 0, 0, 3, 0)),
         ("statistics.cuh", (0, 0, 0, 1, 0, 0)),
         ("attention.cuh", (2, 1, 0, 1, 0, 2)),
     ],
@@ -429,23 +486,21 @@ def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, .
 def test_the_exchange_waits_where_the_model_does() -> None:
     text = (KERNEL / "gradients.cuh").read_text()
     assert len(re.findall(r"store_at_other\(sums\)", text)) == 1
-    assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 2
+    assert len(re.findall(r"arrive_at_other\(storage\.", text)) == 3
 
 
 def test_consumers_free_what_the_model_says_and_wait_in_its_order() -> None:
     """Which consumer it is the counts above do not tell."""
     text = (KERNEL / "gradients.cuh").read_text()
-    freed = re.findall(r"(?:if constexpr \((.*?)\) )?storage\.free\[0\]\[(.*?)\]\.arrive", text)
-    assert freed == [
-        ("", "0"),
-        ("Config::kCluster == 1 || kWho == 1", "1"),
-        ("Config::kCluster == 1 || kWho == 0", "2"),
-        ("", "1 + kWho"),
-    ]
-    assert re.findall(r"if (?:constexpr )?\((.*?)\) storage\.first_sent\.(\w+)", text) == [
-        ("kWho == 0", "wait"),
+    assert re.findall(r"storage\.free\[0\]\[(.*?)\]\.arrive", text) == ["2", "0", "1", "2", "1", "1 + kWho"]
+    assert re.findall(r"(?:if \((.*?)\) )?storage\.first_ready\.(\w+)", text) == [
+        ("", "wait"),
         ("kWho == 1 && first", "arrive"),
     ]
-    assert "kHasKeyRope = Config::kHasRope && kWho == 1;" in text
-    assert "kHasNarrow = Config::kHasRope && kWho == 0;" in (KERNEL / "consumer.cuh").read_text()
+    assert "if constexpr (kWho == 0) give_up_staging();" in text
+    assert "kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;" in text
+    consumer = (KERNEL / "consumer.cuh").read_text()
+    assert "kHasNarrow = Config::kHasRope && kWho == 0;" in consumer
+    assert "kMultipliesAhead = Config::kCluster == 1 && !kHasNarrow;" in consumer
+    assert "kMultipliesLeftAhead = Config::kCluster > 1 && kWho == 1 && !Config::kPartials;" in consumer
     assert re.findall(r"\? -1 : 1 \+ part - Config::kLeftParts;", (KERNEL / "producer.cuh").read_text())

@@ -22,7 +22,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   for (Mbarrier& half : storage.p_ready) half.init(Config::kWarpgroup);
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
-  storage.first_sent.init(Config::kWarpgroup);
+  storage.first_ready.init(Config::kWarpgroup);
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
     storage.received[consumer].init(1);
     storage.drained[consumer].init(Config::kWarpgroup / 32);
@@ -49,7 +49,8 @@ __device__ __forceinline__ void end_pass(const Parameters& params, int32_t slots
   if (pass + 1 < params.passes || slots == 0) sync_cluster<Config>();
 }
 
-// For addresses that are used once in a pass: worked out before it, they would be kept, and spilled, all the time.
+// For addresses that are used once in a pass or block: worked out before it, they would be kept, and spilled, all the
+// time.
 __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
   make_opaque(position.batch);
   return position;
@@ -68,9 +69,17 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   float* attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
   // Which of two CTAs adds first is fixed: the second adds after it has waited for the first's staging.
   const bool adds_late = Config::kCluster > 1 && cluster_rank() != 0;
+  constexpr bool kAhead = Consumer<Config, Element, kWho>::kMultipliesAhead;
+  constexpr bool kLeftAhead = Consumer<Config, Element, kWho>::kMultipliesLeftAhead;
+  if (kAhead && query.slots > 0) consumer.multiply_scores();
+  if (kLeftAhead && query.slots > 0) consumer.multiply_left_scores(consumer.k_parity);
   for (int32_t first_slot = 0; first_slot < query.slots; first_slot += Config::kSlots) {
     const int32_t slots_left = query.slots - first_slot;
-    consumer.multiply_scores();
+    if constexpr (kLeftAhead) {
+      consumer.multiply_right_scores();
+    } else if constexpr (!kAhead) {
+      consumer.multiply_scores();
+    }
     if constexpr (kWho == 0) {
       consumer.make_probabilities(wants_distribution);
       if (wants_distribution && !adds_late) {
@@ -79,9 +88,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     } else {
       consumer.make_score_gradients();
     }
-    const RowTargets<Config> targets(params, query, first_slot, pass, consumer.row, consumer.slots);
     storage.ds_ready.wait(consumer.k_parity);
-    Gradients<Config, Element, kWho>(consumer, targets).run();
+    const RowTargets<Config> targets(params, pinned_position(query), first_slot, pass, consumer.row, consumer.slots);
+    Gradients<Config, Element, kWho>(consumer, targets).run(slots_left > Config::kSlots);
     if constexpr (kWho == 0) {
       if (wants_distribution && adds_late) {
         consumer.template add_distribution<false>(attn_dist + first_slot, slots_left);

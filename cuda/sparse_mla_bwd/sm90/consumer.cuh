@@ -19,6 +19,10 @@ struct Consumer {
   static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
   static constexpr bool kHasNarrow = Config::kHasRope && kWho == 0;
   static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
+  // Whether its scores of a block, or those of the left tiles, are multiplied in the block before: there have to be
+  // registers for them.
+  static constexpr bool kMultipliesAhead = Config::kCluster == 1 && !kHasNarrow;
+  static constexpr bool kMultipliesLeftAhead = Config::kCluster > 1 && kWho == 1 && !Config::kPartials;
   static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
 
   Storage<Config>& storage;
@@ -65,25 +69,67 @@ struct Consumer {
 
   // S = Q K^T or dP = dO V^T, part by part as the block's columns arrive; every part is in afterwards.
   __device__ __forceinline__ void multiply_scores() {
-    const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));
-    const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[0][0]));
-    sm90::pin_registers(scores);
+    begin_scores();
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
-      storage.full[0][part].wait(k_parity);
-      fence_async_shared();
-      sm90::wgmma_fence();
+      wait_for_keys(part, k_parity);
+      issue_scores(part);
+    }
+    finish_scores();
+  }
+
+  // The same in two steps: of the block that has that parity, or of this one.
+  __device__ __forceinline__ void multiply_left_scores(uint32_t parity) {
+    begin_scores();
 #pragma unroll
-      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1) && tile < kTiles; ++tile) {
+    for (int part = 0; part < Config::kLeftParts; ++part) {
+      wait_for_keys(part, parity);
+      issue_scores(part);
+    }
+    finish_scores();
+  }
+
+  __device__ __forceinline__ void multiply_right_scores() {
+    begin_scores();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          const uint32_t offset = tile * Config::kTileBytes + step * 32;
-          sm90::mma<typename Atoms<Element>::Scores>(scores, sm90::descriptor_advance(a, offset),
-                                                     sm90::descriptor_advance(k, offset), tile == 0 && step == 0);
-        }
+    for (int part = Config::kLeftParts; part < Config::kParts; ++part) {
+      wait_for_keys(part, k_parity);
+      issue_scores(part);
+    }
+    finish_scores();
+  }
+
+  __device__ __forceinline__ void begin_scores() { sm90::pin_registers(scores); }
+
+  __device__ __forceinline__ void wait_for_keys(int part, uint32_t parity) {
+    storage.full[0][part].wait(parity);
+    fence_async_shared();
+  }
+
+  // All parts of the next block, and one fence for them.
+  __device__ __forceinline__ void wait_for_next_keys() {
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) storage.full[0][part].wait(k_parity ^ 1u);
+    fence_async_shared();
+  }
+
+  __device__ __forceinline__ void issue_scores(int part) {
+    const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));
+    const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[0][0]));
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1) && tile < kTiles; ++tile) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t offset = tile * Config::kTileBytes + step * 32;
+        sm90::mma<typename Atoms<Element>::Scores>(scores, sm90::descriptor_advance(a, offset),
+                                                   sm90::descriptor_advance(k, offset), tile == 0 && step == 0);
       }
     }
     sm90::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void finish_scores() {
     sm90::wgmma_wait<0>();
     sm90::pin_registers(scores);
   }

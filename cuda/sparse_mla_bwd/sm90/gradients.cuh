@@ -25,24 +25,29 @@ struct RowTargets {
     }
   }
 
-  // Takes an accumulator of 64 slots x kColumns, whose first column is `column` of the row. Neighbouring lanes exchange
-  // halves of every sixteen columns, so that each has four in a row of one slot.
+  static constexpr int kGroup = 16;  // columns that are sent at a time
+
+  // Takes a group of columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
+  // Neighbouring lanes exchange halves, so that each has four columns in a row of one slot.
+  template <int kCount>
+  __device__ __forceinline__ void send_group(const float (&sums)[kCount], int group, int32_t column, int lane) {
+    const bool odd = (lane & 1) != 0;
+    const int32_t lane_column = column + group * kGroup + (odd ? 8 : 0) + (lane % 4 / 2) * 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* left = sums + group * 8 + 2 * r;
+      const float* right = left + 4;
+      const float x = __shfl_xor_sync(0xffffffffu, odd ? left[0] : right[0], 1);
+      const float y = __shfl_xor_sync(0xffffffffu, odd ? left[1] : right[1], 1);
+      const float four[4] = {odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y};
+      if (rows[r] != nullptr) write(rows[r] + lane_column, four);
+    }
+  }
+
   template <int kColumns>
   __device__ __forceinline__ void send(const float (&sums)[kColumns / 2], int32_t column, int lane) {
-    const bool odd = (lane & 1) != 0;
-    const int32_t lane_column = column + (odd ? 8 : 0) + (lane % 4 / 2) * 4;
 #pragma unroll
-    for (int pair = 0; pair < kColumns / 16; ++pair) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float* left = sums + pair * 8 + 2 * r;
-        const float* right = left + 4;
-        const float x = __shfl_xor_sync(0xffffffffu, odd ? left[0] : right[0], 1);
-        const float y = __shfl_xor_sync(0xffffffffu, odd ? left[1] : right[1], 1);
-        const float four[4] = {odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y};
-        if (rows[r] != nullptr) write(rows[r] + lane_column + pair * 16, four);
-      }
-    }
+    for (int group = 0; group < kColumns / kGroup; ++group) send_group(sums, group, column, lane);
   }
 
   __device__ __forceinline__ void write(float* address, const float (&four)[4]) const {
@@ -60,9 +65,9 @@ struct Gradients {
   using ThisConsumer = Consumer<Config, Element, kWho>;
   static constexpr int kSteps = ThisConsumer::kSteps;
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;  // from sixteen rows of a tile to the next
-  // The tile past the values: consumer 1 has its dKV, consumer 0 its dQ.
+  // The tile past the values: one consumer has its dKV, the other its dQ.
   static constexpr int kRopeTile = Config::kValueTiles;
-  static constexpr bool kHasKeyRope = Config::kHasRope && kWho == 1;
+  static constexpr bool kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;
   static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
 
   ThisConsumer& consumer;
@@ -72,45 +77,74 @@ struct Gradients {
   __device__ __forceinline__ Gradients(ThisConsumer& consumer, const RowTargets<Config>& targets)
       : consumer(consumer), storage(consumer.storage), targets(targets) {}
 
-  __device__ __forceinline__ void run() {
-    issue_query_gradient();
-    constexpr int kFirst = kWho * Config::kHalfTiles;
+  // `more`: whether there is another block.
+  __device__ __forceinline__ void run(bool more) {
     if constexpr (Config::kCluster == 1) {
-      keep<true>(kFirst, true);
-#pragma unroll
-      for (int tile = kFirst + 1; tile < kFirst + Config::kHalfTiles; ++tile) keep<true>(tile, false);
-      if constexpr (kHasKeyRope) keep<false>(kRopeTile, false);
+      constexpr int kFirst = kWho * Config::kHalfTiles;
+      constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
+      keep_first(kFirst);
+      keep(kFirst + 1, true);
+      keep_and_multiply_ahead(kFirst + 2, more);
+      if constexpr (kHasKeyRope) keep(kFirst + 3, false);
+      keep_last<!kHasKeyRope>(kLast);
     } else {
+      constexpr int kFirst = kWho * Config::kHalfTiles;
       static_assert(Config::kHalfTiles == 4);
+      begin_query_gradient();
+      if constexpr (kWho == 0) give_up_staging();
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) issue_wide(step);
+      sm90::wgmma_commit();
       exchange(kFirst, true, false);
       exchange(kFirst + 2, false, !kHasKeyRope);
-      if constexpr (kHasKeyRope) exchange_rope();
-    }
-    storage.tiles_free.arrive();
-  }
-
-  // dQ += dS K, over the own columns; left in flight.
-  __device__ __forceinline__ void issue_query_gradient() {
-    const uint64_t ds = sm90::k_major_descriptor(smem_address(storage.ds));
-    const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kWho * Config::kHalfTiles]),
-                                                 Config::kTileBytes);
-    sm90::pin_registers(consumer.dq_wide);
-    sm90::pin_registers(consumer.dq_narrow);
-    sm90::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      sm90::mma<typename Atoms<Element>::QueryWide>(consumer.dq_wide, sm90::descriptor_advance(ds, step * 32),
-                                                    sm90::descriptor_advance(k, step * kStepBytes));
-    }
-    if constexpr (ThisConsumer::kHasNarrow) {
-      const uint64_t rope = sm90::mn_major_descriptor(smem_address(storage.k[0][kRopeTile]), Config::kTileBytes);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        sm90::mma<typename Atoms<Element>::QueryNarrow>(consumer.dq_narrow, sm90::descriptor_advance(ds, step * 32),
-                                                        sm90::descriptor_advance(rope, step * kStepBytes));
+      if constexpr (kHasKeyRope) {
+        exchange_rope(more);
+      } else {
+        multiply_ahead(more);
       }
     }
-    sm90::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void begin_query_gradient() {
+    sm90::pin_registers(consumer.dq_wide);
+    sm90::pin_registers(consumer.dq_narrow);
+  }
+
+  // dQ += dS K, over the own columns and sixteen slots; left in flight. The RoPE's columns are consumer 0's.
+  __device__ __forceinline__ void issue_wide(int step) {
+    const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kWho * Config::kHalfTiles]),
+                                                 Config::kTileBytes);
+    sm90::mma<typename Atoms<Element>::QueryWide>(consumer.dq_wide, score_gradients(step),
+                                                  sm90::descriptor_advance(k, step * kStepBytes));
+  }
+
+  __device__ __forceinline__ void issue_narrow(int step) {
+    if constexpr (ThisConsumer::kHasNarrow) {
+      const uint64_t k = sm90::mn_major_descriptor(smem_address(storage.k[0][kRopeTile]), Config::kTileBytes);
+      sm90::mma<typename Atoms<Element>::QueryNarrow>(consumer.dq_narrow, score_gradients(step),
+                                                      sm90::descriptor_advance(k, step * kStepBytes));
+    }
+  }
+
+  __device__ __forceinline__ uint64_t score_gradients(int step) const {
+    return sm90::descriptor_advance(sm90::k_major_descriptor(smem_address(storage.ds)), step * 32);
+  }
+
+  // Consumer 0 of two CTAs: of the right key tiles, where the other CTA is to leave its sums, its dQ takes the RoPE
+  // alone. That comes first, and the rest when consumer 1 has what it sends first, and would no longer be held up.
+  __device__ __forceinline__ void give_up_staging() {
+    if constexpr (ThisConsumer::kHasNarrow) {
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) issue_narrow(step);
+      sm90::wgmma_commit();
+      sm90::wgmma_wait<0>();
+      sm90::pin_registers(consumer.dq_narrow);
+    }
+    storage.free[0][2].arrive();
+    arrive_at_other(storage.staging_ready);
+    storage.first_ready.wait(consumer.k_parity);
   }
 
   // sums = dS^T Q (+ P^T dO) over a column tile of Q and dO; left in flight.
@@ -151,18 +185,70 @@ struct Gradients {
 
   __device__ __forceinline__ void release_keys() {
     storage.free[0][0].arrive();
-    // Of two CTAs each consumer still needs the staging that is its own.
-    if constexpr (Config::kCluster == 1 || kWho == 1) storage.free[0][1].arrive();
-    if constexpr (Config::kCluster == 1 || kWho == 0) storage.free[0][2].arrive();
-    if constexpr (Config::kCluster > 1) arrive_at_other(storage.staging_ready);
+    if constexpr (Config::kCluster == 1) {
+      storage.free[0][1].arrive();
+      storage.free[0][2].arrive();
+    } else if constexpr (kWho == 1) {
+      // Its own staging it needs until the last sums are taken over.
+      storage.free[0][1].arrive();
+      arrive_at_other(storage.staging_ready);
+    }
   }
 
-  // One CTA to a query: a tile of dKV goes straight to global memory.
+  // One CTA to a query: a tile of dKV goes straight to global memory, the first of a block while dQ is multiplied. So
+  // L2, which takes longest of all, has something to add again as soon as one product is done.
+  __device__ __forceinline__ void keep_first(int32_t tile) {
+    static_assert(kSteps == Config::kTileColumns / RowTargets<Config>::kGroup);
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, false);
+    begin_query_gradient();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sm90::wgmma_fence();
+      issue_wide(step);
+      issue_narrow(step);
+      sm90::wgmma_commit();
+      targets.send_group(sums, step, tile * Config::kTileColumns, consumer.lane);
+    }
+  }
+
+  __device__ __forceinline__ void keep(int32_t tile, bool after_query_gradient) {
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, after_query_gradient);
+    targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
+  }
+
+  // While this one goes, for which L2 takes its time, a consumer with registers to spare multiplies its scores of the
+  // next block. Their keys have been asked for since dQ was done.
+  __device__ __forceinline__ void keep_and_multiply_ahead(int32_t tile, bool more) {
+    static_assert(Config::kParts == Config::kTileColumns / RowTargets<Config>::kGroup);
+    float sums[kTileSums];
+    issue_key_gradient<true>(sums, tile);
+    finish(sums, false);
+    if constexpr (ThisConsumer::kMultipliesAhead) {
+      if (more) {
+        consumer.wait_for_next_keys();
+        consumer.begin_scores();
+#pragma unroll
+        for (int part = 0; part < Config::kParts; ++part) {
+          consumer.issue_scores(part);
+          targets.send_group(sums, part, tile * Config::kTileColumns, consumer.lane);
+        }
+        consumer.finish_scores();
+        return;
+      }
+    }
+    targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
+  }
+
   template <bool kValues>
-  __device__ __forceinline__ void keep(int32_t tile, bool first) {
+  __device__ __forceinline__ void keep_last(int32_t tile) {
     float sums[kTileSums];
     issue_key_gradient<kValues>(sums, tile);
-    finish(sums, first);
+    finish(sums, false);
+    storage.tiles_free.arrive();
     targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
   }
 
@@ -173,43 +259,52 @@ struct Gradients {
     float sums[kTileSums];
     issue_key_gradient<true>(sums, left_tile + 1 - rank);
     finish(sums, first);
+    if (kWho == 1 && first) storage.first_ready.arrive();
     hand_over(sums, first);
     issue_key_gradient<true>(sums, left_tile + rank);
     finish(sums, false);
+    if (last) storage.tiles_free.arrive();
     take_over(sums, last);
     targets.template send<Config::kTileColumns>(sums, (left_tile + rank) * Config::kTileColumns, consumer.lane);
   }
 
+  // Consumer 1 of two CTAs: what there are keys for of the next block's dP.
+  __device__ __forceinline__ void multiply_ahead(bool more) {
+    if constexpr (ThisConsumer::kMultipliesLeftAhead) {
+      if (more) consumer.multiply_left_scores(consumer.k_parity ^ 1u);
+    }
+  }
+
   // The RoPE tile has no partner: each CTA finishes half of its columns.
-  __device__ __forceinline__ void exchange_rope() {
+  __device__ __forceinline__ void exchange_rope(bool more) {
     const int32_t rank = static_cast<int32_t>(cluster_rank());
     float sums[kTileSums];
     issue_key_gradient<false>(sums, kRopeTile);
     finish(sums, false);
+    storage.tiles_free.arrive();
     float half[kTileSums / 2];
 #pragma unroll
     for (int i = 0; i < kTileSums / 2; ++i) half[i] = rank == 0 ? sums[i + kTileSums / 2] : sums[i];
     hand_over(half, false);
 #pragma unroll
     for (int i = 0; i < kTileSums / 2; ++i) half[i] = rank == 0 ? sums[i] : sums[i + kTileSums / 2];
+    multiply_ahead(more);
     take_over(half, true);
     constexpr int kColumns = Config::kTileColumns / 2;
     targets.template send<kColumns>(half, Config::kDV + rank * kColumns, consumer.lane);
   }
 
-  // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins: so one consumer sends to the other
-  // CTA while the other one multiplies, or sends to L2.
+  // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins, as it multiplies first: so one
+  // consumer sends to the other CTA while the other one multiplies, or sends to L2.
   template <int kCount>
   __device__ __forceinline__ void hand_over(const float (&sums)[kCount], bool first) {
     if (first) {
       storage.staging_ready.wait(consumer.k_parity);
-      if constexpr (kWho == 0) storage.first_sent.wait(consumer.k_parity);
     } else {
       storage.drained[kWho].wait(consumer.rounds.full(kDrained));
       consumer.rounds.advance(kDrained);
     }
     store_at_other(sums);
-    if (kWho == 1 && first) storage.first_sent.arrive();
   }
 
   // Adds the sums that the other CTA has stored here. After the last of a block the staging may have keys again.

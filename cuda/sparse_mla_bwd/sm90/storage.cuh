@@ -17,8 +17,8 @@
 //                |                                          |              | what it is rounded and what that loses
 // ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
 // staging_ready  | 8 warps of the other CTA's consumers     | consumers    | its right key tiles may be written to
-// first_sent     | 128 consumer 1                           | consumer 0   | consumer 1 has sent its first tile of the
-//                |                                          |              | block: consumer 0 may send its own
+// first_ready    | 128 consumer 1                           | consumer 0   | consumer 1 has the block's first sums:
+//                |                                          |              | consumer 0's dQ is not in its way
 // received[w]    | 1 + bytes (other CTA's consumer w)       | consumer w   | a tile of its sums is in the staging
 // drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
 // named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
@@ -34,20 +34,23 @@
 // and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
 // CTAs have 64 heads of a query each, each finishes one tile of every pair: it computes the other one first and stores
 // it in the other CTA's key tiles, then its own, adds what the other CTA has stored here, and sends the sum to global
-// memory. So a dKV row of 128 heads crosses to L2 once.
+// memory. So a dKV row of 128 heads crosses to L2 once. Drawn are two CTAs. A single one sends every tile straight to
+// global memory, its first before dQ, and multiplies what scores of the next block it has registers for amid the tiles.
 //
 //   time | consumer 0                      | consumer 1                      | producer
 //   -----+---------------------------------+---------------------------------+-----------------------------
 //    |   | S = Q K^T                       | dP = dO V^T                     | (block i in the buffer)
 //    |   | P -> smem                       |    ...                          |
 //    |   |    ...                          | dS = P (dP - delta) -> smem     |
-//    |   | dQ += dS K, left columns        | dQ += dS K, right columns       |
-//    |   | free 0; the other CTA may       | the same                        | gather left of block i + 1
-//    |   | write to the right tiles        |                                 |
-//    |   |    ...                          | tiles 4 | 5 of dKV: exchanged,  |    ...
-//    |   | tiles 0 | 1                     | added, reduced                  |
-//    |   | tiles 2 | 3                     | tiles 6 | 7                     |
-//    v   | (its dQ had RoPE); free 1       | RoPE of dKV; free 2             | gather right of block i + 1
+//    |   | dQ += dS K, RoPE                | dQ += dS K, right columns       |
+//    |   | the other CTA may write to the  | the same                        |
+//    |   | right tiles                     |                                 |
+//    |   | dQ += dS K, left columns        | tiles 4 | 5 of dKV: exchanged,  |
+//    |   | free 0                          | added, reduced                  | gather left of block i + 1
+//    |   | tiles 0 | 1                     |    ...                          |
+//    |   |    ...                          | tiles 6 | 7                     |
+//    v   | tiles 2 | 3; free 1             | RoPE of dKV, and meanwhile left | gather right of block i + 1
+//        |                                 | of the next dP; free 2          |
 //  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
@@ -89,7 +92,7 @@ struct alignas(1024) Storage {
   Mbarrier p_ready[2];
   Mbarrier ds_ready;
   Mbarrier staging_ready;
-  Mbarrier first_sent;
+  Mbarrier first_ready;
   Mbarrier received[Config::kConsumers];
   Mbarrier drained[Config::kConsumers];
 
