@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,17 @@ def require_single_issuers(text: str) -> None:
     """
     loops, copies = text.count("BRA.U.ANY"), text.count("UTMALDG")
     assert loops <= copies, f"{loops} loops over lanes for {copies} copies"
+
+
+def marked_products(text: str, shape: str = "") -> int:
+    """How many wgmma are marked gsb0, of all shapes or of one such as "64x32x16".
+
+    A wait for all but N groups becomes one for all but N products marked so (WARPGROUP.DEPBAR.LE gsb0, N), and ptxas
+    marks the last product before every wgmma.fence, also where no group ends there.
+    """
+    return len(re.findall(rf"\bHGMMA\.{re.escape(shape)}\S*[^;]*\bgsb0\b", text))
+
+
+def product_waits(text: str) -> set[int]:
+    """How many marked products the waits for wgmma leave unfinished."""
+    return {int(pending, 0) for pending in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", text)}

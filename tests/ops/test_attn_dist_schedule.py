@@ -8,12 +8,11 @@ what it finds. Registers that wgmma reads or writes while it runs are modelled a
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sass_kit import machine_code
+from sass_kit import machine_code, marked_products, product_waits
 from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Violation, schedule, steps_of
 
 from cupymla import arch, build
@@ -398,15 +397,9 @@ def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, .
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
 @pytest.mark.parametrize("d_qk", D_QK)
 def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
-    """A wait for all but N groups becomes one for all but N products marked gsb0 (WARPGROUP.DEPBAR.LE gsb0, N).
-
-    ptxas marks the last product before every wgmma.fence, also where no group ends there. So groups must end where
-    products are marked, or the wait for one block's scores is for half of the next block's as well.
-    """
+    """Groups end where products are marked, or the wait for one block's scores is for half of the next block's too."""
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
     code = machine_code(build.cubin(source), tmp_path)
-    marked = len(re.findall(r"\bHGMMA\b[^;]*\bgsb0\b", code))
-    assert marked == build.ptx(source).count("wgmma.commit_group.sync.aligned") > 0
-    waits = {int(pending, 0) for pending in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", code)}
-    assert waits == {0, len(PARTS) - LEFT_PARTS, len(PARTS)}
+    assert marked_products(code) == build.ptx(source).count("wgmma.commit_group.sync.aligned") > 0
+    assert product_waits(code) == {0, len(PARTS) - LEFT_PARTS, len(PARTS)}

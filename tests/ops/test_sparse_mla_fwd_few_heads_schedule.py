@@ -9,10 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from sass_kit import machine_code, marked_products, product_waits
 from schedule_machine import Agent, Barrier, Item, Steps, Tag, Violation, steps_of
 from test_sparse_mla_fwd_schedule import KERNEL, VALUE_TILES, WARPS, Cluster, Consumer, Model, queries
+
+from cupymla import arch, build
+from cupymla.ops.mla import D_QK
+from cupymla.ops.sparse_mla_fwd import plan
 
 BEGINS = (0, 2, 4, 6)  # first column tile of each part
 PARTS = range(len(BEGINS))
@@ -342,3 +348,14 @@ def test_the_model_misses_what_is_taken_away_from_a_merge(drop: str) -> None:
 )
 def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, ...]) -> None:
     assert steps_of(KERNEL / file) == counts
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("d_qk", D_QK)
+def test_a_part_is_given_back_before_the_next_ones_products_are_done(d_qk: int, heads: int, tmp_path: Path) -> None:
+    """One product of each part of the values is marked, so a wait for all parts but one is for no more."""
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    code = machine_code(build.cubin(plan.variant(arch.named("sm_90a"), d_qk=d_qk, heads=heads)), tmp_path)
+    assert marked_products(code, f"64x{heads}x16") == len(PARTS)
+    assert product_waits(code) == {0, 1}
