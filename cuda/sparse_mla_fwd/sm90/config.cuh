@@ -50,15 +50,15 @@ struct ManyHeads : Sizes<kDQk, 64, kSplit> {
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };
 
-// Fewer heads than half of a wgmma's rows. Scores are padded to those rows, with Q in registers, which leaves shared
-// memory to three KV blocks; of the output, which takes two thirds of what is read from there, heads are the columns.
+// At most half as many heads as a wgmma has rows. Scores are padded to those rows, with Q in registers, which leaves
+// shared memory to three KV blocks; of the output, whose products read more of it, heads are the columns.
 template <int kDQk, int kHeads, bool kSplit>
 struct FewHeads : Sizes<kDQk, kHeads, kSplit> {
   using Base = Sizes<kDQk, kHeads, kSplit>;
   static constexpr bool kFewHeads = true;
-  static constexpr int kBuffers = 3;      // KV blocks, and before a query's first block its Q
-  static constexpr int kHandovers = 2;    // places for P
-  static constexpr int kWarpHeads = 8;    // rows of a warp that are heads, of sixteen
+  static constexpr int kBuffers = 3;    // KV blocks, and before a query's first block its Q
+  static constexpr int kHandovers = 2;  // places for P
+  static constexpr int kWarpHeads = 8;  // rows of a warp that are heads, of sixteen
   static constexpr int kHeadWarps = kHeads / kWarpHeads;
   static constexpr int kConsumerRegisters[] = {232, 200};  // scores, values
   static constexpr int kWarpgroupRegisters =

@@ -32,7 +32,7 @@ struct Scores {
   float base, maximum, sum;
   bool coarse;    // whether the base of any head of the warp is
   bool occupied;  // whether a block of this query had a valid slot
-  Places<Config> places;            // of the next block, or Q
+  Places<Config> places;              // of the next block, or Q
   Ring<Config::kHandovers> handover;  // the next one
 
   __device__ __forceinline__ Scores(Storage<Config>& storage, const Parameters& params, int32_t first_head)
