@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cupymla import build
+from cupymla.build import KernelSource
 from cupymla.build.cubin import Cubin
 from cupymla.testing.machine_code import WHEEL, disassembled
 
@@ -41,3 +43,11 @@ def marked_products(text: str, shape: str = "") -> int:
 def product_waits(text: str) -> set[int]:
     """How many marked products the waits for wgmma leave unfinished."""
     return {int(pending, 0) for pending in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", text)}
+
+
+def require_groups_end_where_products_are_marked(source: KernelSource, waits: set[int], folder: Path) -> None:
+    """Each group has one marked product, its last, so that a wait for all but N groups is for no more than it says."""
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    code = machine_code(build.cubin(source), folder)
+    assert marked_products(code) == build.ptx(source).count("wgmma.commit_group.sync.aligned") > 0
+    assert product_waits(code) == waits
