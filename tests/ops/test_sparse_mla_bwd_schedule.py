@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sass_kit import machine_code, marked_products, product_waits
+from sass_kit import require_groups_end_where_products_are_marked
 from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Violation, schedule, steps_of
 
-from cupymla import arch, build
+from cupymla import arch
 from cupymla.ops.mla import D_QK
 from cupymla.ops.sparse_mla_bwd import plan
 
@@ -506,8 +506,12 @@ def test_consumers_free_what_the_model_says_and_wait_in_its_order() -> None:
     assert "kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;" in text
     consumer = (KERNEL / "consumer.cuh").read_text()
     assert "kHasNarrow = Config::kHasRope && kWho == 0;" in consumer
-    assert "kMultipliesAhead = Config::kCluster == 1 && !kHasNarrow;" in consumer
-    assert "kMultipliesLeftAhead = Config::kCluster > 1 && kWho == 1 && !Config::kPartials;" in consumer
+    ahead = re.search(r"kPartsAhead = (.*?);", consumer, re.S)
+    assert ahead is not None
+    assert " ".join(ahead[1].split()) == (
+        "Config::kCluster == 1 ? (kHasNarrow ? 0 : Config::kParts) "
+        ": kWho == 1 && !Config::kPartials ? Config::kLeftParts : 0"
+    )
     assert re.findall(r"\? -1 : 1 \+ part - Config::kLeftParts;", (KERNEL / "producer.cuh").read_text())
 
 
@@ -515,9 +519,6 @@ def test_consumers_free_what_the_model_says_and_wait_in_its_order() -> None:
 @pytest.mark.parametrize("pass_heads", [64, 128])
 @pytest.mark.parametrize("d_qk", D_QK)
 def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
-    """Groups end where products are marked, or the wait for dQ is for the first sums as well."""
-    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    """Else the wait for dQ is for the first sums as well."""
     source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
-    code = machine_code(build.cubin(source), tmp_path)
-    assert marked_products(code) == build.ptx(source).count("wgmma.commit_group.sync.aligned") > 0
-    assert product_waits(code) == {0, 1}
+    require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)

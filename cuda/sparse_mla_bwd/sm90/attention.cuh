@@ -69,17 +69,11 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   float* attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
   // Which of two CTAs adds first is fixed: the second adds after it has waited for the first's staging.
   const bool adds_late = Config::kCluster > 1 && cluster_rank() != 0;
-  constexpr bool kAhead = Consumer<Config, Element, kWho>::kMultipliesAhead;
-  constexpr bool kLeftAhead = Consumer<Config, Element, kWho>::kMultipliesLeftAhead;
-  if (kAhead && query.slots > 0) consumer.multiply_scores();
-  if (kLeftAhead && query.slots > 0) consumer.multiply_left_scores(consumer.k_parity);
+  constexpr int kPartsAhead = Consumer<Config, Element, kWho>::kPartsAhead;
+  if (query.slots > 0) consumer.template multiply_scores<0, kPartsAhead>(consumer.k_parity);
   for (int32_t first_slot = 0; first_slot < query.slots; first_slot += Config::kSlots) {
     const int32_t slots_left = query.slots - first_slot;
-    if constexpr (kLeftAhead) {
-      consumer.multiply_right_scores();
-    } else if constexpr (!kAhead) {
-      consumer.multiply_scores();
-    }
+    consumer.template multiply_scores<kPartsAhead, Config::kParts>(consumer.k_parity);
     if constexpr (kWho == 0) {
       consumer.make_probabilities(wants_distribution);
       if (wants_distribution && !adds_late) {

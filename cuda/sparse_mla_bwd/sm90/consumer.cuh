@@ -19,10 +19,11 @@ struct Consumer {
   static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
   static constexpr bool kHasNarrow = Config::kHasRope && kWho == 0;
   static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
-  // Whether its scores of a block, or those of the left tiles, are multiplied in the block before: there have to be
-  // registers for them.
-  static constexpr bool kMultipliesAhead = Config::kCluster == 1 && !kHasNarrow;
-  static constexpr bool kMultipliesLeftAhead = Config::kCluster > 1 && kWho == 1 && !Config::kPartials;
+  // How many parts of a block's scores are multiplied in the block before: there have to be registers for them, and of
+  // two CTAs the right tiles are not there yet.
+  static constexpr int kPartsAhead = Config::kCluster == 1 ? (kHasNarrow ? 0 : Config::kParts)
+                                     : kWho == 1 && !Config::kPartials ? Config::kLeftParts
+                                                                       : 0;
   static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
 
   Storage<Config>& storage;
@@ -67,33 +68,14 @@ struct Consumer {
     for (int i = 0; i < kNarrow; ++i) dq_narrow[i] = 0.f;
   }
 
-  // S = Q K^T or dP = dO V^T, part by part as the block's columns arrive; every part is in afterwards.
-  __device__ __forceinline__ void multiply_scores() {
+  // S = Q K^T or dP = dO V^T of the block with that parity, part by part as its columns arrive.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void multiply_scores(uint32_t parity) {
+    if constexpr (kBegin == kEnd) return;
     begin_scores();
 #pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) {
-      wait_for_keys(part, k_parity);
-      issue_scores(part);
-    }
-    finish_scores();
-  }
-
-  // The same in two steps: of the block that has that parity, or of this one.
-  __device__ __forceinline__ void multiply_left_scores(uint32_t parity) {
-    begin_scores();
-#pragma unroll
-    for (int part = 0; part < Config::kLeftParts; ++part) {
+    for (int part = kBegin; part < kEnd; ++part) {
       wait_for_keys(part, parity);
-      issue_scores(part);
-    }
-    finish_scores();
-  }
-
-  __device__ __forceinline__ void multiply_right_scores() {
-    begin_scores();
-#pragma unroll
-    for (int part = Config::kLeftParts; part < Config::kParts; ++part) {
-      wait_for_keys(part, k_parity);
       issue_scores(part);
     }
     finish_scores();

@@ -171,9 +171,9 @@ struct Gradients {
     sm90::wgmma_commit();
   }
 
-  // Waits for the products. With the first of a block dQ is done too, hence the block's keys.
-  __device__ __forceinline__ void finish(float (&sums)[kTileSums], bool first) {
-    if (first) {
+  // Waits for the products. Where those of dQ were issued before them, the block's keys are done with.
+  __device__ __forceinline__ void finish(float (&sums)[kTileSums], bool after_query_gradient) {
+    if (after_query_gradient) {
       sm90::wgmma_wait<1>();
       sm90::pin_registers(consumer.dq_wide);
       sm90::pin_registers(consumer.dq_narrow);
@@ -227,7 +227,7 @@ struct Gradients {
     float sums[kTileSums];
     issue_key_gradient<true>(sums, tile);
     finish(sums, false);
-    if constexpr (ThisConsumer::kMultipliesAhead) {
+    if constexpr (ThisConsumer::kPartsAhead > 0) {
       if (more) {
         consumer.wait_for_next_keys();
         consumer.begin_scores();
@@ -270,9 +270,7 @@ struct Gradients {
 
   // Consumer 1 of two CTAs: what there are keys for of the next block's dP.
   __device__ __forceinline__ void multiply_ahead(bool more) {
-    if constexpr (ThisConsumer::kMultipliesLeftAhead) {
-      if (more) consumer.multiply_left_scores(consumer.k_parity ^ 1u);
-    }
+    if (more) consumer.template multiply_scores<0, ThisConsumer::kPartsAhead>(consumer.k_parity ^ 1u);
   }
 
   // The RoPE tile has no partner: each CTA finishes half of its columns.
