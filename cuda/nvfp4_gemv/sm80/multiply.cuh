@@ -25,16 +25,16 @@ class Product {
     for (int block = 0; block < C::kColumnBlocks; ++block) {
       // Columns past n repeat the last one; nobody reads their sums.
       const uint32_t column = min(block * 8u + lane / 4, params.n - 1);
-      fragments_[block] = storage.vectors() + column * layout_.column_bytes + quad_lane_ * 16;
+      fragments_[block] = storage.vectors(0) + column * layout_.column_bytes + quad_lane_ * 16;
       for (int i = 0; i < 2; ++i) {
         const uint32_t scaled = min(block * 8u + quad_lane_ * 2 + i, params.n - 1);
-        vector_scales_[block][i] = reinterpret_cast<const float*>(storage.vectors() + params.n * layout_.column_bytes) +
-                                   scaled * layout_.blocks;
+        const uint8_t* factors = storage.vectors(0) + params.n * layout_.column_bytes;
+        vector_scales_[block][i] = reinterpret_cast<const float*>(factors) + scaled * layout_.blocks;
       }
     }
     if constexpr (C::kScaling == Scaling::columns) {
       const bool mine = row_ % 4 == quad_lane_;
-      fragments_[0] = storage.vectors() + quad_lane_ * 16 + row_ / 4 * 256;
+      fragments_[0] = storage.vectors(0) + quad_lane_ * 16 + row_ / 4 * 256;
       mine_[0] = mine && row_ < 4;
       mine_[1] = mine && row_ >= 4;
     }
@@ -46,6 +46,16 @@ class Product {
     for (int block = 0; block < C::kColumnBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[block][i] = 0.0f;
+    }
+  }
+
+  // Goes from one buffer of vectors to another, so many bytes further on.
+  __device__ __forceinline__ void turn(int32_t bytes) {
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+      fragments_[block] += bytes;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) vector_scales_[block][i] += bytes / static_cast<int32_t>(sizeof(float));
     }
   }
 

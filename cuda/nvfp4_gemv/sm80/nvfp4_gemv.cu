@@ -13,7 +13,8 @@ using ThisConfig =
 using ThisStorage = Storage<ThisConfig>;
 
 static_assert(kVectorBytes<ThisConfig> >=
-                  ThisConfig::kMostColumns * (ThisConfig::kChunk * 2 + 64 + ThisConfig::kRowScales * 4),
+                      ThisConfig::kMostColumns * (ThisConfig::kChunk * 2 + 64 + ThisConfig::kRowScales * 4) &&
+                  VectorPieces<ThisConfig>::kPhaseElements >= ThisConfig::kMostColumns * ThisConfig::kChunk,
               "b of one chunk has to fit");
 
 }  // namespace cupymla::nvfp4_gemv
@@ -33,8 +34,11 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
       reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
     }
   }
-  const Passes<C> all(params);
-  if (!all.done()) prefetch_vectors<C>(params, all.get().batch);
+  // b comes first: whatever is asked for behind the stream's stages waits for them.
+  Passes<C> passes(params);
+  VectorLoader<C> loader(storage, params);
+  if (!passes.done()) loader.fetch(passes.batch(), 0);
+  prefetch_vectors<C>(params);
   Stream<C> stream(storage, params, warp, lane);
 #pragma unroll 1
   for (int stage = 0; stage < C::kStages; ++stage) stream.copy_next();
@@ -42,22 +46,28 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   Product<C> product(storage, params, warp, lane);
   const int32_t chunks = chunks_of(params, C::kChunk);
   const int32_t phase_chunks = static_cast<int32_t>(params.phase_chunks);
-  int32_t stage = 0;
-  uint32_t loaded_batch = 0xFFFFFFFFu;  // items are fewer, hence batches
-  for (Passes<C> passes(params); !passes.done(); passes.next()) {
+  int32_t stage = 0, buffer = 1;
+  product.turn(kVectorBytes<C>);
+  while (!passes.done()) {
     const Pass<C> pass = passes.get();
+    passes.next();
     const int32_t tile = pass.tile_of(warp);
     const bool idle = tile * pass.tile_rows >= pass.rows;
     int32_t chunk = idle ? chunks : pass.split_of(warp);
     product.clear();
     for (int32_t first = 0; first < chunks; first += phase_chunks) {
       const int32_t end = min(first + phase_chunks, chunks);
-      __syncthreads();
-      if (phase_chunks < chunks || pass.batch != loaded_batch) {
-        VectorLoader<C>(storage, params, pass.batch, first, end - first).run();
-        loaded_batch = pass.batch;
-        __syncthreads();
+      if (loader.holds()) {
+        buffer ^= 1;
+        product.turn(buffer == 0 ? -kVectorBytes<C> : kVectorBytes<C>);
+        loader.store(buffer);
       }
+      if (end < chunks) {
+        loader.fetch(pass.batch, end);
+      } else if (!passes.done() && (phase_chunks < chunks || passes.batch() != pass.batch)) {
+        loader.fetch(passes.batch(), 0);
+      }
+      __syncthreads();
       for (; chunk < end; chunk += pass.splits) {
         stream_copy_wait<C::kStages - 1>();
         __syncwarp();
@@ -79,5 +89,6 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluste
                      smem_bytes = cupymla::nvfp4_gemv::ThisConfig::kSharedBytes,
                      parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
                      vector_bytes = cupymla::nvfp4_gemv::kVectorBytes<cupymla::nvfp4_gemv::ThisConfig>,
+                     phase_elements = cupymla::nvfp4_gemv::VectorPieces<cupymla::nvfp4_gemv::ThisConfig>::kPhaseElements,
                      chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk, block = cupymla::nvfp4_gemv::ThisConfig::kBlock,
                      pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows);

@@ -70,7 +70,7 @@ class Stream {
       const int32_t tile = pass.tile_of(warp_);
       rows_ = min(pass.tile_rows, pass.rows - tile * pass.tile_rows);
       rows_from_here_ = rows_ - lane_ / kLanesPerRow;
-      first_row_ = pass.first_row + tile * pass.tile_rows;
+      const int64_t first_row = pass.first_row + tile * pass.tile_rows;
       splits_ = pass.splits;
       code_step_ = splits_ * C::kRowBytes;
       scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
@@ -78,14 +78,14 @@ class Stream {
       if (rows_ > 0 && pass.split_of(warp_) < chunks_) {
         chunk_ = pass.split_of(warp_);
         codes_ = params_.a + pass.batch * params_.a_batch_bytes +
-                 (first_row_ + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
+                 (first_row + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
                  lane_ % kLanesPerRow * 16;
-        batch_scales_ = params_.sfa + pass.batch * params_.sfa_batch_bytes;
+        const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
         const bool by_rows = params_.sfa_access == kScalesByRows;
-        const int64_t row = first_row_ + (by_rows ? lane_ : lane_ / kRowWords);
+        const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
         const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
-        scales_[0] = batch_scales_ + scale_offset(row, column);
-        scales_[1] = batch_scales_ + scale_offset(row + 8, column);
+        scales_[0] = batch_scales + scale_offset(row, column);
+        scales_[1] = batch_scales + scale_offset(row + 8, column);
         return;
       }
       passes_.next();
@@ -149,10 +149,13 @@ class Stream {
   __device__ __forceinline__ void copy_scales() {
     const int64_t columns = (params_.k + C::kBlock - 1) / C::kBlock;
     const int64_t first = static_cast<int64_t>(chunk_) * C::kRowScales;
+    const Pass<C> pass = passes_.get();
+    const int64_t first_row = pass.first_row + pass.tile_of(warp_) * pass.tile_rows;
+    const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
 #pragma unroll 1
     for (int i = lane_; i < rows_ * kRowWords; i += 32) {
       const int32_t row = i / kRowWords, word = i % kRowWords;
-      copy_scale_word(ring_[stage_].scales[row] + word * 4, first_row_ + row, first + word * 4, columns);
+      copy_scale_word(ring_[stage_].scales[row] + word * 4, batch_scales, first_row + row, first + word * 4, columns);
     }
   }
 
@@ -162,11 +165,12 @@ class Stream {
   }
 
   // Four scales of a row; zeros past its end, so that padding never counts.
-  __device__ __forceinline__ void copy_scale_word(uint8_t* target, int64_t row, int64_t column, int64_t columns) {
+  __device__ __forceinline__ void copy_scale_word(uint8_t* target, const uint8_t* batch_scales, int64_t row,
+                                                  int64_t column, int64_t columns) {
     const int64_t left = columns - column;
     const uint32_t bytes = left >= 4 ? 4u : left > 0 ? static_cast<uint32_t>(left) : 0u;
     const uint8_t* source = params_.sfa;
-    if (bytes != 0) source = batch_scales_ + scale_offset(row, column);
+    if (bytes != 0) source = batch_scales + scale_offset(row, column);
     if (params_.sfa_access != kScalesByBytes) {
       stream_copy_4_or_zeros(smem_address(target), source, bytes);
     } else {
@@ -193,11 +197,9 @@ class Stream {
   int32_t rows_ = 0;                         // of the tile
   int32_t rows_from_here_ = 0;               // from this lane's first row of codes on
   int32_t rows_of_lane_ = 0;                 // from its row of scales on
-  int64_t first_row_ = 0;
   const uint8_t* codes_ = nullptr;   // this lane's first piece of the next chunk
   // This lane's first scales of the next chunk: of row `lane`, or by words of two rows that are eight apart.
   const uint8_t* scales_[2] = {};
-  const uint8_t* batch_scales_ = nullptr;
 };
 
 }  // namespace cupymla::nvfp4_gemv

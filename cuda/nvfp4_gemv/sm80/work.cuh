@@ -30,44 +30,41 @@ struct Pass {
   __device__ __forceinline__ int32_t split_of(int32_t warp) const { return warp >> tiles_log2; }
 };
 
-// Walks over all passes of a CTA, in order.
+// Walks over all passes of a CTA, in order. Rows are worked out where they are asked for, not kept.
 template <class C>
 class Passes {
  public:
-  __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) { open(); }
+  __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) {}
 
   __device__ __forceinline__ bool done() const { return item_ >= params_.items; }
-  __device__ __forceinline__ Pass<C> get() const { return Pass<C>(batch_, row_, rows()); }
+  __device__ __forceinline__ uint32_t batch() const { return item_ < params_.parts ? 0 : item_ / params_.parts; }
+
+  // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
+  __device__ __forceinline__ Pass<C> get() const {
+    const uint32_t in_batch = batch(), part = item_ - in_batch * params_.parts;
+    const int64_t row = part * params_.part_rows + min(part, params_.long_parts), rows = rows_of(part);
+    if (rows <= C::kPassRows) return Pass<C>(in_batch, row, static_cast<int32_t>(rows));
+    const int64_t passes = passes_of(rows), most = rows / passes, longer = rows - most * passes;
+    return Pass<C>(in_batch, row + index_ * most + min(static_cast<int64_t>(index_), longer),
+                   static_cast<int32_t>(most + (index_ < longer ? 1 : 0)));
+  }
 
   __device__ __forceinline__ void next() {
-    row_ += rows();
-    if (row_ == end_) {
-      item_ += gridDim.x;
-      open();
-    }
+    const int64_t rows = rows_of(item_ - batch() * params_.parts);
+    if (rows > C::kPassRows && ++index_ < passes_of(rows)) return;
+    index_ = 0;
+    item_ += gridDim.x;
   }
 
  private:
-  // The rest of an item in passes of nearly equal size.
-  __device__ __forceinline__ int32_t rows() const {
-    const int64_t left = end_ - row_;
-    if (left <= C::kPassRows) return static_cast<int32_t>(left);
-    const int64_t passes = (left + C::kPassRows - 1) / C::kPassRows;
-    return static_cast<int32_t>((left + passes - 1) / passes);
+  __device__ __forceinline__ int64_t rows_of(uint32_t part) const {
+    return params_.part_rows + (part < params_.long_parts ? 1 : 0);
   }
-
-  __device__ __forceinline__ void open() {
-    if (done()) return;
-    batch_ = item_ < params_.parts ? 0 : item_ / params_.parts;
-    const uint32_t part = item_ - batch_ * params_.parts;
-    row_ = part * params_.part_rows + min(part, params_.long_parts);
-    end_ = row_ + params_.part_rows + (part < params_.long_parts ? 1 : 0);
-  }
+  static __device__ __forceinline__ int64_t passes_of(int64_t rows) { return (rows + C::kPassRows - 1) / C::kPassRows; }
 
   const Parameters& params_;
   uint32_t item_;
-  uint32_t batch_ = 0;
-  int64_t row_ = 0, end_ = 0;
+  uint32_t index_ = 0;  // of the pass in its item
 };
 
 __device__ __forceinline__ int32_t chunks_of(const Parameters& params, int32_t chunk) {

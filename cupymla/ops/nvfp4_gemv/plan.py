@@ -143,13 +143,16 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
     return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
 
 
-def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, pass_rows: int) -> Work:
+def deal(
+    problem: Problem, multiprocessors: int, vector_bytes: int, phase_elements: int, chunk: int, pass_rows: int
+) -> Work:
     """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
 
     Args:
         problem: the problem.
         multiprocessors: of the device; each runs one CTA.
-        vector_bytes: shared memory for b, a fact of the kernel.
+        vector_bytes: shared memory for b of a phase, a fact of the kernel.
+        phase_elements: of all columns of b that a phase may have, a fact of the kernel.
         chunk: elements of k that a warp takes at a time, a fact of the kernel.
         pass_rows: rows that a CTA holds the sums of, a fact of the kernel.
 
@@ -159,7 +162,7 @@ def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, 
     items = parts * problem.batches
     if items > MAX_ITEMS:
         raise UnsupportedError(f"{OPERATOR} on {problem.batches} batches", str(problem.device), f"up to {MAX_ITEMS}")
-    phase = _phase_chunks(problem, vector_bytes, chunk)
+    phase = _phase_chunks(problem, vector_bytes, phase_elements, chunk)
     return Work(parts, items, min(items, multiprocessors), phase)
 
 
@@ -188,10 +191,11 @@ def _cost(rows: int, pass_rows: int) -> float:
     return max(float(rows), _MULTIPLIED_ROW * (passes * pass_rows + tiles * _TILE_ROWS))
 
 
-def _phase_chunks(problem: Problem, vector_bytes: int, chunk: int) -> int:
-    """Chunks of b that fit into shared memory, evenly dealt to phases; 64 bytes per column are padding."""
+def _phase_chunks(problem: Problem, vector_bytes: int, phase_elements: int, chunk: int) -> int:
+    """Chunks of b that a phase may have, evenly dealt to phases; 64 bytes per column are padding."""
     scales = 4 * (chunk // problem.format.block) if _factors_beside(problem) else 0
     fitting = (vector_bytes // problem.n - 64) // (2 * chunk + scales)
+    fitting = min(fitting, phase_elements // (problem.n * chunk))
     chunks = max(-(-problem.k // chunk), 1)
     phases = -(-chunks // fitting)
     even = -(-chunks // phases)
