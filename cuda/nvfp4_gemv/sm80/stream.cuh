@@ -14,7 +14,7 @@ class Stream {
   __device__ __forceinline__ Stream(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
       : ring_(storage.ring[warp]), params_(params), passes_(params), warp_(warp), lane_(lane),
         policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
-        whole_chunks_(static_cast<int32_t>(params.k / C::kChunk)) {
+        whole_chunks_(params.a_aligned ? static_cast<int32_t>(params.k / C::kChunk) : 0) {
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
     scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
@@ -28,17 +28,15 @@ class Stream {
   // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
   __device__ __forceinline__ void copy_next() {
     if (chunk_ < chunks_) {
-      const bool whole = chunk_ < whole_chunks_;
-      if (whole && params_.a_aligned) {
+      // Almost all chunks are copied by one of the first two, without a branch between copies.
+      if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByRows) {
         copy_whole_codes();
-      } else {
-        copy_codes();
-      }
-      if (whole && params_.sfa_access == kScalesByRows) {
         copy_whole_scales();
-      } else if (whole && params_.sfa_access == kScalesByWords) {
+      } else if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByWords) {
+        copy_whole_codes();
         copy_scale_words();
       } else {
+        copy_codes();
         copy_scales();
       }
       chunk_ += splits_;
@@ -98,33 +96,24 @@ class Stream {
     const uint8_t* source = codes_;
 #pragma unroll
     for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
-      if (i < rows_from_here_) {
-        stream_copy_16((place ^ ((i & kRowsAtOnce) ? kOddRowsFlip : 0u)) + i * C::kRowBytes, source, policy_);
-      }
+      stream_copy_16_if(i < rows_from_here_, (place ^ ((i & kRowsAtOnce) ? kOddRowsFlip : 0u)) + i * C::kRowBytes, source,
+                        policy_);
       source += four_rows_;
     }
   }
 
   // A row per lane. A line in L2 has the scales of the next chunks too, so it is not let go of first.
   __device__ __forceinline__ void copy_whole_scales() {
-    if (rows_of_lane_ > 0) {
-      const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
-      if constexpr (C::kRowScales == 16) {
-        stream_copy_16_or_zeros(target, scales_[0], 16);
-      } else {
-        stream_copy_8_or_zeros(target, scales_[0], 8);
-      }
-    }
+    const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
+    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, target, scales_[0]);
   }
 
   // Four scales per lane, twice with NVFP4.
   __device__ __forceinline__ void copy_scale_words() {
     const int32_t row = lane_ / kRowWords;
     const uint32_t target = smem_address(ring_[stage_].scales[row]) + lane_ % kRowWords * 4;
-    if (row < rows_) stream_copy_4_or_zeros(target, scales_[0], 4);
-    if constexpr (kRowWords == 4) {
-      if (row + 8 < rows_) stream_copy_4_or_zeros(target + 8 * C::kRowScales, scales_[1], 4);
-    }
+    stream_copy_if<4>(row < rows_, target, scales_[0]);
+    if constexpr (kRowWords == 4) stream_copy_if<4>(row + 8 < rows_, target + 8 * C::kRowScales, scales_[1]);
   }
 
   // The codes at any alignment and at the end of k, where zeros follow.
@@ -188,7 +177,7 @@ class Stream {
   const int32_t warp_, lane_;
   const uint64_t policy_;
   const int32_t chunks_;
-  const int32_t whole_chunks_;    // those that k does not end in
+  const int32_t whole_chunks_;    // those that k does not end in, if rows may be copied in 16-byte pieces
   uint32_t place_, scale_place_;  // of this lane's first piece and of its row's scales in stage 0
   int64_t four_rows_;             // bytes
   int32_t stage_ = 0;
