@@ -9,19 +9,23 @@
 //          ... until the phase's chunks are through
 //          (next phase: back to decoding, for the other buffer)
 //          sums -> partial                                                                         (B)
-//                                                           add partials in order, write c
+//                                                           add partials in order, write c           (C)
 //          (next pass or item: back to decoding; where b stays the same, to A)
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
-// __syncthreads A  | all              | this phase's vectors are in; nobody reads those of the phase before any more, whose
-//                  |                  | buffer is decoded to next, nor the last pass's partials
-// __syncthreads B  | all              | every warp's sums are in `partial`
+// A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more, whose
+//                  |                  | buffer it decodes to next
+// __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
+//                  |                  | overwrite from now on
+// __syncthreads C  | all              | nobody reads `partial` any more
 #pragma once
 
 #include "config.cuh"
 
 namespace cupymla::nvfp4_gemv {
+
+constexpr uint32_t kGroupBarriers = 1;  // named barrier of the first group
 
 template <class C>
 struct alignas(128) Storage {
@@ -46,7 +50,7 @@ struct alignas(128) Storage {
 };
 
 template <class C>
-constexpr int kVectorBytes = (C::kSharedBytes - static_cast<int>(sizeof(Storage<C>))) / 2 / 128 * 128;
+constexpr int kVectorBytes = (C::kSharedBytes - static_cast<int>(sizeof(Storage<C>))) / 2 / 512 * 512;
 
 template <class C>
 __device__ __forceinline__ uint8_t* Storage<C>::vectors(int32_t buffer) {

@@ -21,25 +21,28 @@ struct OperandOf<Vectors::bfloat16> {
   using Pair = __nv_bfloat162;
 };
 
-// Eight elements of k that a lane multiplies with one word of a are 16 bytes, in the order of `decode`'s pairs. Such
-// units follow each other so that the four lanes of a quad read neighbouring ones: unit j of lane t's piece t or t + 4
-// is at 4 j + t in its half of a chunk; with Scaling::blocks word t of a block is lane t's, so that k stays in order.
-// A column takes 64 bytes more than its elements, for the sake of the banks. Where factors of blocks are kept beside
-// the elements, they follow the columns as floats.
+// Where a group of warps has its part of b in a buffer. Eight elements of k that a lane multiplies with one word of a are 16
+// bytes, in the order of `decode`'s pairs. Such units follow each other so that the four lanes of a quad read neighbouring
+// ones: unit j of lane t's piece t or t + 4 is at 4 j + t in its half of a chunk; with Scaling::blocks word t of a block is
+// lane t's, so that k stays in order. A column takes 64 bytes more than its elements, for the sake of the banks. Where
+// factors of blocks are kept beside the elements, they follow the columns as floats, 16 bytes more for each column.
 template <class C>
-class VectorLayout {
- public:
-  __device__ __forceinline__ explicit VectorLayout(int32_t phase_chunks)
-      : column_bytes(phase_chunks * C::kChunk * 2 + 64), blocks(phase_chunks * C::kRowScales) {}
-
-  // Of the unit that covers elements 8 u to 8 u + 7 of the phase.
-  static __device__ __forceinline__ uint32_t unit_offset(uint32_t u) {
-    if constexpr (C::kScaling == Scaling::blocks) return u * 16;
-    return (u / 16 * 16 + u % 4 * 4 + u / 4 % 4) * 16;
-  }
-
+struct VectorLayout {
+  int32_t first;         // byte of a buffer that the group's part begins at
+  uint32_t chunks;       // of a phase that are the group's
   int32_t column_bytes;
-  int32_t blocks;
+  int32_t blocks;        // floats from column to column
+
+  __device__ __forceinline__ VectorLayout(const Parameters& params, const Pass<C>& pass, int32_t warp)
+      : first(pass.group_of(warp) * (kVectorBytes<C> >> pass.groups_log2)),
+        chunks(params.phase_chunks >> pass.groups_log2),
+        column_bytes(chunks * C::kChunk * 2 + 64), blocks(chunks * C::kRowScales + 4) {}
+
+  // Of the unit that covers elements 8 u to 8 u + 7 of a chunk.
+  static __device__ __forceinline__ uint32_t unit_offset(uint32_t u) {
+    if constexpr (C::kScaling == Scaling::blocks) return (u ^ (u >> 3 & 3u)) * 16;
+    return (u / 16 * 16 + (u % 4 ^ u / 16 % 2) * 4 + u / 4 % 4) * 16;
+  }
 };
 
 // The pieces of b that threads fetch and decode: 16 bytes, or the block that is brought to a common magnitude.
@@ -86,29 +89,22 @@ __device__ __forceinline__ void prefetch_vectors(const Parameters& params) {
   }
 }
 
-// Brings the parts of b that phases want to shared memory: a part is fetched to registers while the one before it is
-// multiplied, then decoded, with zeros past k. A thread has the same pieces of every part.
+// Brings the parts of b that phases want to shared memory, each group of warps its own: a part is fetched to registers
+// while the one before it is multiplied, then decoded, with zeros past k.
 template <class C>
 class VectorLoader {
  public:
-  __device__ __forceinline__ VectorLoader(Storage<C>& storage, const Parameters& params)
-      : storage_(storage), params_(params), layout_(params.phase_chunks),
-        pieces_(params.phase_chunks * (C::kChunk / kPieceElements)) {
-    column_ = C::kMostColumns == 1 ? 0 : threadIdx.x / pieces_;
-    piece_ = threadIdx.x - column_ * pieces_;
-    if constexpr (C::kMostColumns > 1) {
-      column_step_ = C::kThreads / pieces_;
-      piece_step_ = C::kThreads - column_step_ * pieces_;
-    }
-  }
+  __device__ __forceinline__ VectorLoader(Storage<C>& storage, const Parameters& params, int32_t warp)
+      : storage_(storage), params_(params), warp_(warp), reciprocal_((65535u + params.n) / params.n) {}
 
-  // Asks for the part of b that begins with a chunk. Nothing is waited for.
-  __device__ __forceinline__ void fetch(uint32_t batch, int32_t first_chunk) {
-    const int64_t first = static_cast<int64_t>(first_chunk) * C::kChunk;
-    const uint8_t* b = params_.b + batch * params_.b_batch_bytes;
-    const uint8_t* sfb = params_.sfb + batch * params_.sfb_batch_bytes;
-    each_piece([&](int held, uint32_t column, uint32_t piece) {
-      const int64_t element = first + piece * kPieceElements;
+  // Asks for the group's part of the phase that begins with a chunk. Nothing is waited for.
+  __device__ __forceinline__ void fetch(const Pass<C>& pass, int32_t first_chunk) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    const uint8_t* b = params_.b + pass.batch * params_.b_batch_bytes;
+    const uint8_t* sfb = params_.sfb + pass.batch * params_.sfb_batch_bytes;
+    const int32_t first = first_chunk + pass.group_of(warp_);
+    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
+      const int64_t element = static_cast<int64_t>(first + (chunk << pass.groups_log2)) * C::kChunk + piece * kPieceElements;
 #pragma unroll
       for (int i = 0; i < kPieceLoads; ++i) {
         read(held_[held].words[i], b + column * params_.b_row_bytes, element + i * kLoadElements);
@@ -128,12 +124,13 @@ class VectorLoader {
   __device__ __forceinline__ bool holds() const { return holds_; }
 
   // Decodes what was fetched into one of the two buffers.
-  __device__ __forceinline__ void store(int32_t buffer) {
-    uint8_t* vectors = storage_.vectors(buffer);
-    float* factors = reinterpret_cast<float*>(vectors + params_.n * layout_.column_bytes);
-    each_piece([&](int held, uint32_t column, uint32_t piece) {
-      uint8_t* target = vectors + column * layout_.column_bytes;
-      float* factor = factors + column * layout_.blocks + piece * kPieceScales;
+  __device__ __forceinline__ void store(const Pass<C>& pass, int32_t buffer) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    uint8_t* vectors = storage_.vectors(buffer) + layout.first;
+    float* factors = reinterpret_cast<float*>(vectors + params_.n * layout.column_bytes);
+    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
+      uint8_t* target = vectors + column * layout.column_bytes + chunk * (C::kChunk * 2);
+      float* factor = factors + column * layout.blocks + chunk * C::kRowScales + piece * kPieceScales;
       if constexpr (C::kVectors == Vectors::e2m1) {
         store_codes(target, factor, piece, held_[held]);
       } else if constexpr (kNormalized) {
@@ -150,30 +147,24 @@ class VectorLoader {
   static constexpr int kLoadElements = VectorPieces<C>::kLoadElements, kPieceLoads = VectorPieces<C>::kLoads;
   static constexpr int kPieceElements = VectorPieces<C>::kElements, kHeld = VectorPieces<C>::kHeld;
   static constexpr int kPieceScales = kPieceElements >= C::kBlock ? kPieceElements / C::kBlock : 1;
+  static constexpr uint32_t kChunkPieces = C::kChunk / kPieceElements;
 
   struct Held {
     uint32_t words[kPieceLoads][4];
     uint32_t scales[kPieceScales];
   };
 
-  // The pieces of this thread.
+  // The pieces of this thread. Those of the group are dealt to its threads in turn: all of a chunk and column, then of
+  // the next column, then of the next chunk.
   template <typename Function>
-  __device__ __forceinline__ void each_piece(const Function& function) const {
-    uint32_t column = column_, piece = piece_;
+  __device__ __forceinline__ void each_piece(const Pass<C>& pass, const VectorLayout<C>& layout,
+                                             const Function& function) const {
+    const uint32_t threads = pass.group_threads(), thread = threadIdx.x & (threads - 1);
 #pragma unroll
     for (int held = 0; held < kHeld; ++held) {
-      if constexpr (C::kMostColumns == 1) {
-        piece = piece_ + held * C::kThreads;
-        if (piece < pieces_) function(held, 0, piece);
-      } else {
-        if (column < params_.n) function(held, column, piece);
-        column += column_step_;
-        piece += piece_step_;
-        if (piece >= pieces_) {
-          piece -= pieces_;
-          ++column;
-        }
-      }
+      const uint32_t row = thread / kChunkPieces + held * (threads / kChunkPieces);
+      const uint32_t chunk = C::kMostColumns == 1 ? row : row * reciprocal_ >> 16;
+      if (chunk < layout.chunks) function(held, row - chunk * params_.n, chunk, thread % kChunkPieces);
     }
   }
 
@@ -276,9 +267,8 @@ class VectorLoader {
 
   Storage<C>& storage_;
   const Parameters& params_;
-  const VectorLayout<C> layout_;
-  const uint32_t pieces_;  // of a column
-  uint32_t column_, piece_, column_step_ = 0, piece_step_ = 0;
+  const int32_t warp_;
+  const uint32_t reciprocal_;  // of n, in 2^-16, rounded up: exact for the few rows that there are
   bool holds_ = false;
   Held held_[kHeld];
 };

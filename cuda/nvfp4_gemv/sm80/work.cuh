@@ -8,14 +8,19 @@
 namespace cupymla::nvfp4_gemv {
 
 // Rows of one batch whose sums the CTA's warps hold at the same time. Each tile of up to 16 rows belongs to `splits`
-// warps, which take its chunks of k in turn.
+// warps, which take its chunks of k in turn. Chunks are dealt to groups of at least four warps, one on each scheduler, and
+// in a group to its splits: a group needs no other part of b than its own chunks'.
 template <class C>
 struct Pass {
+  static constexpr int32_t kMostGroupsLog2 = C::kWarps == 16 ? 2 : 1;
+  static_assert(C::kWarps >> kMostGroupsLog2 == 4);
+
   uint32_t batch;
   int64_t first_row;
   int32_t rows;
   int32_t tile_rows;    // rows of every tile but the last, which may have fewer or none
   int32_t tiles_log2, splits;  // powers of two; as many tiles times splits as there are warps
+  int32_t groups_log2;
 
   __device__ __forceinline__ Pass(uint32_t batch, int64_t first_row, int32_t rows)
       : batch(batch), first_row(first_row), rows(rows) {
@@ -23,11 +28,18 @@ struct Pass {
     tiles_log2 = wanted <= 1 ? 0 : 32 - __clz(wanted - 1);
     splits = C::kWarps >> tiles_log2;
     tile_rows = (rows + (1 << tiles_log2) - 1) >> tiles_log2;
+    groups_log2 = min(kMostGroupsLog2, C::kWarpsLog2 - tiles_log2);
   }
 
-  // Warps s * tiles + t share tile t.
+  // Warps t, t + tiles, t + 2 tiles ... share tile t.
   __device__ __forceinline__ int32_t tile_of(int32_t warp) const { return warp & ((1 << tiles_log2) - 1); }
-  __device__ __forceinline__ int32_t split_of(int32_t warp) const { return warp >> tiles_log2; }
+  __device__ __forceinline__ int32_t group_of(int32_t warp) const { return warp >> (C::kWarpsLog2 - groups_log2); }
+  __device__ __forceinline__ int32_t group_threads() const { return C::kThreads >> groups_log2; }
+  // The first chunk of a warp, which then takes every `splits`-th.
+  __device__ __forceinline__ int32_t split_of(int32_t warp) const {
+    const int32_t in_group = warp & ((C::kWarps >> groups_log2) - 1);
+    return (in_group >> tiles_log2 << groups_log2) + group_of(warp);
+  }
 };
 
 // Walks over all passes of a CTA, in order. Rows are worked out where they are asked for, not kept.
