@@ -45,8 +45,10 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   if (!passes.done()) loader.fetch(passes.get(), 0);
   if (!one_phase || params.items > gridDim.x) prefetch_vectors<C>(params);
   Stream<C> stream(storage, params, warp, lane);
+  stream.copy_next();
+  __syncthreads();
 #pragma unroll 1
-  for (int stage = 0; stage < C::kStages; ++stage) stream.copy_next();
+  for (int stage = 1; stage < C::kStages; ++stage) stream.copy_next();
 
   Product<C> product(storage, params, warp, lane);
   int32_t stage = 0, buffer = 1;
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
     keep_sums(storage, product, warp, lane);
     __syncthreads();
     write_pass(storage, params, pass);
-    __syncthreads();
+    if (!passes.done()) __syncthreads();
   }
 }
 

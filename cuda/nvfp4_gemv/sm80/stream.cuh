@@ -83,7 +83,7 @@ class Stream {
         const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
         const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
         scales_[0] = batch_scales + scale_offset(row, column);
-        scales_[1] = batch_scales + scale_offset(row + 8, column);
+        if (kRowWords == 4 && !by_rows) scales_[1] = batch_scales + scale_offset(row + 8, column);
         return;
       }
       passes_.next();

@@ -159,7 +159,8 @@ class VectorLoader {
   template <typename Function>
   __device__ __forceinline__ void each_piece(const Pass<C>& pass, const VectorLayout<C>& layout,
                                              const Function& function) const {
-    const uint32_t threads = pass.group_threads(), thread = threadIdx.x & (threads - 1);
+    // Where pieces are few, groups give them to warps of different schedulers.
+    const uint32_t threads = pass.group_threads(), thread = (threadIdx.x + pass.group_of(warp_) * 32) & (threads - 1);
 #pragma unroll
     for (int held = 0; held < kHeld; ++held) {
       const uint32_t row = thread / kChunkPieces + held * (threads / kChunkPieces);
