@@ -99,24 +99,12 @@ class VectorLoader {
 
   // Asks for the group's part of the phase that begins with a chunk. Nothing is waited for.
   __device__ __forceinline__ void fetch(const Pass<C>& pass, int32_t first_chunk) {
-    const VectorLayout<C> layout(params_, pass, warp_);
-    const uint8_t* b = params_.b + pass.batch * params_.b_batch_bytes;
-    const uint8_t* sfb = params_.sfb + pass.batch * params_.sfb_batch_bytes;
-    const int32_t first = first_chunk + pass.group_of(warp_);
-    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
-      const int64_t element = static_cast<int64_t>(first + (chunk << pass.groups_log2)) * C::kChunk + piece * kPieceElements;
-#pragma unroll
-      for (int i = 0; i < kPieceLoads; ++i) {
-        read(held_[held].words[i], b + column * params_.b_row_bytes, element + i * kLoadElements);
-      }
-      if constexpr (C::kVectors == Vectors::e2m1) {
-#pragma unroll
-        for (int i = 0; i < kPieceScales; ++i) {
-          held_[held].scales[i] = scale(sfb, column, element + i * C::kBlock);
-          make_opaque(held_[held].scales[i]);
-        }
-      }
-    });
+    const int64_t end = (static_cast<int64_t>(first_chunk) + params_.phase_chunks) * C::kChunk;
+    if (params_.b_aligned && end <= params_.k) {
+      fetch_pieces<true>(pass, first_chunk);
+    } else {
+      fetch_pieces<false>(pass, first_chunk);
+    }
     holds_ = true;
   }
 
@@ -153,6 +141,31 @@ class VectorLoader {
     uint32_t words[kPieceLoads][4];
     uint32_t scales[kPieceScales];
   };
+
+  // kWhole: the phase ends within k, and columns begin at multiples of 16 bytes.
+  template <bool kWhole>
+  __device__ __forceinline__ void fetch_pieces(const Pass<C>& pass, int32_t first_chunk) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    const uint8_t* b = params_.b + pass.batch * params_.b_batch_bytes;
+    const uint8_t* sfb = params_.sfb + pass.batch * params_.sfb_batch_bytes;
+    const int32_t first = first_chunk + pass.group_of(warp_);
+    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
+      const int64_t element =
+          static_cast<int64_t>(first + (chunk << pass.groups_log2)) * C::kChunk + piece * kPieceElements;
+#pragma unroll
+      for (int i = 0; i < kPieceLoads; ++i) {
+        read<kWhole>(held_[held].words[i], b + column * params_.b_row_bytes, element + i * kLoadElements);
+      }
+      if constexpr (C::kVectors == Vectors::e2m1) {
+#pragma unroll
+        for (int i = 0; i < kPieceScales; ++i) {
+          const bool there = kWhole || element + i * C::kBlock < params_.k;
+          held_[held].scales[i] = there ? sfb[scale_place(column, element / C::kBlock + i)] : 0;
+          make_opaque(held_[held].scales[i]);
+        }
+      }
+    });
+  }
 
   // The pieces of this thread. Those of the group are dealt to its threads in turn: all of a chunk and column, then of
   // the next column, then of the next chunk.
@@ -232,12 +245,13 @@ class VectorLoader {
         make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 
+  template <bool kWhole>
   __device__ __forceinline__ void read(uint32_t (&words)[4], const uint8_t* column, int64_t element) const {
     constexpr int kElementBits = C::kVectors == Vectors::e2m1 ? 4 : 16;
     const int64_t offset = element * kElementBits / 8;
     const int64_t left = params_.k * kElementBits / 8 - offset;
     const uint8_t* source = column + offset;
-    if (params_.b_aligned && left >= 16) {
+    if (kWhole || (params_.b_aligned && left >= 16)) {
       const uint4 piece = __ldg(reinterpret_cast<const uint4*>(source));
       words[0] = piece.x;
       words[1] = piece.y;
@@ -257,13 +271,9 @@ class VectorLoader {
     for (int w = 0; w < 4; ++w) make_opaque(words[w]);
   }
 
-  // The code of the scale of an element; zero past k.
-  __device__ __forceinline__ uint32_t scale(const uint8_t* sfb, uint32_t column, int64_t element) const {
-    if (element >= params_.k) return 0;
-    const int64_t columns = (params_.k + C::kBlock - 1) / C::kBlock;
-    const int64_t at = element / C::kBlock;
-    return params_.swizzled ? sfb[swizzled_scale(column, at, (columns + 3) / 4)]
-                            : sfb[column * params_.sfb_row_bytes + at];
+  // Byte of the scale of a block of a column. There are no more columns than a quarter of a 128x4 block has rows.
+  __device__ __forceinline__ int64_t scale_place(uint32_t column, int64_t block) const {
+    return params_.swizzled ? block / 4 * 512 + column * 16 + block % 4 : column * params_.sfb_row_bytes + block;
   }
 
   Storage<C>& storage_;
