@@ -13,14 +13,8 @@ __device__ __forceinline__ uint64_t l2_policy_evict_first() {
   return policy;
 }
 
-// 16 bytes between addresses that are multiples of 16, past L1.
-__device__ __forceinline__ void stream_copy_16(uint32_t destination, const void* source, uint64_t l2_policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
-               "l"(source), "l"(l2_policy)
-               : "memory");
-}
-
-// The same, reading only the first `bytes` (0..16) and writing zeros for the others.
+// 16 bytes between addresses that are multiples of 16, past L1; only the first `bytes` (0..16) are read, and zeros
+// written for the others.
 __device__ __forceinline__ void stream_copy_16_or_zeros(uint32_t destination, const void* source, uint32_t bytes,
                                                         uint64_t l2_policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source),

@@ -72,9 +72,10 @@ class Product {
   }
 
  private:
-  // Of the word of a piece in one half of a chunk, as VectorLayout::unit_offset has it.
+  // Of the word of a piece in one half of a chunk, where VectorLayout has it.
   __device__ __forceinline__ uint4 fragment(int block, int32_t chunk, int half, int word) const {
-    return *reinterpret_cast<const uint4*>(fragments_[block] + chunk * (C::kChunk * 2) + half * 256 + (word ^ half) * 64);
+    const uint8_t* units = fragments_[block] + chunk * (C::kChunk * 2) + half * 256;
+    return *reinterpret_cast<const uint4*>(units + (word ^ half) * 64);
   }
 
   // Of a block of 32 elements: those that belong to this lane's word of it.

@@ -19,6 +19,8 @@ static_assert(kVectorBytes<ThisConfig> / kMostGroups >=
                       ThisConfig::kMostColumns * ThisConfig::kChunk * kMostGroups,
               "b of a chunk has to fit for each group");
 
+constexpr int kPhaseElements = VectorPieces<ThisConfig>::kPhaseElements;
+
 }  // namespace cupymla::nvfp4_gemv
 
 extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kThreads, 1)
@@ -95,7 +97,7 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluste
                      smem_bytes = cupymla::nvfp4_gemv::ThisConfig::kSharedBytes,
                      parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
                      vector_bytes = cupymla::nvfp4_gemv::kVectorBytes<cupymla::nvfp4_gemv::ThisConfig>,
-                     phase_elements = cupymla::nvfp4_gemv::VectorPieces<cupymla::nvfp4_gemv::ThisConfig>::kPhaseElements,
+                     phase_elements = cupymla::nvfp4_gemv::kPhaseElements,
                      chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk, block = cupymla::nvfp4_gemv::ThisConfig::kBlock,
                      pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows,
                      groups = cupymla::nvfp4_gemv::kMostGroups);

@@ -14,8 +14,8 @@
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
-// A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more, whose
-//                  |                  | buffer it decodes to next
+// A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
+//                  |                  | whose buffer it decodes to next
 // __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
 //                  |                  | overwrite from now on
 // __syncthreads C  | all              | nobody reads `partial` any more

@@ -96,8 +96,8 @@ class Stream {
     const uint8_t* source = codes_;
 #pragma unroll
     for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
-      stream_copy_16_if(i < rows_from_here_, (place ^ ((i & kRowsAtOnce) ? kOddRowsFlip : 0u)) + i * C::kRowBytes, source,
-                        policy_);
+      const uint32_t flip = (i & kRowsAtOnce) ? kOddRowsFlip : 0u;
+      stream_copy_16_if(i < rows_from_here_, (place ^ flip) + i * C::kRowBytes, source, policy_);
       source += four_rows_;
     }
   }

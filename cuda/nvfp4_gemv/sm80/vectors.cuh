@@ -21,11 +21,13 @@ struct OperandOf<Vectors::bfloat16> {
   using Pair = __nv_bfloat162;
 };
 
-// Where a group of warps has its part of b in a buffer. Eight elements of k that a lane multiplies with one word of a are 16
-// bytes, in the order of `decode`'s pairs. Such units follow each other so that the four lanes of a quad read neighbouring
-// ones: unit j of lane t's piece t or t + 4 is at 4 j + t in its half of a chunk; with Scaling::blocks word t of a block is
-// lane t's, so that k stays in order. A column takes 64 bytes more than its elements, for the sake of the banks. Where
-// factors of blocks are kept beside the elements, they follow the columns as floats, 16 bytes more for each column.
+// Where a group of warps has its part of b in a buffer. Eight elements of k that a lane multiplies with one word of a
+// are 16 bytes, in the order of `decode`'s pairs. Such units lie so that the four lanes of a quad read neighbouring
+// ones and those who write them use all banks: unit j of lane t's piece t is at 4 j + t in the lower half of a chunk,
+// that of its piece t + 4 at 4 (j ^ 1) + t in the upper. With Scaling::blocks word t of block i is lane t's, so that
+// k stays in order, and at t ^ (i / 2 % 4) among the block's. A column takes 64 bytes more than its elements, for the
+// sake of the banks too. Where factors of blocks are kept beside the elements, they follow the columns as floats, 16
+// bytes more for each column.
 template <class C>
 struct VectorLayout {
   int32_t first;         // byte of a buffer that the group's part begins at
@@ -279,7 +281,7 @@ class VectorLoader {
   Storage<C>& storage_;
   const Parameters& params_;
   const int32_t warp_;
-  const uint32_t reciprocal_;  // of n, in 2^-16, rounded up: exact for the few rows that there are
+  const uint32_t reciprocal_;  // of n, in 2^-16, rounded up: exact for the 128 rows that there are at most
   bool holds_ = false;
   Held held_[kHeld];
 };

@@ -8,8 +8,8 @@
 namespace cupymla::nvfp4_gemv {
 
 // Rows of one batch whose sums the CTA's warps hold at the same time. Each tile of up to 16 rows belongs to `splits`
-// warps, which take its chunks of k in turn. Chunks are dealt to groups of at least four warps, one on each scheduler, and
-// in a group to its splits: a group needs no other part of b than its own chunks'.
+// warps, which take its chunks of k in turn. Chunks are dealt to groups of at least four warps, one on each
+// scheduler, and in a group to its splits: a group needs no other part of b than its own chunks'.
 template <class C>
 struct Pass {
   static constexpr int32_t kMostGroupsLog2 = C::kWarps == 16 ? 2 : 1;

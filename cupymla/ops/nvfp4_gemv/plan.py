@@ -147,7 +147,13 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
 
 
 def deal(
-    problem: Problem, multiprocessors: int, vector_bytes: int, phase_elements: int, chunk: int, pass_rows: int, groups: int
+    problem: Problem,
+    multiprocessors: int,
+    vector_bytes: int,
+    phase_elements: int,
+    chunk: int,
+    pass_rows: int,
+    groups: int,
 ) -> Work:
     """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
 
