@@ -173,6 +173,8 @@ class ThreadCopies:
                 told[barrier] = who, group.causality.before(who)
 
         def finish() -> None:
+            if not group.cta.live:
+                raise Trap(f"copies land in shared memory of CTA {group.cta.number}, which has exited")
             for started in taken:
                 started.finish(group)
             if group.causality is not None:
@@ -206,9 +208,13 @@ class ThreadCopies:
             finish()
 
     def finish_all(self) -> None:
-        """The threads have exited: finish what nobody waited for."""
+        """The threads have exited: finish what nobody waited for. Raises Trap where its memory may be gone already."""
+        cta = self._group.cta
+        if self._bulk:
+            thread = self._group.first + int(self._bulk[0][0][0])
+            raise Trap(f"thread {thread} of CTA {cta.number} exits before its bulk copies have read shared memory")
+        if self._started and not cta.live:
+            raise Trap(f"copies land in shared memory of CTA {cta.number}, which has exited")
         for started in self._started:
             started.finish(self._group)
-        for _, _, finish in self._bulk:
-            finish()
-        self._started, self._bulk = [], []
+        self._started = []

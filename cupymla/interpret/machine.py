@@ -180,6 +180,8 @@ class Machine:
         maps: requests of tensor maps by the address of the parameter that holds them.
         parameters: the bytes of each parameter by its address.
         grid_shadow: the last writes to global memory, where races are looked for.
+        ahead: those of the launches that may still run when this one begins.
+        lets_in_early: whether a thread has permitted the next launch to begin before it waited for the one ahead.
         watcher: who is told of every instruction; None where nobody wants to know.
     """
 
@@ -198,6 +200,8 @@ class Machine:
         self.grid_shadow: GridShadow | None = None
         if layout.races != "unchecked":
             self.grid_shadow = GridShadow(memory, program.smallest_store)
+        self.ahead: Sequence[GridShadow] = ()
+        self.lets_in_early = False
         self.maps: dict[int, TileMap] = {}
         self.shared_bytes = _shared_bytes(program, layout)
         self.parameters: dict[int, Bytes] = {}

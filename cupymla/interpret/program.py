@@ -109,6 +109,7 @@ class Program:
         operands: what bound the steps to what executes them; None before.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
         smallest_store: bytes of the smallest element that is stored, at most 4.
+        fences_global: whether any of its proxy fences is for global memory.
         launch_registers: registers per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
     """
 
@@ -148,6 +149,7 @@ class Program:
             self.shared[dynamic] = Placed(-(-self.shared_bytes // alignment) * alignment, 0)
         self._resolve()
         self.smallest_store = min([4, *map(_stored_bytes, self.steps)])
+        self.fences_global = any(step.parts == ("fence", "proxy", "async") for step in self.steps)
 
     # Declarations ----------------------------------------------------------------------------------------------
 

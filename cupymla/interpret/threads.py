@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .machine import Cta, Machine
 
 WARP = 32
+_WARPGROUP = 4  # warps
 ALL_LANES = 0xFFFFFFFF
 
 
@@ -65,11 +66,18 @@ class Lanes:
         """These threads, or some of them, use shared memory of a CTA. Raises Trap when it may have exited."""
         if cta is self.group.cta:
             return
+        self.require_started(cta, which)
         if not cta.live:
             raise Trap(f"use of shared memory of CTA {cta.number}, which has exited")
         if cta.visits is not None:
             numbers = self.numbers if which is None else self.numbers[which]
             cta.visits[numbers] = self.group.machine.count
+
+    def require_started(self, cta: Cta, which: Array | None = None) -> None:
+        """Raise Trap unless these threads, or some of them, know that a CTA of the cluster has started."""
+        causality = self.group.causality
+        if causality is not None and cta is not self.group.cta:
+            causality.require_started(self.numbers if which is None else self.numbers[which], cta.rank, cta.number)
 
     @property
     def warps(self) -> Array:
@@ -96,6 +104,13 @@ class Lanes:
         np.bitwise_or.at(here_bits, self.index >> 5, np.uint32(1) << lane)
         warp = self.index >> 5
         return not (mask & self.group.live_bits()[warp] & ~here_bits[warp]).any()
+
+    def are_warpgroups(self) -> bool:
+        """Whether each warpgroup of which threads are here has all its warps here; groups of less cannot tell."""
+        if self.group.size % (_WARPGROUP * WARP):
+            return True
+        here = (self.warps > 0).reshape(-1, _WARPGROUP).sum(axis=1)
+        return bool(((here == 0) | (here == _WARPGROUP)).all())
 
 
 class Front:

@@ -78,7 +78,8 @@ def test_copies_know_of_mbarriers_behind_a_fence() -> None:
     body = """mov.u32 %r1, tile; add.s32 %r2, %r1, 2048; setp.eq.s32 %p1, %r0, 0; mov.u32 %r5, 16;
     @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {fence} bar.sync 0; {late}
     @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], %r5, [%r2];
-    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;"""
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
+    IN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra IN;"""
     options = {"threads": 64, "readonly": 1}
     raced(body.format(fence="", late=""), source, what=r"no fence\.mbarrier_init", **options)
     raced(body.format(fence="@!%p1 fence.mbarrier_init.release.cluster;", late=""), source, what="no fence", **options)
