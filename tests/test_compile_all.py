@@ -65,7 +65,7 @@ def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource
     made = build.cubin(source, fail_on_spill=True)
     static, dynamic = made.resources.static_smem_bytes, made.facts["smem_bytes"]
     assert static + dynamic <= arch.named(source.arch).smem_bytes
-    # Swizzled tiles want dynamic shared memory to begin at a multiple of 1024. It does where nothing static is ahead of it.
+    # Swizzled tiles want dynamic shared memory to begin at a multiple of 1024: nothing static may be ahead of it.
     assert not (static and dynamic)
     # Registers are given to warps by eights per thread.
     assert made.facts["threads"] * (-(-made.resources.registers // 8) * 8) <= 65536
