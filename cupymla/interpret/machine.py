@@ -174,6 +174,7 @@ class Machine:
         layout: of the launch.
         memory: the buffers that it may use.
         rng: decides whose turn it is.
+        leader: which lane of a whole warp elect.sync elects.
         events: counts what one thread does that another may be waiting for.
         count: executed instructions, each counted once for all threads that execute it together.
         lines: the PTX line of each, where races are looked for.
@@ -194,6 +195,7 @@ class Machine:
         self.layout: Layout = layout
         self.memory = memory
         self.rng = random.Random(seed)
+        self.leader = random.Random(f"leader {seed}").randrange(WARP)
         self.events = 0
         self.count = 0
         self.lines = array.array("i", [0])

@@ -124,6 +124,19 @@ def test_all_warps_of_a_warpgroup_set_their_registers() -> None:
         run(body.format(224), np.zeros(1, np.uint32), **options)
 
 
+def test_elect_takes_any_lane_but_always_the_same() -> None:
+    """Code that takes it for the first lane, or for another one each time, is found by some seed."""
+    out = np.zeros((2, 64), np.uint32)
+    body = f"""elect.sync %r1|%p1, -1; elect.sync %r2|%p2, -1; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 1, 0, %p2;
+    {element(4)} st.global.u32 [%d10], %r3; st.global.u32 [%d10+256], %r4;"""
+    chosen = set()
+    for seed in range(8):
+        run(body, out, threads=64, seed=seed)
+        assert (out[0] == out[1]).all() and out[0].sum() == 2 and (out[0, :32] == out[0, 32:]).all()
+        chosen.add(int(out[0].argmax()))
+    assert len(chosen) > 2
+
+
 # Clusters and exits ------------------------------------------------------------------------------------------------
 
 
