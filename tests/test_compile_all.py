@@ -74,3 +74,4 @@ def test_kernel_compiles_without_spills_and_fits_its_target(source: KernelSource
     assert 1 <= made.facts["cluster"] <= 16
     # The parameter record is one of the kernel's parameters; the others are 128-byte tensor maps.
     assert made.facts["parameter_bytes"] in made.parameters
+    assert sum(made.parameters) <= 4096
