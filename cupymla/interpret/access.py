@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .memory import LOCAL_WINDOW, PARAMETER_STRIDE, PARAMETER_WINDOW, RANK_SHIFT, SHARED_START, SHARED_WINDOW
+from .shadow import require_apart
 from .threads import Lanes
 from .traps import Trap
 from .types import Array, DType
@@ -109,6 +110,8 @@ def _store_own(lanes: Lanes, address: Array, data: Array, how: How) -> None:
 
 
 def _store_shared(lanes: Lanes, address: Array, data: Array, how: How) -> None:
+    if lanes.group.causality is not None and how == PLAIN:
+        require_apart(address, data)
     for cta, which, offset in _shares(lanes, address):
         values, shadow = data[which], cta.shared.shadow
         if shadow is not None and how != UNNOTED:
@@ -132,6 +135,8 @@ def _load_constant(lanes: Lanes, address: Array, dtype: DType, count: int, how: 
 def _store_global(lanes: Lanes, address: Array, data: Array, how: How) -> None:
     lanes.require_grid_ahead()
     grid = lanes.group.machine.grid_shadow
+    if grid is not None and how == PLAIN:
+        require_apart(address, data)
     if grid is not None and how != UNNOTED:
         grid.write(lanes, address, data.dtype.itemsize * data.shape[1], lanes.numbers, how == ATOMIC)
     lanes.group.machine.memory.store(address, data)

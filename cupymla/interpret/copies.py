@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .memory import SHARED_START
+from .shadow import require_apart
 from .traps import Trap
 from .types import Array, unsigned
 
@@ -109,6 +110,7 @@ class ThreadCopies:
         words = shared.start_landing(offset, bytes_).reshape(lanes.count, -1)
         if shared.shadow is not None:
             shared.shadow.require_free(shared.shadow.units(offset, bytes_), lanes.numbers)
+            require_apart(offset, np.stack([np.where(size > 0, source, 0), size.astype(np.int64)], 1))
         grid = self._group.machine.grid_shadow
         if grid is not None:
             reads = np.flatnonzero(size > 0)

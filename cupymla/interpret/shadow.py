@@ -35,6 +35,18 @@ def _by_lane(known: Array) -> Array:
     return np.concatenate([known, known.min(1, keepdims=True), known.max(1, keepdims=True)], 1)
 
 
+def require_apart(address: Array, data: Array) -> None:
+    """Raise Trap where threads that store together leave different `data` in one place: which one stays is anyone's."""
+    together = np.sort(address)
+    if (together[1:] != together[:-1]).all():
+        return
+    _, first, place = np.unique(address, return_index=True, return_inverse=True)
+    raw = np.ascontiguousarray(data).view(np.uint8)
+    wrong = (raw != raw[first][place.reshape(-1)]).any(axis=1)
+    if wrong.any():
+        raise Trap(f"race: threads store different values at {int(address[np.argmax(wrong)]):#x}, with one instruction")
+
+
 class Shadow:
     """The last accesses to shared memory of one CTA.
 
