@@ -9,7 +9,7 @@ import numpy as np
 from .copies import ThreadCopies
 from .memory import LocalMemory
 from .traps import Trap
-from .types import Array, DType
+from .types import BOOL, Array, DType
 
 if TYPE_CHECKING:
     from .machine import Cta, Machine
@@ -132,6 +132,15 @@ class Front:
         self.stalled = False
 
 
+def _unset(dtype: DType, rows: int, size: int) -> Array:
+    """Registers that nothing has written: NaN in all float formats, -1, true."""
+    return (
+        np.full((rows, size * dtype.itemsize), 0xFF, np.uint8).view(dtype)
+        if dtype != BOOL
+        else np.ones((rows, size), BOOL)
+    )
+
+
 class Group:
     """Threads of a CTA that are simulated together.
 
@@ -163,8 +172,7 @@ class Group:
         self.live_warps = np.bincount(self.index >> 5, minlength=self.warps)
         self.ports: list[Array | None] = [None] * len(program.ports)
         self._places = program.ports
-        # Zeroed pages cost nothing until they are written.
-        self._files = {dtype: np.zeros((rows, size), dtype) for dtype, rows in program.rows.items()}
+        self._files = {dtype: _unset(dtype, rows, size) for dtype, rows in program.rows.items()}
         self._locked: set[tuple[DType, int]] = set()
         self.local = LocalMemory(size, program.local_bytes) if program.local_bytes else None
         self.cluster_generation = np.full(size, -1)

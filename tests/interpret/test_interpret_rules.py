@@ -183,6 +183,12 @@ def test_a_cta_exits_behind_its_copies() -> None:
         run(store, source)
 
 
+def test_registers_that_nothing_has_written_are_not_zero() -> None:
+    out = np.zeros((2, 32), np.float32)
+    run(f"{element(4)} st.global.f32 [%d10], %f9; st.global.u32 [%d10+128], %r9;", out)
+    assert np.isnan(out[0]).all() and (out[1].view(np.int32) == -1).all()
+
+
 # Proxies and grids -------------------------------------------------------------------------------------------------
 
 
