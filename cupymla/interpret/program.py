@@ -107,6 +107,7 @@ class Program:
         ports: for each port of a register the file, the row and the type it shows, see `threads.Group.ports`.
         ports_of: the ports of each register.
         operands: what bound the steps to what executes them; None before.
+        product_registers: of accumulators and fragments of wgmma, once it is bound.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
         smallest_store: bytes of the smallest element that is stored, at most 4.
         fences_global: whether any of its proxy fences is for global memory.
@@ -135,6 +136,7 @@ class Program:
         self.ports: list[tuple[DType, int, DType]] = []
         self.ports_of: dict[tuple[DType, int], list[int]] = {}
         self.operands: Operands | None = None
+        self.product_registers: set[tuple[DType, int]] = set()
         self.threads = _extent(found, ".reqntid") or _extent(found, ".maxntid")
         ctas = _extent(found, ".minnctapersm") or 1
         self.launch_registers = _extent(found, ".maxnreg") or (self.threads and at_launch(self.threads, ctas))

@@ -153,6 +153,7 @@ class Group:
         fronts: where they are; empty when all have exited.
         live_warps: how many threads of each warp have not exited.
         ports: views of registers as types, as the program's binder numbers them; None where not made yet.
+        touched: registers of products that ordinary code has used since the last fence for them.
         copies: what they copy asynchronously.
         early: which threads have not waited for the grid ahead; None where none needs to (any more).
         cluster_generation: of the cluster barrier when each thread arrived there, -1 before.
@@ -174,6 +175,8 @@ class Group:
         self._places = program.ports
         self._files = {dtype: _unset(dtype, rows, size) for dtype, rows in program.rows.items()}
         self._locked: set[tuple[DType, int]] = set()
+        self._of_products = program.product_registers
+        self.touched: set[tuple[DType, int]] = set()
         self.local = LocalMemory(size, program.local_bytes) if program.local_bytes else None
         self.cluster_generation = np.full(size, -1)
         self.causality = cta.cluster.causality
@@ -204,6 +207,8 @@ class Group:
         kind, row, dtype = self._places[number]
         if self._locked and (kind, row) in self._locked:
             raise Trap("a register of an unfinished wgmma is used before wgmma.wait_group")
+        if (kind, row) in self._of_products:
+            self.touched.add((kind, row))
         port: Array = self._files[kind][row]
         # Code without loops opens a port for nearly every instruction, so that an empty view would count.
         if dtype is not kind:
@@ -216,6 +221,14 @@ class Group:
         self._locked |= registers
         by_register = self.machine.program.ports_of
         for register in registers:
+            for number in by_register.get(register, ()):
+                self.ports[number] = None
+
+    def watch_products(self) -> None:
+        """From now on note which registers of products ordinary code uses, in `touched`."""
+        self.touched.clear()
+        by_register = self.machine.program.ports_of
+        for register in self._of_products:
             for number in by_register.get(register, ()):
                 self.ports[number] = None
 

@@ -108,6 +108,21 @@ def test_descriptors_begin_where_the_swizzle_does(change: str, what: str) -> Non
         run(product(begun, change, MULTIPLY, DONE), out, threads=128, shared=16384)
 
 
+def test_a_fence_lies_between_a_product_and_other_uses_of_its_registers() -> None:
+    """ptxas puts a missing one there, or serialises, and says so."""
+    out = np.zeros(128, np.float32)
+    begun, fence = ONES.format(fence=FENCE), "wgmma.fence.sync.aligned;"
+    for use in ("mov.f32 %f32, 0f00000000;", "add.f32 %f40, %f1, %f1;"):
+        between = MULTIPLY.replace(fence, fence + use)
+        run(product(begun, use, MULTIPLY, DONE), out, threads=128, shared=16384)
+        run(product(begun, MULTIPLY.replace(fence, fence + use + fence), DONE), out, threads=128, shared=16384)
+        with pytest.raises(Trap, match=r"registers that other instructions use behind the wgmma\.fence"):
+            run(product(begun, between, DONE), out, threads=128, shared=16384)
+    # What the product does not use is free.
+    unused = MULTIPLY.replace(fence, fence + "mov.f32 %f40, 0f00000000;")
+    run(product(begun, unused, DONE), out, threads=128, shared=16384)
+
+
 def test_a_warpgroup_agrees_whether_accumulators_count() -> None:
     out = np.zeros(128, np.float32)
     begun, some = ONES.format(fence=FENCE), MULTIPLY.replace("%d6, 0, 1", "%d6, %p3, 1")

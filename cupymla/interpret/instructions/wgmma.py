@@ -139,6 +139,7 @@ def _fence(operands: Operands, step: Step) -> Handler:
         if lanes.count != lanes.group.size:
             return BLOCK
         products_of(lanes.group).fenced = True
+        lanes.group.watch_products()
         return None
 
     return run
@@ -235,6 +236,7 @@ def _multiply(operands: Operands, step: Step) -> Handler:
         raise Unknown("accumulators of wgmma")
     rows = np.array([row for _, row in places])
     used = frozenset([*places, *of_a])
+    operands.program.product_registers |= used
     k = np.arange(len(places))[:, None]
     from_row, from_column = _ROW + 8 * (k // 2 % 2), _COLUMN + 8 * (k // 4) + k % 2
     file = places[0][0]
@@ -248,6 +250,8 @@ def _multiply(operands: Operands, step: Step) -> Handler:
         products = products_of(group)
         if not products.fenced:
             raise Trap("wgmma.mma_async without a wgmma.fence before it")
+        if not group.touched.isdisjoint(used):
+            raise Trap("wgmma.mma_async with registers that other instructions use behind the wgmma.fence")
         batch = products.batches[-1]
         a = _left(lanes, batch, first, of_a, shape)
         b, granules = _operand(group, _uniform(second(lanes)), shape.columns, shape.transposed[1], shape.element)
