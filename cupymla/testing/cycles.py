@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from .. import build
 from ..cli.terminal import Terminal, exit_with
 from ..errors import InputError, UnsupportedError
 from ..interpret import Program
 from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
+from ..interpret.cycles.costs import of_machine_code
 from ..ops import registry
 from ..ops.case import Case
-from . import against
+from . import against, machine_code
 from .against import Variant
 from .interpreted import interpreted
 from .operators import Subject
@@ -41,23 +43,37 @@ class Launch:
 
 
 def record(
-    subject: Subject, case: Case, variant: Variant, arch: str = "sm_90a", multiprocessors: int = MULTIPROCESSORS
+    subject: Subject,
+    case: Case,
+    variant: Variant,
+    arch: str = "sm_90a",
+    multiprocessors: int = MULTIPROCESSORS,
+    ctas: int | None = None,
 ) -> list[Launch]:
     """Run a case in the interpreter and write down what each launch's warps do.
 
-    Raises Trap, UnsupportedError for a case that the target has no kernel for, and InputError for a kernel whose
-    products are not wgmma, and for a case that launches nothing.
+    Args:
+        subject: the operator.
+        case: its problem.
+        variant: of the kernels or of the plan.
+        arch: the target.
+        multiprocessors: that plans are made for.
+        ctas: the first so many of each launch are run; None for all.
+
+    Raises Trap, UnsupportedError for a case that the target has no kernel for, and InputError for one that launches
+    nothing.
     """
     recorders: list[Recorder] = []
 
     def watch(program: Program) -> Recorder:
-        if any(step.parts[0] == "mma" for step in program.steps):
-            raise InputError("operator", "kernels whose products are wgmma", f"{program.name} with mma", subject.name)
-        recorders.append(Recorder(program))
+        with machine.real_cupy():
+            text = machine_code.by_ptx_line(build.cubin(machine.source(program)))
+        recorders.append(Recorder(program, None if text is None else of_machine_code(text)))
         return recorders[-1]
 
     with interpreted(arch, multiprocessors) as machine, variant.applied():
         machine.watch = watch
+        machine.ctas = ctas
         machine.strict = subject.name not in READS_UNWRITTEN
         machine.results(subject, subject.cases.inputs(case, 0))
         launched = list(machine.launched)
@@ -66,9 +82,9 @@ def record(
     return [Launch(name, recorder.trace) for name, recorder in zip(launched, recorders, strict=True)]
 
 
-def replayed(launches: Sequence[Launch], rates: Rates) -> list[tuple[Launch, Replayed]]:
-    """Each launch with what the clock says of it."""
-    return [(launch, replay(launch.trace, rates)) for launch in launches]
+def replayed(launches: Sequence[Launch], rates: Rates, resident: int = 1) -> list[tuple[Launch, Replayed]]:
+    """Each launch with what the clock says of it, so many CTAs to a multiprocessor."""
+    return [(launch, replay(launch.trace, rates, resident)) for launch in launches]
 
 
 def longest(found: Sequence[tuple[Launch, Replayed]]) -> tuple[str, float]:

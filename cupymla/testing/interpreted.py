@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -95,11 +96,13 @@ class Kernel:
     Attributes:
         program: the kernel.
         function: a number that launches know it by.
+        source: what it was compiled from.
     """
 
-    def __init__(self, program: Program, function: int) -> None:
+    def __init__(self, program: Program, function: int, source: KernelSource) -> None:
         self.program = program
         self.function = function
+        self.source = source
 
     @property
     def facts(self) -> MappingProxyType[str, int]:
@@ -120,6 +123,7 @@ class Interpreted:
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
         watch: makes who is told of every instruction, see `interpret`.
+        ctas: the first so many of each launch are run; None for all. What the others would have written is missing.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -144,11 +148,16 @@ class Interpreted:
         self.approximation: Approximation = "exact"
         self.races: Races = "unchecked"
         self.watch: Callable[[Program], Watcher] | None = None
+        self.ctas: int | None = None
 
     @property
     def programs(self) -> list[Program]:
         """The kernels that were asked for, each once."""
         return list({id(kernel.program): kernel.program for kernel in self._kernels.values()}.values())
+
+    def source(self, program: Program) -> KernelSource:
+        """What a kernel that was asked for was compiled from."""
+        return next(kernel.source for kernel in self._kernels.values() if kernel.program is program)
 
     # What a test does ------------------------------------------------------------------------------------------
 
@@ -212,7 +221,7 @@ class Interpreted:
             program = program_of(source)
         with self._lock:
             number = 0x1000 + len(self._kernels)
-            made = self._kernels[number] = Kernel(program, number)
+            made = self._kernels[number] = Kernel(program, number, source)
         return made
 
     def function(self, name: str, *argtypes: Any) -> Callable[..., int]:
@@ -295,6 +304,7 @@ class Interpreted:
             races=self.races,
             watch=self.watch,
             ahead=self._ahead,
+            ctas=None if self.ctas is None else range(min(self.ctas, math.prod(geometry.grid))),
         )
         self._ahead = machine
         self.steps += machine.count

@@ -65,6 +65,18 @@ def disassembled(made: Cubin, folder: Path) -> str | None:
     return subprocess.run([program, "--print-code", str(image)], check=True, capture_output=True, text=True).stdout
 
 
+def by_ptx_line(made: Cubin) -> str | None:
+    """SASS of a kernel with the lines of PTX that instructions come from; None where there is no disassembler."""
+    program = disassembler()
+    if program is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder) / "kernel.cubin"
+        image.write_bytes(made.data)
+        command = [program, "--print-code", "--print-line-info-ptx", str(image)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def opcodes(sass: str) -> Counter[str]:
     """How often each instruction stands in a text of `disassembled`, without its modifiers, and without padding."""
     found = Counter(name.partition(".")[0] for name in _INSTRUCTION.findall(sass))

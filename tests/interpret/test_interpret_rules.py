@@ -13,6 +13,7 @@ from interpret_kit import element, run, text
 from test_interpret_races import TOGETHER
 from test_interpret_traps import BOUNDS, DONE, FENCE, INIT, MULTIPLY, ONES, product
 
+from cupymla.build import KernelSource
 from cupymla.interpret import GlobalMemory, Trap, Unknown, interpret, parse
 from cupymla.launch import Geometry, Launcher
 from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
@@ -276,7 +277,7 @@ def test_what_an_overlapping_grid_writes_is_not_read_past_the_order_of_memory(lo
 
 
 def _kernel(machine: Interpreted) -> Kernel:
-    made = Kernel(parse(text("", 0), "kernel"), 0x77)
+    made = Kernel(parse(text("", 0), "kernel"), 0x77, KernelSource("tiny.cu", "kernel"))
     machine._kernels[made.function] = made
     return made
 

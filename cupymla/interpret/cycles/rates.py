@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -24,8 +25,13 @@ class Rates:
         tensor_columns: of an accumulator with 64 rows and 16 steps, in bf16 or fp16 [G].
         product_latency: from the end of a group's last product to what waits for it [A].
         product_queue: products of a warp that wait for their turn before it has to wait itself [A].
+        warp_products: multiply-adds of an mma that a scheduler's tensor core does; of its 512 for wgmma, 62% are said to be
+            reached (Luo et al. 2024, arXiv:2402.13499).
+        warp_product_latency: of an mma whose operands are there (33 cycles for m16n8k16, the same).
         gather_bytes: out of L2 [M].
         l2_latency: of a load, under load [A].
+        memory_bytes: out of device memory, what is asked for first; infinite where all lies in L2.
+        memory_latency: of that.
         store_bytes: to L2 [A].
         reduce_bytes: of fp32 sums in L2 [M]; 16.4, 9.9, 6.9 with 8192, 32768, 131072 rows.
         reduce_queue: bytes that are under way before a warp has to wait [A].
@@ -49,8 +55,12 @@ class Rates:
     tensor_columns: float = 2.0
     product_latency: float = 30.0
     product_queue: float = 2.0
+    warp_products: float = 317.0
+    warp_product_latency: float = 33.0
     gather_bytes: float = 37.0
     l2_latency: float = 700.0
+    memory_bytes: float = math.inf
+    memory_latency: float = 0.0
     store_bytes: float = 32.0
     reduce_bytes: float = 16.4
     reduce_queue: float = 8192.0
@@ -62,3 +72,8 @@ class Rates:
     proxy_fence: float = 15.0
     cta_fence: float = 15.0
     gpu_fence: float = 700.0
+
+
+# For kernels that read each byte once. Memory: 4.41 TB/s for 132 multiprocessors at 1.755 GHz [M], and a latency under that load
+# [A]; L2's without load (262 cycles: Luo et al. 2024, arXiv:2402.13499).
+FROM_MEMORY = Rates(memory_bytes=19.0, memory_latency=1000.0, l2_latency=270.0)

@@ -6,7 +6,8 @@ nothing is written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -33,6 +34,8 @@ _Notes: TypeAlias = list[tuple[int, Event]]
 _Look: TypeAlias = "Callable[[Lanes], _Notes]"
 
 _SECTOR = 32
+_LINE = 128  # of L2: what a prefetch of an address brings
+_NO_SECTORS = np.zeros(0, np.int64)
 _BANKS = 32
 _PHASE_BYTES = 128
 # How far, in events, and over how many other accesses a load is brought forward.
@@ -56,12 +59,14 @@ class Recorder:
 
     Args:
         program: of the machine, bound.
+        machine_code: what each line of its PTX became, see `costs.of_machine_code`; None to go by the PTX alone.
 
     Attributes:
         trace: so far.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, machine_code: Mapping[int, trace.Run] | None = None) -> None:
+        self._machine_code = machine_code
         self.trace = Trace()
         # The one that bound the program, so that its ports are used again.
         self._operands = program.operands or Operands(program)
@@ -77,6 +82,7 @@ class Recorder:
         self._clusters: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._kept: list[object] = []
+        self._lines = _AskedFor()
         self._wavefronts: dict[bytes, int] = {}
         self._notes: _Notes = []
         self._line = 0
@@ -223,7 +229,10 @@ class Recorder:
         look = None if step.kind == BRANCH else self._looking(step)
         self._looks[id(step)] = look
         # What has an event of its own takes its issue slot with it.
-        self._costs[id(step)] = cost(step) if look is None else trace.Run(0, 0, 0, 0)
+        price = cost(step) if look is None else trace.Run(0, 0, 0, 0)
+        if self._machine_code is not None and not (step.parts[0] in ("div", "rem") and step.parts[-1].endswith("64")):
+            price = self._machine_code.get(step.line, trace.Run(0, 0, 0, 0))
+        self._costs[id(step)] = price
 
     def _looking(self, step: Step) -> _Look | None:
         name, parts = step.parts[0], step.parts
@@ -235,12 +244,16 @@ class Recorder:
             return lambda lanes: [(warp, trace.Exchange(self._load(key))) for warp, key in self._keys(lanes)]
         if name == "cp":
             return self._copy(step)
+        if name == "prefetch" and "tensormap" not in parts:
+            return self._line_prefetch(step)
         if name == "mbarrier" and parts[1] not in ("init", "inval"):
             return self._mbarrier(step)
         if name in ("bar", "barrier"):
             return self._cta_barrier(step)
         if name == "wgmma":
             return self._product(step)
+        if name == "mma":
+            return self._warp_product(step)
         if name in ("fence", "membar"):
             if "mbarrier_init" in parts:
                 return None
@@ -283,9 +296,10 @@ class Recorder:
                 if space == "shared" or (space == "generic" and int(mine[0]) < 1 << 32):
                     notes.append((warp, trace.Shared(self._conflicts(mine, width), load)))
                 else:
-                    sectors = np.unique((mine[:, None] + np.arange(0, width, min(width, _SECTOR))) // _SECTOR)
+                    sectors = _sectors(mine, width)
                     reduces = name in ("atom", "red")
-                    notes.append((warp, trace.Global(len(sectors) * _SECTOR, load, reduces)))
+                    fresh, behind = self._lines.asked(sectors) if load >= 0 and not reduces else (0, -1)
+                    notes.append((warp, trace.Global(len(sectors) * _SECTOR, load, reduces, fresh, behind)))
             return notes
 
         return look
@@ -327,13 +341,55 @@ class Recorder:
         if "bulk" in parts:
             return self._bulk(step)
         if parts[2] in ("ca", "cg"):
-            bytes_, size = number(step.operands[2]), source_size(self._operands, step)
-            return self._in_all(trace.Gather, size or (lambda lanes: np.full(lanes.count, bytes_)))
+            return self._gather(step)
         if parts[2] == "mbarrier":
             return self._arrive_behind(step)
         if parts[2] == "commit_group":
             return self._same(trace.GatherCommit())
         return self._same(trace.GatherWait(number(step.operands[0]) if parts[2] == "wait_group" else -1))
+
+    def _gather(self, step: Step) -> _Look:
+        size, most = source_size(self._operands, step), number(step.operands[2])
+        source = self._operands.address(step.operands[1])
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places, warps = np.asarray(source(lanes)), lanes.index >> 5
+            sizes = np.full(lanes.count, most) if size is None else np.asarray(size(lanes))
+            for warp, _ in self._keys(lanes):
+                sectors = _sectors(places[(warps == warp) & (sizes > 0)], most)
+                notes.append((warp, trace.Gather(len(sectors) * _SECTOR, *self._lines.asked(sectors))))
+            return notes
+
+        return look
+
+    def _line_prefetch(self, step: Step) -> _Look:
+        address = self._operands.address(step.operands[0])
+
+        def look(lanes: Lanes) -> _Notes:
+            places, warps = np.asarray(address(lanes)) // _LINE * _LINE, lanes.index >> 5
+            return [(warp, self._prefetched(_sectors(places[warps == warp], _LINE))) for warp, _ in self._keys(lanes)]
+
+        return look
+
+    def _range_prefetch(self, step: Step) -> _Look:
+        address, size = self._operands.address(step.operands[0]), self._operands.read(step.operands[1], "u32")
+
+        def look(lanes: Lanes) -> _Notes:
+            notes: _Notes = []
+            places, sizes, warps = np.asarray(address(lanes)), np.asarray(size(lanes)), lanes.index >> 5
+            for warp, _ in self._keys(lanes):
+                mine = zip(places[warps == warp], sizes[warps == warp], strict=True)
+                ranges = [_sectors(np.array([place]), int(bytes_)) for place, bytes_ in mine if bytes_]
+                notes.append((warp, self._prefetched(np.unique(np.concatenate(ranges or [_NO_SECTORS])))))
+            return notes
+
+        return look
+
+    def _prefetched(self, sectors: Array) -> trace.Prefetch:
+        number_, self.trace.prefetches = self.trace.prefetches, self.trace.prefetches + 1
+        fresh, _ = self._lines.asked(sectors, number_)
+        return trace.Prefetch(len(sectors) * _SECTOR, fresh, number_)
 
     def _arrive_behind(self, step: Step) -> _Look:
         address, counted = self._operands.address(step.operands[0]), "noinc" not in step.parts
@@ -371,9 +427,9 @@ class Recorder:
         kind = trace.Prefetch if "prefetch" in parts else trace.BulkStore
         if "tensor" in parts:
             return self._same(kind(0))
-        size = self._operands.read(step.operands[1 if "prefetch" in parts else 2], "u32")
-
-        return self._in_all(kind, size)
+        if "prefetch" in parts:
+            return self._range_prefetch(step)
+        return self._in_all(kind, self._operands.read(step.operands[2], "u32"))
 
     # Barriers --------------------------------------------------------------------------------------------------
 
@@ -463,6 +519,37 @@ class Recorder:
         shape = shape_of(step)
         bytes_ = 2 * 16 * (shape.columns + (0 if shape.from_registers else 64))
         return self._same(trace.Product(shape.columns, bytes_))
+
+    def _warp_product(self, step: Step) -> _Look:
+        rows, columns, steps = map(int, re.findall(r"\d+", next(p for p in step.parts if re.fullmatch(r"m\d+n\d+k\d+", p))))
+        size = rows * columns * steps
+        return lambda lanes: [(warp, trace.WarpProduct(size, self._load(key))) for warp, key in self._keys(lanes)]
+
+
+class _AskedFor:
+    """Which sectors of global memory a launch has asked for so far, and which prefetch did so, -1 for none."""
+
+    def __init__(self) -> None:
+        self._by: dict[int, int] = {}
+
+    def asked(self, sectors: Array, prefetch: int = -1) -> tuple[int, int]:
+        """Somebody asks for them: bytes of them that nobody had asked for, and the last prefetch that had."""
+        known = self._by
+        fresh, behind = 0, -1
+        for sector in sectors.tolist():
+            by = known.get(sector)
+            if by is None:
+                known[sector] = prefetch
+                fresh += _SECTOR
+            elif by > behind:
+                behind = by
+        return fresh, behind
+
+
+def _sectors(places: Array, width: int) -> Array:
+    """The sectors that accesses of so many bytes at these addresses touch."""
+    ends = np.append(np.arange(0, width, _SECTOR), width - 1)
+    return np.unique((places[:, None].astype(np.int64) + ends) // _SECTOR)
 
 
 def _stores(event: Event) -> bool:

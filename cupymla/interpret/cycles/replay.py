@@ -1,7 +1,7 @@
 """A trace against a clock: when each event would happen where nothing but the rates of a multiprocessor holds it up.
 
 Warps go through their events in order; the one that is furthest back in time goes next, so that who comes first is
-served first. Every CTA has a multiprocessor to itself.
+served first. Every CTA has a multiprocessor to itself, or shares it with its neighbours.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class Multiprocessor:
     alu: list[Server] = field(default_factory=_four)
     fma: list[Server] = field(default_factory=_four)
     xu: list[Server] = field(default_factory=_four)
+    multiplier: list[Server] = field(default_factory=_four)
     tensor: list[TensorCore] = field(default_factory=lambda: [TensorCore() for _ in range(SCHEDULERS)])
     shared: Server = field(default_factory=Server)
     gather: Server = field(default_factory=Server)
+    memory: Server = field(default_factory=Server)
     store: Server = field(default_factory=Server)
     reduce: Server = field(default_factory=Server)
     cluster: Server = field(default_factory=Server)
@@ -153,9 +155,10 @@ class Replayed:
 
 
 class _Replay:
-    def __init__(self, recorded: Trace, rates: Rates) -> None:
+    def __init__(self, recorded: Trace, rates: Rates, resident: int) -> None:
         self._trace, self._rates = recorded, rates
-        self._sms = [Multiprocessor() for _ in recorded.clusters]
+        shared = [Multiprocessor() for _ in range(0, len(recorded.clusters), resident)]
+        self._sms = [shared[cta // resident] for cta in range(len(recorded.clusters))]
         self._barriers = [_Barrier(count, count) for count in recorded.counts]
         self._named: dict[tuple[int, int], _Meeting] = {}
         self._live = [recorded.threads] * len(recorded.clusters)
@@ -164,6 +167,7 @@ class _Replay:
             live[cluster] = live.get(cluster, 0) + recorded.threads
         self._clusters = {cluster: _Meeting(expected=threads) for cluster, threads in live.items()}
         self._warps = [_Warp(w, self._sms[w.cta], w.warp % SCHEDULERS, ready=[0.0] * w.loads) for w in recorded.warps]
+        self._prefetched = [0.0] * recorded.prefetches
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Any]] = []
         self._steps: dict[type, Callable[[_Warp, Any, float], float | None]] = {
@@ -177,7 +181,7 @@ class _Replay:
             trace.GatherWait: self._gather_wait,
             trace.GatherArrive: self._gather_arrive,
             trace.Landing: self._landing,
-            trace.Prefetch: self._nothing,
+            trace.Prefetch: self._prefetch,
             trace.BulkStore: self._bulk_store,
             trace.BulkWait: self._bulk_wait,
             trace.Arrive: self._arrive,
@@ -186,6 +190,7 @@ class _Replay:
             trace.ClusterArrive: self._cluster_arrive,
             trace.ClusterWait: self._cluster_wait,
             trace.Product: self._product,
+            trace.WarpProduct: self._warp_product,
             trace.ProductCommit: self._product_commit,
             trace.ProductWait: self._product_wait,
             trace.Fence: self._fence,
@@ -273,7 +278,7 @@ class _Replay:
                 warp.ready[event.load] = served + rates.l2_latency
             return max(start + 1, served - rates.reduce_queue / rates.reduce_bytes)
         if event.load >= 0:
-            warp.ready[event.load] = sm.gather.take(start, event.bytes / rates.gather_bytes) + rates.l2_latency
+            warp.ready[event.load] = self._fetch(sm, start, event.bytes, event.fresh, event.behind)
             return start + 1
         served = sm.store.take(start, event.bytes / rates.store_bytes)
         return max(start + 1, served - rates.reduce_queue / rates.store_bytes)
@@ -283,10 +288,24 @@ class _Replay:
         cycles = {"proxy": rates.proxy_fence, "cta": rates.cta_fence, "gpu": rates.gpu_fence}[event.kind]
         return self._issue(warp, now) + cycles
 
-    def _nothing(self, warp: _Warp, event: object, now: float) -> float:
-        return self._issue(warp, now) + 1
-
     # Copies ----------------------------------------------------------------------------------------------------
+
+    def _fetch(self, sm: Multiprocessor, start: float, bytes_: int, fresh: int, behind: int) -> float:
+        """When bytes are there: those that memory has to bring, and those that a prefetch has asked for, later than others."""
+        rates = self._rates
+        there = sm.gather.take(start, bytes_ / rates.gather_bytes) + rates.l2_latency
+        if fresh:
+            there = max(there, sm.memory.take(start, fresh / rates.memory_bytes) + rates.memory_latency)
+        if behind >= 0:
+            there = max(there, self._prefetched[behind])
+        return there
+
+    def _prefetch(self, warp: _Warp, event: trace.Prefetch, now: float) -> float:
+        start = self._issue(warp, now)
+        if event.number >= 0 and event.fresh:
+            came = warp.sm.memory.take(start, event.fresh / self._rates.memory_bytes)
+            self._prefetched[event.number] = came + self._rates.memory_latency
+        return start + 1
 
     def _come(self, sm: Multiprocessor, bytes_: int, when: float) -> None:
         """Bytes land in shared memory, which keeps its banks busy then."""
@@ -298,7 +317,7 @@ class _Replay:
 
     def _gather(self, warp: _Warp, event: trace.Gather, now: float) -> float:
         start = self._issue(warp, now)
-        done = warp.sm.gather.take(start, event.bytes / self._rates.gather_bytes) + self._rates.l2_latency
+        done = self._fetch(warp.sm, start, event.bytes, event.fresh, event.behind)
         warp.gathered = max(warp.gathered, done)
         self._come(warp.sm, event.bytes, done)
         return start + 4
@@ -464,6 +483,13 @@ class _Replay:
             self._leave(warp, now + self._rates.product_latency)
         self._multiply(core, now)
 
+    def _warp_product(self, warp: _Warp, event: trace.WarpProduct, now: float) -> float:
+        rates, start = self._rates, self._issue(warp, now)
+        cycles = event.multiplications / rates.warp_products
+        served = warp.sm.multiplier[warp.scheduler].take(start, cycles)
+        warp.ready[event.load] = served - cycles + rates.warp_product_latency
+        return max(start + 1, served - cycles)
+
     def _product_commit(self, warp: _Warp, event: object, now: float) -> float:
         warp.groups.append(warp.products)
         return now
@@ -479,6 +505,9 @@ class _Replay:
         return None
 
 
-def replay(recorded: Trace, rates: Rates | None = None) -> Replayed:
-    """When everything in a trace would happen. Raises Stuck for one that waits for what never comes."""
-    return _Replay(recorded, rates or Rates()).run()
+def replay(recorded: Trace, rates: Rates | None = None, resident: int = 1) -> Replayed:
+    """When everything in a trace would happen, with so many CTAs to a multiprocessor.
+
+    Raises Stuck for a trace that waits for what never comes.
+    """
+    return _Replay(recorded, rates or Rates(), resident).run()

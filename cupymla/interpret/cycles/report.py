@@ -38,10 +38,13 @@ def busy(replayed: Replayed, cta: int = 0) -> dict[str, float]:
     last = last_end(replayed, cta) or 1.0
     cycles = {
         "issue": sm.issue[0].busy,
-        "tensor core": sm.tensor[0].busy,
+        "tensor core": sm.tensor[0].busy + sm.multiplier[0].busy,
         "shared memory": sm.shared.busy,
+        "integer pipe": sm.alu[0].busy,
+        "fp32 pipe": sm.fma[0].busy,
         "special functions": sm.xu[0].busy,
         "from L2": sm.gather.busy,
+        "from memory": sm.memory.busy,
         "stores": sm.store.busy,
         "reductions": sm.reduce.busy,
         "to the cluster": sm.cluster.busy,

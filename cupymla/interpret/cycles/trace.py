@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Use(NamedTuple):
-    """The first use of what loads or shuffles bring, by their numbers among the warp's."""
+    """The first use of what loads, shuffles or products of the warp bring, by their numbers among the warp's."""
 
     loads: tuple[int, ...]
 
@@ -57,17 +57,29 @@ class Global(NamedTuple):
         bytes: in whole sectors of 32 bytes.
         load: its number among the warp's loads, -1 where nothing comes back.
         reduces: whether L2 adds.
+        fresh: bytes of them that nobody in the launch has asked for before.
+        behind: the last prefetch that asked for some of the others, -1 for none.
     """
 
     bytes: int
     load: int
     reduces: bool
+    fresh: int = 0
+    behind: int = -1
 
 
 class Gather(NamedTuple):
-    """cp.async of a warp's threads: bytes that come."""
+    """cp.async of a warp's threads.
+
+    Attributes:
+        bytes: that come, in whole sectors.
+        fresh: as in `Global`.
+        behind: as in `Global`.
+    """
 
     bytes: int
+    fresh: int = 0
+    behind: int = -1
 
 
 class GatherCommit(NamedTuple):
@@ -104,9 +116,17 @@ class Landing(NamedTuple):
 
 
 class Prefetch(NamedTuple):
-    """Bytes that are asked for into L2."""
+    """What is asked for into L2.
+
+    Attributes:
+        bytes: of it.
+        fresh: as in `Global`.
+        number: among all prefetches, -1 for one that loads are not told of.
+    """
 
     bytes: int
+    fresh: int = 0
+    number: int = -1
 
 
 class BulkStore(NamedTuple):
@@ -181,6 +201,18 @@ class Product(NamedTuple):
     bytes: int
 
 
+class WarpProduct(NamedTuple):
+    """An mma: a product of a warp by itself.
+
+    Attributes:
+        multiplications: multiply-adds.
+        load: its number among the warp's loads, as its sums come late too.
+    """
+
+    multiplications: int
+    load: int
+
+
 class ProductCommit(NamedTuple):
     """wgmma.commit_group."""
 
@@ -217,6 +249,7 @@ Event: TypeAlias = (
     | ClusterArrive
     | ClusterWait
     | Product
+    | WarpProduct
     | ProductCommit
     | ProductWait
     | Fence
@@ -260,6 +293,7 @@ class Trace:
         counts: the arrivals that complete a phase of each mbarrier.
         lines: CUDA places by lines of the PTX text.
         threads: per CTA.
+        prefetches: how many that loads know of.
     """
 
     warps: list[WarpTrace] = field(default_factory=list)
@@ -267,3 +301,4 @@ class Trace:
     counts: list[int] = field(default_factory=list)
     lines: dict[int, str] = field(default_factory=dict)
     threads: int = 0
+    prefetches: int = 0
