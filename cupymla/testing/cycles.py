@@ -1,6 +1,6 @@
 """Where an operator's time would go on a Hopper GPU: recorded in the interpreter, replayed against a clock.
 
-    python -m cupymla.testing.cycles OP --case NAME [--against FOLDER] [--set NAME=VALUE] [--rate NAME=VALUE] [--from-memory]
+    python -m cupymla.testing.cycles OP --case NAME [--against FOLDER] [--set NAME=VALUE] [--rate NAME=VALUE]
 
 An estimate: docs/cycles.md says what it takes for granted. Cases are those of `BENCH` and `CASES`.
 """
@@ -123,6 +123,12 @@ def microseconds(cycles: float) -> float:
     return cycles / (1000 * GHZ)
 
 
+def sharing(ctas: int, resident: int) -> str:
+    """How many CTAs were recorded and how they share multiprocessors, in words."""
+    each = "each with a multiprocessor to itself" if resident == 1 else f"{resident} to a multiprocessor"
+    return "1 CTA with a multiprocessor to itself" if ctas == 1 else f"{ctas} CTAs, {each}"
+
+
 def shortened(case: Case, queries: int) -> Case:
     """A case with fewer queries, where it has a number of them."""
     s_q = getattr(case, "s_q", None)
@@ -226,7 +232,7 @@ def _run(options: argparse.Namespace) -> int:
 
     variants = against.variants(subject, [Path(folder) for folder in options.against], options.set)
     rows: list[tuple[str, ...]] = []
-    first, counted = 0.0, "PTX"
+    first, recorded, counted = 0.0, 0, "PTX"
     for number, variant in enumerate(variants):
         found = found_of(case, variant)
         (launch, taken), block = longest(found), ""
@@ -236,22 +242,16 @@ def _run(options: argparse.Namespace) -> int:
             blocks = (getattr(case, "topk", 0) - getattr(less, "topk", 0)) / BLOCK
             block = f"{(whole - half) / blocks:.0f}"
         if number == 0:
-            first = taken.cycles
+            first, recorded = taken.cycles, len(launch.trace.clusters)
             counted = "machine code" if launch.machine_code else "PTX"
             for one in found:
                 _details(terminal, *one)
         last, time = f"{taken.cycles:.0f}", f"{microseconds(taken.cycles):.2f}"
         rows.append((variant.label, launch.kernel, f"{whole:.0f}", last, time, block, f"{taken.cycles / first:.3f}"))
-    number_of = len(longest(found)[0].trace.clusters)
-    title = f"{case.name}: cycles, estimated; instructions counted in {counted}; {number_of} CTAs, {options.resident} to a multiprocessor"
+    title = f"{case.name}: cycles, estimated; instructions counted in {counted}; {sharing(recorded, options.resident)}"
     columns = (
-        "variant",
-        "longest launch",
-        "first CTA",
-        "last CTA",
-        f"us at {GHZ} GHz",
-        f"each {BLOCK} slots",
-        "of the first",
+        *("variant", "longest launch", "first CTA", "last CTA", f"us at {GHZ} GHz"),
+        *(f"each {BLOCK} slots", "of the first"),
     )
     terminal.table(title, columns, rows)
     return 0

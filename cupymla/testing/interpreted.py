@@ -121,8 +121,8 @@ class Interpreted:
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
         watch: makes who is told of every instruction, see `interpret`.
-        ctas: the first so many of each launch are run, in whole clusters; None for all. What the others would have written is
-            missing.
+        ctas: the first so many of each launch are run, in whole clusters; None for all. What the others would have
+            written is missing.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:

@@ -1,10 +1,11 @@
 """What an instruction asks of a scheduler: issue slots and pipes, by its opcode or by the machine code it became.
 
-From PTX alone it is an estimate: ptxas drops, joins and splits instructions. Moves, conversions between sizes of integers
-and reads of parameters are taken to be dropped, 64-bit integers to be two.
-Source of rates: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", for compute capability 9.0,
-results per cycle of a multiprocessor: 128 for fp32 and 256 for pairs of fp16 (an instruction per cycle and scheduler), 64 for
-integers, logic, shifts, comparisons and integer products (one in two), 16 for special functions (one in eight).
+From PTX alone it is an estimate: ptxas drops, joins and splits instructions. Moves, conversions between sizes of
+integers and reads of parameters are taken to be dropped, 64-bit integers to be two.
+Source of rates: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", for compute capability
+9.0, in results per cycle and multiprocessor: 128 for fp32 and 256 for fp16 in pairs (an instruction per cycle and
+scheduler), 64 for integers, logic, shifts, comparisons and integer products (one in two), 16 for special functions (one
+in eight).
 Which instructions share a pipe: Nsight Compute's documentation, "Pipelines" (FMA heavy and lite, ALU, XU).
 """
 
@@ -20,98 +21,30 @@ _SPECIAL = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"
 _FREE = frozenset(("mov", "cvta", "ret", "exit", "isspacep", "pragma", "mapa", "setmaxnreg", "griddepcontrol"))
 _FLOATS = frozenset(("f32", "f16", "bf16", "f16x2", "bf16x2"))
 
-# Machine code: opcodes by what they keep busy. First those of accesses, copies, barriers and products, which have events of
-# their own; NOP fills up the end of the text.
-_EVENTS = frozenset(
-    [
-        "LD",
-        "LDG",
-        "LDS",
-        "LDSM",
-        "LDGSTS",
-        "ST",
-        "STG",
-        "STS",
-        "STSM",
-        "ATOM",
-        "ATOMG",
-        "ATOMS",
-        "RED",
-        "REDG",
-        "REDUX",
-        "HMMA",
-        "IMMA",
-        "QMMA",
-        "HGMMA",
-        "QGMMA",
-        "IGMMA",
-        "SYNCS",
-        "ARRIVES",
-        "BAR",
-        "SHFL",
-        "VOTE",
-        "VOTEU",
-        "MATCH",
-        "ELECT",
-        "FENCE",
-        "MEMBAR",
-        "ERRBAR",
-        "CGAERRBAR",
-        "CCTL",
-        "UCGABAR_ARV",
-        "UCGABAR_WAIT",
-        "UBLKPF",
-        "UTMAPF",
-        "UTMASTG",
-        "NOP",
-    ]
+
+def _names(*texts: str) -> frozenset[str]:
+    return frozenset(name for text in texts for name in text.split())
+
+
+# Machine code: opcodes by what they keep busy. First those of accesses, copies, barriers and products, which have
+# events of their own; NOP fills up the end of the text.
+_EVENTS = _names(
+    "LD LDG LDS LDSM LDGSTS ST STG STS STSM ATOM ATOMG ATOMS RED REDG HMMA IMMA QMMA HGMMA IGMMA QGMMA",
+    "SYNCS ARRIVES BAR SHFL VOTE VOTEU MATCH ELECT REDUX FENCE MEMBAR ERRBAR CGAERRBAR CCTL UCGABAR_ARV UCGABAR_WAIT",
+    "UBLKPF UTMAPF UTMASTG NOP",
 )
-_ALU = frozenset(
-    "FMNMX FSEL FSET FSETP F2FP I2FP HSETP2 HMNMX2 IABS IADD3 IMNMX ISETP LEA LOP3 MOV P2R R2P PLOP3 PRMT SEL SGXT BMSK SHF "
-    "VIADD VIADDMNMX VIMNMX VIMNMX3 VABSDIFF FCHK MOVM "
-    # Doubles, whose own pipe is as fast.
-    "DADD DMUL DFMA DSETP DMNMX".split()
+_ALU = _names(
+    "FMNMX FSEL FSET FSETP F2FP I2FP HSETP2 HMNMX2 IABS IADD3 IMNMX ISETP LEA LOP3 MOV P2R R2P PLOP3 PRMT SEL SGXT",
+    "BMSK SHF VIADD VIADDMNMX VIMNMX VIMNMX3 VABSDIFF FCHK MOVM",
+    "DADD DMUL DFMA DSETP DMNMX",  # of the pipe of doubles, which is as fast
 )
-_FMA = frozenset(["FFMA", "FMUL", "FADD", "FSWZADD", "HFMA2", "HMUL2", "HADD2"])
-_IMAD = frozenset(["IMAD", "IMUL", "IDP"])
-_XU = frozenset(["MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV"])
+_FMA = _names("FFMA FMUL FADD FSWZADD HFMA2 HMUL2 HADD2")
+_IMAD = _names("IMAD IMUL IDP")
+_XU = _names("MUFU I2F F2I F2F FRND POPC FLO BREV")
 # An issue slot and nothing that is modelled. So are those of the uniform datapath (U...).
-_ISSUED = frozenset(
-    [
-        "LDC",
-        "LDL",
-        "STL",
-        "S2R",
-        "S2UR",
-        "CS2R",
-        "B2R",
-        "R2UR",
-        "BRA",
-        "BRX",
-        "BRXU",
-        "JMP",
-        "CALL",
-        "RET",
-        "EXIT",
-        "BREAK",
-        "BSSY",
-        "BSYNC",
-        "BMOV",
-        "YIELD",
-        "NANOSLEEP",
-        "WARPSYNC",
-        "ENDCOLLECTIVE",
-        "DEPBAR",
-        "LDGDEPBAR",
-        "WARPGROUP",
-        "STAS",
-        "UBLKCP",
-        "UTMALDG",
-        "UTMACCTL",
-        "UTMACMDFLUSH",
-        "PREEXIT",
-        "ACQBULK",
-    ]
+_ISSUED = _names(
+    "LDC LDL STL S2R S2UR CS2R B2R R2UR BRA BRX BRXU JMP CALL RET EXIT BREAK BSSY BSYNC BMOV YIELD NANOSLEEP WARPSYNC",
+    "ENDCOLLECTIVE DEPBAR LDGDEPBAR WARPGROUP STAS UBLKCP UTMALDG UTMACCTL UTMACMDFLUSH PREEXIT ACQBULK",
 )
 _AT = re.compile(r'File "\.nv_debug_ptx_txt", line (\d+)')
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)")
@@ -150,7 +83,7 @@ def _conversion(parts: tuple[str, ...]) -> Run:
 
 
 def of_machine_code(text: str) -> dict[int, Run]:
-    """What the instructions of each line of PTX became, from nvdisasm's `--print-line-info-ptx`, without accesses and the like.
+    """What each line of PTX became, from nvdisasm's `--print-line-info-ptx`, without accesses and the like.
 
     Left out is what warps do that are not together where ptxas expects it (it stands apart, behind a BRA.DIV), and what
     subroutines do, as that of 64-bit divisions. An instruction that ptxas moved out of a loop counts where its PTX
@@ -179,9 +112,8 @@ def of_machine_code(text: str) -> dict[int, Run]:
 
 
 def is_known(opcode: str) -> bool:
-    """Whether an opcode of machine code, without modifiers, is in one of the classes above."""
-    known = _EVENTS | _ALU | _FMA | _IMAD | _XU | _ISSUED
-    return opcode in known or opcode.startswith("U")
+    """Whether an opcode, without modifiers, is of a class above; others are taken to be for integers."""
+    return opcode in _EVENTS | _ALU | _FMA | _IMAD | _XU | _ISSUED or opcode.startswith("U")
 
 
 def _of_opcode(opcode: str) -> Run:

@@ -26,8 +26,8 @@ class Rates:
         tensor_columns: of an accumulator with 64 rows and 16 steps, in bf16 or fp16 [G].
         product_latency: from the end of a group's last product to what waits for it [A].
         product_queue: products of a warp that wait for their turn before it has to wait itself [A].
-        warp_products: multiply-adds of an mma of fp16 or bf16 that a scheduler's tensor core does; of its 512 for wgmma, 62%
-            are said to be reached (Luo et al. 2024, arXiv:2402.13499).
+        warp_products: multiply-adds of an mma of fp16 or bf16 that a scheduler's tensor core does; of its 512 for
+            wgmma, 62% are said to be reached (Luo et al. 2024, arXiv:2402.13499).
         warp_product_latency: of an mma whose operands are there (33 cycles for m16n8k16, the same).
         gather_bytes: out of L2 [M].
         l2_latency: of a load, under load [A].
@@ -76,6 +76,6 @@ class Rates:
     gpu_fence: float = 700.0
 
 
-# For kernels that read each byte once. Memory: 4.41 TB/s for 132 multiprocessors at 1.755 GHz [M], and a latency under that load
-# [A]; L2's without load (262 cycles: Luo et al. 2024, arXiv:2402.13499).
+# For kernels that read each byte once. Memory: 4.41 TB/s for 132 multiprocessors at 1.755 GHz [M], and a latency under
+# that load [A]; L2's without load (262 cycles: Luo et al. 2024, arXiv:2402.13499).
 FROM_MEMORY = Rates(memory_bytes=19.0, memory_latency=1000.0, l2_latency=270.0)

@@ -33,7 +33,10 @@ def last_end(replayed: Replayed, cta: int = 0) -> float:
 
 
 def busy(replayed: Replayed, cta: int = 0) -> dict[str, float]:
-    """How long what the warps of a CTA share was at work, by name, over the time until its multiprocessor's last warp ended."""
+    """How long what the warps of a CTA share was at work, by name, over the time until its last warp ended.
+
+    With several CTAs to a multiprocessor it is what all of these share, until the last of them ends.
+    """
     sm = replayed.multiprocessors[cta]
     sharing = [k for k, other in enumerate(replayed.multiprocessors) if other is sm]
     last = max(last_end(replayed, k) for k in sharing) or 1.0
