@@ -248,12 +248,14 @@ def _run(options: argparse.Namespace) -> int:
                 _details(terminal, *one)
         last, time = f"{taken.cycles:.0f}", f"{microseconds(taken.cycles):.2f}"
         rows.append((variant.label, launch.kernel, f"{whole:.0f}", last, time, block, f"{taken.cycles / first:.3f}"))
-    title = f"{case.name}: cycles, estimated; instructions counted in {counted}; {sharing(recorded, options.resident)}"
+    where = "from device memory" if options.from_memory else "in L2"
+    shared = sharing(recorded, options.resident)
+    terminal.line(f"Instructions counted in {counted}; what is asked for first {where}; {shared}.")
     columns = (
         *("variant", "longest launch", "first CTA", "last CTA", f"us at {GHZ} GHz"),
         *(f"each {BLOCK} slots", "of the first"),
     )
-    terminal.table(title, columns, rows)
+    terminal.table(f"{case.name}: cycles, estimated", columns, rows)
     return 0
 
 

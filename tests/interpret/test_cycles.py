@@ -298,7 +298,7 @@ def test_kernels_whose_products_are_mma_are_estimated(
 
     record = cycles.record
     monkeypatch.setattr(cycles, "record", watched)
-    case = {"nvfp4_gemv": "m4096_k4096_l1_n1", "xl_paged_attention": "gqa32-8x64_b4_c0-90_dense"}[name]
+    case = {"nvfp4_gemv": "m4096_k4096_l1_n1", "xl_paged_attention": "gqa4-2x64_b4_c0-90_dense"}[name]
     assert cycles.main([name, "--case", case, "--resident", "2"]) == 0
     assert "2 CTAs, 2 to a multiprocessor" in capsys.readouterr().out
     (launches,) = found
@@ -309,7 +309,8 @@ def test_kernels_whose_products_are_mma_are_estimated(
 
 def test_the_longest_launch_is_the_one_whose_last_cta_ends_last() -> None:
     def launch(name: str, *lengths: int) -> tuple[cycles.Launch, Replayed]:
-        made = warps_of(*([trace.Run(length, 0, 0, 0)] for length in lengths), ctas=2)
+        runs: list[list[trace.Event]] = [[trace.Run(length, 0, 0, 0)] for length in lengths]
+        made = warps_of(*runs, ctas=2)
         return cycles.Launch(name, made, False), replay(made, replace(Rates(), solo=1.0))
 
     found = [launch("even", 600, 600), launch("uneven", 100, 900)]
@@ -328,7 +329,7 @@ def test_the_command_says_what_it_went_by(capsys: pytest.CaptureFixture[str], mo
     def first_cta(*options: str) -> tuple[str, int]:
         assert cycles.main([*arguments, *options]) == 0
         lines = capsys.readouterr().out.splitlines()
-        by = next(line for line in lines if "cycles, estimated" in line)
+        by = next(line for line in lines if line.startswith("Instructions counted in "))
         row = next(line for line in lines if " sparse_mla_fwd " in line)
         last, microseconds = re.findall(r"[\d.]+", row)[-3:-1]
         assert float(microseconds) == pytest.approx(int(last) / 1755, abs=0.01)
@@ -341,10 +342,10 @@ def test_the_command_says_what_it_went_by(capsys: pytest.CaptureFixture[str], mo
         assert by_code[0] == "machine code" and by_code[1] != by_ptx[1]
     monkeypatch.setattr(machine_code, "by_ptx_line", lambda made: None)
     assert first_cta() == by_ptx
-    # Q and the keys, 1152 bytes for each of 16 heads and 130 slots, at 19 bytes a cycle.
     from_memory = first_cta("--ptx-costs", "--from-memory")[1]
-    assert from_memory > by_ptx[1] and from_memory > 146 * 1152 / 19
-    assert first_cta("--ptx-costs", "--from-memory", "--rate", "memory_bytes=1")[1] > 146 * 1152
+    assert from_memory > by_ptx[1]
+    # That much for each of 19 bytes, where memory is all that is waited for.
+    assert first_cta("--ptx-costs", "--from-memory", "--rate", "memory_bytes=0.1")[1] > 50 * from_memory
 
 
 def test_ctas_that_others_wait_for_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
