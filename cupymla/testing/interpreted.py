@@ -33,7 +33,7 @@ from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .compare import Report
 from .operators import Array, Subject
-from .poison import strided_like
+from .poison import span_bytes, strided_like
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"interpreted tensor map "
@@ -123,7 +123,8 @@ class Interpreted:
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
         watch: makes who is told of every instruction, see `interpret`.
-        ctas: the first so many of each launch are run; None for all. What the others would have written is missing.
+        ctas: the first so many of each launch are run, in whole clusters; None for all. What the others would have
+            written is missing.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -169,16 +170,14 @@ class Interpreted:
             writable: whether kernels may write to it.
             name: for traps.
         """
-        copy = strided_like(np, host)
+        copy = _aligned(strided_like(np, host))
         self._memory.add(name, copy, writable)
         return DeviceArray(copy)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "allocated") -> DeviceArray:
         """A fresh array, which a kernel must write before it may read it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        raw = np.full(size + _ALIGNMENT, 0xFF, np.uint8)
-        first = -raw.ctypes.data % _ALIGNMENT
-        host = raw[first : first + size].view(dtype).reshape(shape)
+        host = _aligned_bytes(size).view(dtype).reshape(shape)
         self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 
@@ -390,6 +389,22 @@ class Interpreted:
         module.cuda.get_current_stream = lambda index=-1: _Entered()
         module.cuda.Stream = type("Stream", (), {"null": _Entered(), "from_external": lambda stream: _Entered()})
         return module  # type: ignore[no-any-return]
+
+
+def _aligned_bytes(size: int) -> Array:
+    """Fresh memory that lies as a GPU's does, of 0xFF bytes."""
+    raw = np.full(size + _ALIGNMENT, 0xFF, np.uint8)
+    first = -raw.ctypes.data % _ALIGNMENT
+    return raw[first : first + size]
+
+
+def _aligned(array: Array) -> Array:
+    """A copy with the same strides, gaps included, which lies as it would on a GPU."""
+    memory = _aligned_bytes(max(span_bytes(array), array.itemsize))
+    if array.size:
+        ctypes.memmove(memory.ctypes.data, array.ctypes.data, span_bytes(array))
+    copy: Array = np.lib.stride_tricks.as_strided(memory.view(array.dtype), array.shape, array.strides)
+    return copy
 
 
 def _install_cupy(module: ModuleType | None) -> None:
