@@ -26,7 +26,7 @@ import numpy as np
 from .. import arch as arches
 from .. import build, driver, tensormap
 from ..build import KernelSource
-from ..interpret import GlobalMemory, Program, Races, Watcher, interpret, program_of
+from ..interpret import GlobalMemory, Machine, Program, Races, Trap, Watcher, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..ptx.approximation import Approximation
@@ -39,6 +39,8 @@ _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"interpreted tensor map "
 _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
+_FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
+_HOPPER = (9, 0)
 
 
 class _Pointer:
@@ -132,6 +134,8 @@ class Interpreted:
         self._resident = resident
         self._memory = GlobalMemory()
         self._kernels: dict[int, Kernel] = {}
+        self._allowed: dict[int, tuple[int, int]] = {}
+        self._ahead: Machine | None = None
         self._maps: list[TileMap] = []
         self._lock = threading.Lock()
         self._cupy = self._stand_in()
@@ -232,6 +236,7 @@ class Interpreted:
         wanted = LaunchConfig.from_address(_value(config))
         geometry = _geometry(wanted)
         kernel = self._kernels[_value(function)]
+        self._require_launchable(kernel, geometry)
         places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(_value(slots))
         parameters = [
             ctypes.string_at(place or 0, parameter.size)
@@ -247,6 +252,25 @@ class Interpreted:
         self.launches.append(geometry)
         self.launched.append(kernel.program.name)
         return 0
+
+    def _require_launchable(self, kernel: Kernel, geometry: Geometry) -> None:
+        """Raise Trap for a launch that the driver would refuse on this target.
+
+        Source: CUDA C++ Programming Guide, "Technical Specifications", "Thread Block Clusters".
+        """
+        arch, smem = self._arch, kernel.program.shared_bytes + geometry.smem_bytes
+        if smem > arch.smem_bytes:
+            raise Trap(f"{smem} bytes of shared memory where {arch.name} has {arch.smem_bytes}", kernel.program.name)
+        if arch.capability < _HOPPER and (geometry.cluster > 1 or geometry.pdl):
+            raise Trap(f"a cluster or a dependent launch on {arch.name}", kernel.program.name)
+        allowed, cluster = self._allowed.get(kernel.function, (0, 0))
+        if geometry.smem_bytes > max(allowed, _FREE_SMEM_BYTES) or geometry.cluster > max(cluster, _PORTABLE_CLUSTER):
+            raise Trap(f"a launch with more than the kernel was allowed: {geometry}", kernel.program.name)
+
+    def _allow(self, function: int, smem_bytes: int, cluster: int) -> None:
+        """In the place of `driver.allow`."""
+        old = self._allowed.get(function, (0, 0))
+        self._allowed[function] = max(old[0], smem_bytes), max(old[1], cluster)
 
     def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
         size = _geometry(LaunchConfig.from_address(_value(config))).cluster
@@ -278,8 +302,10 @@ class Interpreted:
             approximation=self.approximation,
             races=self.races,
             watch=self.watch,
+            ahead=self._ahead,
             ctas=None if self.ctas is None else range(min(self.ctas, math.prod(geometry.grid))),
         )
+        self._ahead = machine
         self.steps += machine.count
 
     def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
@@ -337,7 +363,7 @@ class Interpreted:
             "device_name": lambda index: f"interpreted {self._arch.name}",
             "function": self.function,
             "prefer_shared_memory": lambda function: None,
-            "allow": lambda function, smem_bytes, cluster: None,
+            "allow": self._allow,
             "current_context": lambda: _CONTEXT,
             "primary_context": lambda index: _CONTEXT,
             "is_current": lambda index: True,
