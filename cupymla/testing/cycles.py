@@ -248,9 +248,9 @@ def _run(options: argparse.Namespace) -> int:
                 _details(terminal, *one)
         last, time = f"{taken.cycles:.0f}", f"{microseconds(taken.cycles):.2f}"
         rows.append((variant.label, launch.kernel, f"{whole:.0f}", last, time, block, f"{taken.cycles / first:.3f}"))
-    where = "from device memory" if options.from_memory else "in L2"
+    where = "comes from device memory when it is asked for first" if options.from_memory else "is in L2"
     shared = sharing(recorded, options.resident)
-    terminal.line(f"Instructions counted in {counted}; what is asked for first {where}; {shared}.")
+    terminal.line(f"Instructions counted in {counted}; what is read {where}; {shared}.")
     columns = (
         *("variant", "longest launch", "first CTA", "last CTA", f"us at {GHZ} GHz"),
         *(f"each {BLOCK} slots", "of the first"),

@@ -300,8 +300,13 @@ def test_kernels_whose_products_are_mma_are_estimated(
     monkeypatch.setattr(cycles, "record", watched)
     case = {"nvfp4_gemv": "m4096_k4096_l1_n1", "xl_paged_attention": "gqa4-2x64_b4_c0-90_dense"}[name]
     assert cycles.main([name, "--case", case, "--resident", "2"]) == 0
-    assert "2 CTAs, 2 to a multiprocessor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 CTAs, 2 to a multiprocessor" in printed
     (launches,) = found
+    shared, apart = (replay(launches[0].trace, resident=resident).cycles for resident in (2, 1))
+    assert shared > apart
+    row = next(line for line in printed.splitlines() if " here " in line)
+    assert re.findall(r"[\d.]+", row)[-3] == f"{shared:.0f}"
     assert [len(launch.trace.clusters) for launch in launches] == [2]
     events = [event for warp in launches[0].trace.warps for event in warp.events]
     assert {event.multiplications for event in events if isinstance(event, trace.WarpProduct)} == {16 * 8 * 16}
