@@ -21,7 +21,7 @@ from ..interpret import Program
 from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
 from ..interpret.cycles.costs import of_machine_code
 from ..interpret.cycles.rates import FROM_MEMORY
-from ..interpret.cycles.trace import Run
+from ..interpret.cycles.trace import SECTOR, Run
 from ..interpret.traps import Trap
 from ..ops import registry
 from ..ops.case import Case
@@ -63,6 +63,7 @@ def record(
     multiprocessors: int = MULTIPROCESSORS,
     ctas: int | None = None,
     ptx_costs: bool = False,
+    in_l2: Sequence[str] = (),
 ) -> list[Launch]:
     """Run a case in the interpreter and write down what each launch's warps do.
 
@@ -74,9 +75,10 @@ def record(
         multiprocessors: that plans are made for.
         ctas: the first so many of each launch are run, in whole clusters; None for all.
         ptx_costs: whether instructions are counted in PTX also where there is a disassembler.
+        in_l2: arguments that are in L2 from the start, as other CTAs ask for them too.
 
     Raises Trap, UnsupportedError for a case that the target has no kernel for, and InputError for one that launches
-    nothing, or that does not come to an end without the CTAs left out.
+    nothing, that does not come to an end without the CTAs left out, or that has no such argument to be in L2.
     """
     recorders: list[Recorder] = []
     counted: dict[int, dict[int, Run]] = {}
@@ -102,9 +104,16 @@ def record(
                 "--ctas", "as many CTAs as the launches need from each other", f"{ctas}: {trap}", subject.name
             ) from trap
         launched = list(machine.launched)
+        places = {name: machine.places(name) for name in in_l2}
         by_code = [bool(counted.get(id(recorder.program))) for recorder in recorders]
     if not launched:
         raise InputError("--case", "a case that launches a kernel", case.name, subject.name)
+    for name, found in places.items():
+        if not found:
+            raise InputError("--in-l2", "an array among the case's arguments", repr(name), subject.name)
+    sectors = tuple((first // SECTOR, -(-behind // SECTOR)) for found in places.values() for first, behind in found)
+    for recorder in recorders:
+        recorder.trace.in_l2 = sectors
     return [Launch(name, rec.trace, code) for name, rec, code in zip(launched, recorders, by_code, strict=True)]
 
 
@@ -204,6 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rate", action="append", default=[], metavar="NAME=VALUE", help="of Rates; repeatable")
     parser.add_argument("--from-memory", action="store_true", help="what is asked for first comes from device memory")
+    parser.add_argument(
+        "--in-l2", action="append", default=[], metavar="NAME", help="an argument that other CTAs read too; repeatable"
+    )
     options = parser.parse_args(arguments)
     try:
         return _run(options)
@@ -227,7 +239,7 @@ def _run(options: argparse.Namespace) -> int:
     ctas = options.ctas or (None if few else options.resident)
 
     def found_of(case: Case, variant: Variant) -> list[tuple[Launch, Replayed]]:
-        launches = record(subject, case, variant, options.arch, multiprocessors, ctas, options.ptx_costs)
+        launches = record(subject, case, variant, options.arch, multiprocessors, ctas, options.ptx_costs, options.in_l2)
         return replayed(launches, rates, options.resident)
 
     variants = against.variants(subject, [Path(folder) for folder in options.against], options.set)

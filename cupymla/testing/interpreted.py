@@ -160,6 +160,10 @@ class Interpreted:
         """What a kernel that was asked for was compiled from."""
         return next(kernel.source for kernel in self._kernels.values() if kernel.program is program)
 
+    def places(self, name: str) -> list[tuple[int, int]]:
+        """Where the arrays of this name are, from their first byte to behind their last."""
+        return [(b.base, b.base + b.size) for b in self._memory.buffers if b.name == name]
+
     # What a test does ------------------------------------------------------------------------------------------
 
     def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:

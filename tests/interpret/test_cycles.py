@@ -276,6 +276,10 @@ def test_a_variant_is_what_is_recorded() -> None:
         (["--case", "h128_d576_k256_q2_kv1000", "--resident", "-2"], "--resident': expected at least 1, got -2"),
         (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_100a"], "such as sm_90a"),
         (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_80"], "sm_80"),
+        (
+            ["--case", "h16_d576_k130_q3_kv300", "--queries", "1", "--in-l2", "kw"],
+            "arguments, got 'kw'",
+        ),
     ],
 )
 def test_the_command_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,6 +353,7 @@ def test_the_command_says_what_it_went_by(capsys: pytest.CaptureFixture[str], mo
     assert first_cta() == by_ptx
     from_memory = first_cta("--ptx-costs", "--from-memory")[1]
     assert from_memory > by_ptx[1]
+    assert first_cta("--ptx-costs", "--from-memory", "--in-l2", "kv")[1] < from_memory
     # That much for each of 19 bytes, where memory is all that is waited for.
     assert first_cta("--ptx-costs", "--from-memory", "--rate", "memory_bytes=0.1")[1] > 50 * from_memory
 

@@ -170,7 +170,7 @@ class _Replay:
         self._clusters = {cluster: _Meeting(expected=threads) for cluster, threads in live.items()}
         self._warps = [_Warp(w, self._sms[w.cta], w.warp % SCHEDULERS, ready=[0.0] * w.loads) for w in recorded.warps]
         # When each sector that somebody has asked for is in L2.
-        self._in_l2: dict[int, float] = {}
+        self._in_l2 = {sector: 0.0 for first, behind in recorded.in_l2 for sector in range(first, behind)}
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Any]] = []
         self._steps: dict[type, Callable[[_Warp, Any, float], float | None]] = {

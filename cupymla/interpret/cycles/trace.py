@@ -294,6 +294,7 @@ class Trace:
         counts: the arrivals that complete a phase of each mbarrier.
         lines: CUDA places by lines of the PTX text.
         threads: per CTA.
+        in_l2: sectors that are in L2 from the start.
     """
 
     warps: list[WarpTrace] = field(default_factory=list)
@@ -301,3 +302,4 @@ class Trace:
     counts: list[int] = field(default_factory=list)
     lines: dict[int, str] = field(default_factory=dict)
     threads: int = 0
+    in_l2: Sectors = ()
