@@ -39,11 +39,11 @@ struct alignas(128) Storage {
   alignas(16) float exchange[kMergeFloats];
   float row_max[kWarps][Config::kRows];  // of scores in units of log2
   float row_sum[kWarps][Config::kRows];
-  float merged_max[Config::kRows];
   float merged_sum[Config::kRows];
   int64_t tiles;                // of the line
   uint32_t turn;                // of this launch (arrivals.cuh)
-  Walk<Config::kTile> walk[2];  // the segment that is worked on, and the next one
+  Walk<Config> walk[2];  // the segment that is worked on, and the next one
+  Spread spread;                // of the unit that is worked on
   bool last;
 };
 
