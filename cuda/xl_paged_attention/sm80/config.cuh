@@ -81,7 +81,7 @@ struct TensorConfig {
   static constexpr int kQueryPitch = 2 * kPadded + 16;
   static constexpr bool kQueryInRegisters = kHeadSize <= 128;
   static constexpr int kMergeBatch =  // as registers allow
-      kHeadSize > 128 || kFp8 ? 4 : 6;
+      kHeadSize > 128 || kFp8 ? 4 : !kPages || kPadded != kHeadSize ? 6 : 12;
 
   static constexpr int kFixedBytes = kMergeFloats * 4 + kRows * kQueryPitch + 2048;
   static constexpr int stages(int ctas) {

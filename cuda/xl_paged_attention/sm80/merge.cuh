@@ -23,8 +23,9 @@ struct Merge {
   static constexpr int kSlotFloats = kRows * (kHeadSize + 2);
   static constexpr int kBatch = Config::kMergeBatch;  // loads that a thread has under way when it puts parts together
   static constexpr int kGroup = 12;  // parts that are put together at once: 144 CTAs take two levels of one batch
-  // Where every thread has one vector of a part, more parts at once cost less than another level.
-  static constexpr int kMostAtOnce = 3 * kBatch > kGroup ? 3 * kBatch : kGroup;
+  // Where every thread has one vector of a part, more parts at once cost less than another level. A lane for each.
+  static constexpr int kMostAtOnce = 3 * kBatch > 32 ? 32 : 3 * kBatch > kGroup ? 3 * kBatch : kGroup;
+  static_assert(27 * 27 >= kMaxCtas, "the largest group has a lane for each part");
 
   const Parameters& params;
   Storage<Config>& storage;
@@ -211,73 +212,80 @@ struct Merge {
     return storage.last;
   }
 
-  // Puts parts together into the result, or into the first of them. Reads past L1, which may hold what another CTA of
-  // this SM has read there. Each thread works out for itself what the parts of its row weigh: that takes as long as it
-  // would with others, and no barrier.
+  // Puts parts together into the result, or into the first of them; a warp for a row, which meets no barrier. Lane l
+  // knows what part l weighs. Reads past L1, which may hold what another CTA of this SM has read there.
   __device__ __forceinline__ void merge_parts(const Parts& left, int parts, bool is_result, float scale) const {
-    const int vectors = segment.rows * kHeadSize / 4;  // of four channels
+    constexpr int kVectors = kHeadSize / 4;  // of a row, of four channels each
+    const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int index = threadIdx.x; index < vectors; index += kThreads) {
-      const int row = index * 4 / kHeadSize;
-      float top = negative_infinity(), total = 0.0f;
-      float4 sum = {};
+    for (int row = threadIdx.x / 32; row < segment.rows; row += kWarps) {
+      float2 known = {negative_infinity(), 0.0f};
+      if (lane < parts) known = __ldcg(statistics(left[lane]) + row);
+      float4 values[kBatch];
+      fetch(values, left, 0, parts, row, lane);
+      const float top = warp_max(known.x);
+      const float factor = accurate_weight(known.x, top);
+      const float total = warp_sum(known.y * factor);
 #pragma unroll 1
-      for (int done = 0; done < parts; done += kBatch) add_parts(left, done, parts, index, row, sum, top, total);
-      if (is_result) {
-        store_out(row, index * 4 % kHeadSize, sum, total, scale);
-        if (index * 4 % kHeadSize == 0) store_lse(row, top, total);
-      } else {
-        reinterpret_cast<float4*>(left[0])[index] = sum;
-        if (index * 4 % kHeadSize == 0) {
-          storage.row_max[0][row] = top;
-          storage.row_sum[0][row] = total;
+      for (int first = 0; first < kVectors; first += 32) {
+        const int vector = first + lane;
+        float4 sum = {};
+#pragma unroll 1
+        for (int done = 0; done < parts; done += kBatch) {
+          if (first + done > 0) fetch(values, left, done, parts, row, vector);
+          float factors[kBatch];
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) factors[i] = __shfl_sync(kFullWarp, factor, (done + i) % 32);
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (done + i < parts) {
+              sum.x = fmaf(values[i].x, factors[i], sum.x);
+              sum.y = fmaf(values[i].y, factors[i], sum.y);
+              sum.z = fmaf(values[i].z, factors[i], sum.z);
+              sum.w = fmaf(values[i].w, factors[i], sum.w);
+            }
+          }
+        }
+        if (vector >= kVectors) continue;
+        if (is_result) {
+          store_out(row, 4 * vector, sum, total, scale);
+        } else {
+          reinterpret_cast<float4*>(left[0])[row * kVectors + vector] = sum;
         }
       }
+      if (lane != 0) continue;
+      if (is_result) {
+        store_lse(row, top, total);
+      } else {
+        statistics(left[0])[row] = {top, total};
+      }
     }
-    if (is_result) return;
-    __syncthreads();  // until everyone has read those of the first part
-    if (threadIdx.x < segment.rows) {
-      statistics(left[0])[threadIdx.x] = {storage.row_max[0][threadIdx.x], storage.row_sum[0][threadIdx.x]};
-    }
+  }
+
+  static __device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = max_nan(value, __shfl_xor_sync(kFullWarp, value, step));
+    return value;
+  }
+
+  static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kFullWarp, value, step);
+    return value;
   }
 
   __device__ __forceinline__ float2* statistics(float* part) const {
     return reinterpret_cast<float2*>(part + segment.rows * kHeadSize);
   }
 
-  // Adds one vector of up to kBatch parts, and what is known of its row.
-  __device__ __forceinline__ void add_parts(const Parts& left, int begin, int end, int index, int row, float4& sum,
-                                            float& top, float& total) const {
-    float4 values[kBatch];
-    float2 known[kBatch];
-    float raised = top;
+  // One vector of a row of the parts from `begin` on.
+  static __device__ __forceinline__ void fetch(float4 (&values)[kBatch], const Parts& left, int begin, int end, int row,
+                                               int vector) {
+    if (vector >= kHeadSize / 4) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (begin + i < end) {
-        float* const part = left[begin + i];
-        known[i] = __ldcg(statistics(part) + row);
-        values[i] = __ldcg(reinterpret_cast<const float4*>(part) + index);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (begin + i < end) raised = max_nan(raised, known[i].x);
-    }
-    if (begin > 0) {
-      const float factor = accurate_weight(top, raised);
-      sum = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
-      total *= factor;
-    }
-    top = raised;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (begin + i < end) {
-        const float factor = accurate_weight(known[i].x, top);
-        sum.x = fmaf(values[i].x, factor, sum.x);
-        sum.y = fmaf(values[i].y, factor, sum.y);
-        sum.z = fmaf(values[i].z, factor, sum.z);
-        sum.w = fmaf(values[i].w, factor, sum.w);
-        total = fmaf(known[i].y, factor, total);
+        values[i] = __ldcg(reinterpret_cast<const float4*>(left[begin + i]) + row * (kHeadSize / 4) + vector);
       }
     }
   }

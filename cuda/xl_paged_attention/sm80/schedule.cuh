@@ -187,10 +187,11 @@ struct Walk {
 };
 
 // Asks for the block-table entries that this CTA needs first if all sequences are as long as they can be: while the
-// lengths are on their way, nothing else is. A wrong guess is right for another CTA.
+// lengths are on their way, nothing else is. A wrong guess is right for another CTA. By a warp that does not wait for
+// the lengths.
 __device__ __forceinline__ void prefetch_tables(const Parameters& params) {
   constexpr int kEntries = 8;  // of 32 bytes
-  const int lines = threadIdx.x;
+  const int lines = threadIdx.x % 32;
   if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
   const int32_t units = params.num_kv_heads * params.row_blocks;
   const float place = static_cast<float>(blockIdx.x) / static_cast<float>(gridDim.x) * params.num_seqs;

@@ -51,12 +51,14 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
 
   using ThisLine = Line<ThisConfig>;
   using ThisWalk = Walk<ThisConfig>;
-  prefetch_tables(params);
   // The last warp has the fewest tiles.
   const bool in_first_warp = threadIdx.x < 32, in_last_warp = threadIdx.x / 32 == kWarps - 1;
   const bool is_first_lane = threadIdx.x % 32 == 0;
   uint32_t launches = 0;
-  if (in_last_warp && is_first_lane) launches = take_turn(params.arrivals);
+  if (in_last_warp) {
+    if (is_first_lane) launches = take_turn(params.arrivals);
+    prefetch_tables(params);
+  }
   if (in_first_warp) {
     const Counted counted = ThisLine::count(params);
     const ThisLine line(params, counted.total);
