@@ -192,10 +192,12 @@ struct Feeder {
     const Segment& now = walk.segment;
     const int32_t row = lane % Config::kRows;
     if (row >= now.rows) return;
-    const uint8_t* query = params.query + now.seq * params.query_seq_bytes +
-                           (now.first_head + row) * params.query_head_bytes;
-    for (int byte = lane / Config::kRows * kLine; byte < Config::kHeadSize * 2; byte += 32 / Config::kRows * kLine) {
-      prefetch_l2(query + byte);
+    const int32_t head = now.first_head + row;
+    const uint8_t* const query = params.query + now.seq * params.query_seq_bytes + head * params.query_head_bytes;
+    const uint8_t* const offsets = params.pos_bias_u + head * params.u_head_bytes;
+    for (int byte = lane / Config::kRows * kLine; byte < Config::kHeadSize * 4; byte += 32 / Config::kRows * kLine) {
+      if (byte < Config::kHeadSize * 2) prefetch_l2(query + byte);
+      if (params.pos_bias_u != nullptr && byte < Config::kHeadSize << (1 + params.u_wide)) prefetch_l2(offsets + byte);
     }
     if (params.bias != nullptr) {
       const BiasRow<typename Config::Query> bias(params, now.seq, now.first_head + row);

@@ -70,22 +70,27 @@ struct TensorEngine {
         const uint8_t* from = params.query + segment.seq * params.query_seq_bytes + head * params.query_head_bytes +
                               channel * 2;
         packed = __ldg(reinterpret_cast<const uint4*>(from));
-        if (params.pos_bias_u != nullptr) add_offset(packed, head, channel);
+        if (params.pos_bias_u != nullptr) add_offset(packed, params.pos_bias_u + head * params.u_head_bytes, channel);
       }
       store_query(row, channel, packed);
     }
   }
 
-  __device__ __forceinline__ void add_offset(uint4& packed, int32_t head, int channel) const {
+  __device__ __forceinline__ void add_offset(uint4& packed, const uint8_t* offsets, int channel) const {
+    float added[8];
+    if (params.u_wide != 0) {
+      const float4* const from = reinterpret_cast<const float4*>(offsets) + channel / 4;
+      *reinterpret_cast<float4*>(added) = __ldg(from);
+      *reinterpret_cast<float4*>(added + 4) = __ldg(from + 1);
+    } else {
+      const uint4 found = __ldg(reinterpret_cast<const uint4*>(offsets) + channel / 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) added[i] = to_float(reinterpret_cast<const Query*>(&found)[i]);
+    }
     Query values[8];
     *reinterpret_cast<uint4*>(values) = packed;
-    const uint8_t* offsets = params.pos_bias_u + head * params.u_head_bytes;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float offset = params.u_wide != 0 ? reinterpret_cast<const float*>(offsets)[channel + i]
-                                              : to_float(reinterpret_cast<const Query*>(offsets)[channel + i]);
-      values[i] = static_cast<Query>(to_float(values[i]) + offset);
-    }
+    for (int i = 0; i < 8; ++i) values[i] = static_cast<Query>(to_float(values[i]) + added[i]);
     packed = *reinterpret_cast<const uint4*>(values);
   }
 
