@@ -61,8 +61,9 @@ _WARNING = re.compile(
 )
 
 # ptxas notes these and goes on; each means that a Hopper pipeline no longer overlaps: wgmma serialised (C7510-C7514),
-# setmaxnreg ignored (C7508), a wait put in front of an accumulator that is read too early (C7517).
-_LOST_OVERLAP = re.compile(r"Potential Performance Loss|warpgroup\.wait is injected")
+# setmaxnreg ignored (C7508), a wait put in front of an accumulator that is read too early (C7517), or a fence that was
+# missing in front of a product.
+_LOST_OVERLAP = re.compile(r"Potential Performance Loss|warpgroup\.(wait|arrive) is injected")
 
 _FUNCTION = re.compile(r"(?:Function properties for|Compiling entry function) '?(?P<name>[\w$]+)'?")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -10,10 +10,21 @@ are no caches and there is no time, but `cycles` replays what a run did against 
 from __future__ import annotations
 
 from ..ptx.races import Races
-from .machine import Watcher
+from .machine import Machine, Watcher
 from .memory import GlobalMemory
 from .program import Program, parse
 from .run import interpret, program_of
 from .traps import Trap, Unknown
 
-__all__ = ["GlobalMemory", "Program", "Races", "Trap", "Unknown", "Watcher", "interpret", "parse", "program_of"]
+__all__ = [
+    "GlobalMemory",
+    "Machine",
+    "Program",
+    "Races",
+    "Trap",
+    "Unknown",
+    "Watcher",
+    "interpret",
+    "parse",
+    "program_of",
+]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .memory import LOCAL_WINDOW, PARAMETER_STRIDE, PARAMETER_WINDOW, RANK_SHIFT, SHARED_START, SHARED_WINDOW
+from .shadow import require_apart
 from .threads import Lanes
 from .traps import Trap
 from .types import Array, DType
@@ -50,7 +51,7 @@ def note_atomic(lanes: Lanes, space: str, address: Array, bytes_: int) -> None:
         if name == "global":
             machine.grid_shadow.read(some, address[which], bytes_, some.numbers, ATOMIC)
             machine.grid_shadow.write(some, address[which], bytes_, some.numbers, True)
-        elif name == "shared":
+        elif name.startswith("shared"):
             for cta, part, offset in _shares(some, address[which] - window):
                 if cta.shared.shadow is not None:
                     cta.shared.shadow.write(cta.shared.shadow.units(offset, bytes_), some.numbers[part], True)
@@ -92,7 +93,25 @@ def _load_shared(lanes: Lanes, address: Array, dtype: DType, count: int, how: Ho
     return out
 
 
+def _own(address: Array) -> Array:
+    """Addresses of the window of the CTA that uses them. Raises Trap for others."""
+    if (address >> RANK_SHIFT).any():
+        wrong = int(address[np.argmax(address >> RANK_SHIFT != 0)])
+        raise Trap(f"address {wrong:#x}, which mapa made, in an access to .shared::cta and not .shared::cluster")
+    return address
+
+
+def _load_own(lanes: Lanes, address: Array, dtype: DType, count: int, how: How) -> Array:
+    return _load_shared(lanes, _own(address), dtype, count, how)
+
+
+def _store_own(lanes: Lanes, address: Array, data: Array, how: How) -> None:
+    _store_shared(lanes, _own(address), data, how)
+
+
 def _store_shared(lanes: Lanes, address: Array, data: Array, how: How) -> None:
+    if lanes.group.causality is not None and how == PLAIN:
+        require_apart(address, data)
     for cta, which, offset in _shares(lanes, address):
         values, shadow = data[which], cta.shared.shadow
         if shadow is not None and how != UNNOTED:
@@ -116,6 +135,8 @@ def _load_constant(lanes: Lanes, address: Array, dtype: DType, count: int, how: 
 def _store_global(lanes: Lanes, address: Array, data: Array, how: How) -> None:
     lanes.require_grid_ahead()
     grid = lanes.group.machine.grid_shadow
+    if grid is not None and how == PLAIN:
+        require_apart(address, data)
     if grid is not None and how != UNNOTED:
         grid.write(lanes, address, data.dtype.itemsize * data.shape[1], lanes.numbers, how == ATOMIC)
     lanes.group.machine.memory.store(address, data)
@@ -153,7 +174,7 @@ def _store_parameter(lanes: Lanes, address: Array, data: Array, how: How) -> Non
     raise Trap("write to a parameter")
 
 
-_WINDOWS = ((SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local"), (PARAMETER_WINDOW, "param"))
+_WINDOWS = ((SHARED_WINDOW, "shared::cluster"), (LOCAL_WINDOW, "local"), (PARAMETER_WINDOW, "param"))
 
 
 def spaces(address: Array) -> list[tuple[str, int, Array]]:
@@ -187,7 +208,8 @@ def _store_generic(lanes: Lanes, address: Array, data: Array, how: How) -> None:
 
 
 _LOADS: dict[str, Callable[[Lanes, Array, DType, int, How], Array]] = {
-    "shared": _load_shared,
+    "shared": _load_own,
+    "shared::cluster": _load_shared,
     "global": _load_global,
     "const": _load_constant,
     "local": _load_local,
@@ -195,7 +217,8 @@ _LOADS: dict[str, Callable[[Lanes, Array, DType, int, How], Array]] = {
     "generic": _load_generic,
 }
 _STORES: dict[str, Callable[[Lanes, Array, Array, How], None]] = {
-    "shared": _store_shared,
+    "shared": _store_own,
+    "shared::cluster": _store_shared,
     "global": _store_global,
     "local": _store_local,
     "param": _store_parameter,

@@ -8,6 +8,9 @@ from __future__ import annotations
 from .causality import Releases, Waits
 from .traps import Trap
 
+_MOST = 2**20 - 1
+"""Arrivals, and bytes either way, that a phase of an mbarrier can count (PTX ISA, "Size and alignment of mbarrier")."""
+
 
 class MBarrier:
     """An mbarrier object.
@@ -28,7 +31,7 @@ class MBarrier:
     def __init__(
         self, count: int, maker: tuple[int, int] = (0, 0), column: int = 0, waits: Waits | None = None
     ) -> None:
-        if not 1 <= count < 2**20:
+        if not 1 <= count <= _MOST:
             raise Trap(f"mbarrier.init with a count of {count}")
         self.count = count
         self.pending = count
@@ -41,10 +44,24 @@ class MBarrier:
 
     def arrive(self, count: int = 1) -> None:
         """That many arrivals. Raises Trap when the phase does not wait for so many."""
+        if not 1 <= count <= _MOST:
+            raise Trap(f"{count} arrivals on an mbarrier at once")
         self.pending -= count
         if self.pending < 0:
             raise Trap(f"mbarrier underflow: more than {self.count} arrivals in one phase")
         self.settle()
+
+    def expect(self, bytes_: int) -> None:
+        """The phase waits for so many bytes more. Raises Trap past what it can count."""
+        self.bytes += bytes_
+        if not (-_MOST <= bytes_ <= _MOST and -_MOST <= self.bytes <= _MOST):
+            raise Trap(f"an mbarrier expects {bytes_} more bytes, {self.bytes} in all, where it can count {_MOST}")
+
+    def expect_arrival(self) -> None:
+        """The phase waits for an arrival more. Raises Trap past what it can count."""
+        self.pending += 1
+        if self.pending > _MOST:
+            raise Trap(f"an mbarrier expects {self.pending} arrivals")
 
     def settle(self) -> None:
         """Complete the phase when nothing is missing."""
@@ -63,26 +80,30 @@ class NamedBarrier:
         arrived: threads that have arrived in this generation.
         expected: threads it waits for; 0 before the first arrival.
         generation: how often it has been passed.
+        reduces: whether the arrived threads came to reduce.
         vote: what the arrived threads' predicates add up to, for barriers that reduce.
         result: the vote of the generation before.
         releases: what arrivals made known.
     """
 
-    __slots__ = ("arrived", "expected", "generation", "releases", "result", "vote")
+    __slots__ = ("arrived", "expected", "generation", "reduces", "releases", "result", "vote")
 
     def __init__(self) -> None:
         self.arrived = 0
         self.expected = 0
         self.generation = 0
+        self.reduces = False
         self.vote = 0
         self.result = 0
         self.releases = Releases()
 
-    def arrive(self, threads: int, expected: int, vote: int = 0) -> None:
-        """Threads arrive. Raises Trap when they expect another number than others did, or are too many."""
+    def arrive(self, threads: int, expected: int, vote: int | None = None) -> None:
+        """Threads arrive, to reduce where they `vote`. Raises Trap when they disagree with others, or are too many."""
         if self.arrived and expected != self.expected:
             raise Trap(f"named barrier: threads expect {self.expected} and {expected} participants")
-        self.expected = expected
+        if self.arrived and self.reduces != (vote is not None):
+            raise Trap("named barrier: some threads came to reduce, others to wait")
+        self.expected, self.reduces, vote = expected, vote is not None, vote or 0
         self.arrived += threads
         self.vote += vote
         if self.arrived > expected:

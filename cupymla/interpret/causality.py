@@ -156,6 +156,7 @@ class Causality:
         self._fences: dict[int, Array] = {}
         self._wide_fences: dict[int, Array] = {}
         self._init_fences: dict[int, int] = {}
+        self._started = np.zeros((ctas, self.threads), np.bool_)
 
     @property
     def now(self) -> int:
@@ -334,6 +335,12 @@ class Causality:
         found[mine, numbers[mine] - first] = _ALWAYS
         return found
 
+    def fenced_of_warp(self, numbers: Array, warp: int) -> Array:
+        """Up to which moment a proxy fence lies between the doings of each thread of a warp and threads, `[n, 32]`."""
+        first = warp * _WARP
+        found: Array = self._known[FENCED, numbers, first : first + _WARP]
+        return found
+
     def init_fence(self, number: int) -> int:
         """When a thread last executed fence.mbarrier_init; 0 when it has not."""
         return self._init_fences.get(number, 0)
@@ -343,6 +350,18 @@ class Causality:
         out: Array = self._known[BEFORE, rows, : self.threads].max(axis=0)
         out[rows] = self.now
         return out
+
+    def require_started(self, numbers: Array, rank: int, cta: int) -> None:
+        """Raise Trap unless threads know of anything that a thread of the CTA of that rank did, so that it runs."""
+        unsure = numbers[~self._started[rank, numbers]]
+        if not len(unsure):
+            return
+        columns = slice(rank * self.padded, (rank + 1) * self.padded)
+        known = self._known[BEFORE, unsure, columns].any(axis=1)
+        if not known.all():
+            who = self.thread(int(unsure[np.argmin(known)]))
+            raise Trap(f"{who} uses shared memory of CTA {cta}, which need not have started: nothing says that it has")
+        self._started[rank, unsure] = True
 
     def past_for(self, rows: Any) -> Array:
         """Up to which moment some of these threads know that each thread's doings are over."""

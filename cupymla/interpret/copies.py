@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .memory import SHARED_START
+from .shadow import require_apart
 from .traps import Trap
 from .types import Array, unsigned
 
@@ -109,6 +110,7 @@ class ThreadCopies:
         words = shared.start_landing(offset, bytes_).reshape(lanes.count, -1)
         if shared.shadow is not None:
             shared.shadow.require_free(shared.shadow.units(offset, bytes_), lanes.numbers)
+            require_apart(offset, np.stack([np.where(size > 0, source, 0), size.astype(np.int64)], 1))
         grid = self._group.machine.grid_shadow
         if grid is not None:
             reads = np.flatnonzero(size > 0)
@@ -173,6 +175,8 @@ class ThreadCopies:
                 told[barrier] = who, group.causality.before(who)
 
         def finish() -> None:
+            if not group.cta.live:
+                raise Trap(f"copies land in shared memory of CTA {group.cta.number}, which has exited")
             for started in taken:
                 started.finish(group)
             if group.causality is not None:
@@ -206,9 +210,13 @@ class ThreadCopies:
             finish()
 
     def finish_all(self) -> None:
-        """The threads have exited: finish what nobody waited for."""
+        """The threads have exited: finish what nobody waited for. Raises Trap where its memory may be gone already."""
+        cta = self._group.cta
+        if self._bulk:
+            thread = self._group.first + int(self._bulk[0][0][0])
+            raise Trap(f"thread {thread} of CTA {cta.number} exits before its bulk copies have read shared memory")
+        if self._started and not cta.live:
+            raise Trap(f"copies land in shared memory of CTA {cta.number}, which has exited")
         for started in self._started:
             started.finish(self._group)
-        for _, _, finish in self._bulk:
-            finish()
-        self._started, self._bulk = [], []
+        self._started = []

@@ -81,6 +81,9 @@ class GridShadow:
             how: "plain", "atomic", "asynchronous" or "read-only".
         """
         causality = lanes.group.causality
+        if how == "read-only":
+            for ahead in lanes.group.machine.ahead:
+                ahead.require_unwritten(address, bytes_)
         if causality is None or not self._writes:
             return
         for buffer, writes, inside, units in self._shares(address, bytes_, False):
@@ -96,8 +99,21 @@ class GridShadow:
             self._refuse(causality, buffer, writes, units, numbers[inside], wrong, "reads", _UNORDERED)
             if how == "asynchronous":
                 late = self._known(causality, writes, units, numbers[inside], FENCED) < writes.stamp[units]
+                # fence.proxy.async.shared::cta, which most kernels have, is for shared memory alone.
+                late |= not lanes.group.machine.program.fences_global
                 missing = "no fence.proxy.async lies between the two"
                 self._refuse(causality, buffer, writes, units, numbers[inside], written & late, "reads", missing)
+
+    def require_unwritten(self, address: Array, bytes_: int) -> None:
+        """Raise Trap where this launch has written some of these bytes, and may still run when another one begins."""
+        for buffer, writes, _, units in self._shares(address, bytes_, False):
+            written = (writes.cluster[units] >= 0).reshape(-1)
+            if written.any():
+                place = int(units.reshape(-1)[np.argmax(written)]) * self.unit
+                raise Trap(
+                    f"ld.global.nc of byte {place} of '{buffer.name}', which the launch ahead writes: it may still run "
+                    "when this one begins"
+                )
 
     def write(self, lanes: Lanes, address: Array, bytes_: int, numbers: Array, atomic: bool = False) -> None:
         """Threads write global memory: raise Trap unless they know that earlier writes there are over."""

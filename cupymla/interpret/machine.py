@@ -174,12 +174,15 @@ class Machine:
         layout: of the launch.
         memory: the buffers that it may use.
         rng: decides whose turn it is.
+        leader: which lane of a whole warp elect.sync elects.
         events: counts what one thread does that another may be waiting for.
         count: executed instructions, each counted once for all threads that execute it together.
         lines: the PTX line of each, where races are looked for.
         maps: requests of tensor maps by the address of the parameter that holds them.
         parameters: the bytes of each parameter by its address.
         grid_shadow: the last writes to global memory, where races are looked for.
+        ahead: those of the launches that may still run when this one begins.
+        lets_in_early: whether a thread has permitted the next launch to begin before it waited for the one ahead.
         watcher: who is told of every instruction; None where nobody wants to know.
     """
 
@@ -192,12 +195,15 @@ class Machine:
         self.layout: Layout = layout
         self.memory = memory
         self.rng = random.Random(seed)
+        self.leader = random.Random(f"leader {seed}").randrange(WARP)
         self.events = 0
         self.count = 0
         self.lines = array.array("i", [0])
         self.grid_shadow: GridShadow | None = None
         if layout.races != "unchecked":
             self.grid_shadow = GridShadow(memory, program.smallest_store)
+        self.ahead: Sequence[GridShadow] = ()
+        self.lets_in_early = False
         self.maps: dict[int, TileMap] = {}
         self.shared_bytes = _shared_bytes(program, layout)
         self.parameters: dict[int, Bytes] = {}

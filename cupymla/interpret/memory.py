@@ -196,6 +196,7 @@ class SharedMemory(Bytes):
         landing: for each 4 bytes how many unfinished copies write them.
         landings: how many such words there are.
         foreign: for each 16 bytes whether ordinary code wrote them last, and no proxy fence has come after that.
+        held: for each 4 bytes whether an mbarrier lies there.
         shadow: the last accesses, where races are looked for.
     """
 
@@ -211,6 +212,8 @@ class SharedMemory(Bytes):
         self.landings = 0
         self.foreign = np.zeros((size >> _GRANULE_BITS) + 1, np.bool_)
         self.any_foreign = False
+        self.held = np.zeros((size >> 2) + 4, np.bool_)
+        self._lowest_held = size
         self.shadow: Shadow | None = None
 
     def check(self, offset: Array, bytes_: int, write: bool) -> None:
@@ -227,6 +230,21 @@ class SharedMemory(Bytes):
             raise Trap(f"write to shared memory that an unfinished wgmma reads, offset {int(wrong[0])}")
         if self.landings:
             self.require_landed((offset >> 2)[:, None] + np.arange(max(1, bytes_ >> 2)), write)
+        # Mbarriers mostly lie behind everything else.
+        if int(offset.max()) + bytes_ > self._lowest_held:
+            words = (offset >> 2)[:, None] + np.arange(max(1, bytes_ >> 2))
+            if self.held[words].any():
+                held = 4 * int(words[self.held[words]][0])
+                raise Trap(f"an mbarrier lies at offset {held} of shared memory: it is no data, nor made anew")
+
+    def hold(self, offset: int, bytes_: int) -> None:
+        """An mbarrier lies here from now on."""
+        self.held[offset >> 2 : offset + bytes_ >> 2] = True
+        self._lowest_held = min(self._lowest_held, offset)
+
+    def let_go(self, offset: int, bytes_: int) -> None:
+        """An mbarrier was here."""
+        self.held[offset >> 2 : offset + bytes_ >> 2] = False
 
     def require_landed(self, words: Array, write: bool = False) -> None:
         """Raise Trap when an unfinished copy still writes some of these 4-byte words."""
@@ -261,11 +279,11 @@ class SharedMemory(Bytes):
             self.foreign[...] = False
             self.any_foreign = False
 
-    def require_fenced(self, granules: Array) -> None:
+    def require_fenced(self, granules: Array, does: str = "read") -> None:
         """Raise Trap when ordinary code wrote some of these 16-byte granules and no proxy fence came after."""
         if self.any_foreign and self.foreign[granules].any():
             wrong = 16 * int(granules.reshape(-1)[np.argmax(self.foreign[granules].reshape(-1))])
-            raise Trap(f"no fence.proxy.async between an ordinary write and an asynchronous read, offset {wrong}")
+            raise Trap(f"no fence.proxy.async between an ordinary write and an asynchronous {does}, offset {wrong}")
 
     def start_landing(self, offset: Array, bytes_: int) -> Array:
         """Mark the destination of a copy as unfinished; the words marked are given back to `end_landing`."""

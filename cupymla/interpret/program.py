@@ -107,8 +107,10 @@ class Program:
         ports: for each port of a register the file, the row and the type it shows, see `threads.Group.ports`.
         ports_of: the ports of each register.
         operands: what bound the steps to what executes them; None before.
+        product_registers: of accumulators and fragments of wgmma, once it is bound.
         threads: the most threads per CTA by `.reqntid` or `.maxntid`; 0 when there is neither.
         smallest_store: bytes of the smallest element that is stored, at most 4.
+        fences_global: whether any of its proxy fences is for global memory.
         launch_registers: registers per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
     """
 
@@ -134,6 +136,7 @@ class Program:
         self.ports: list[tuple[DType, int, DType]] = []
         self.ports_of: dict[tuple[DType, int], list[int]] = {}
         self.operands: Operands | None = None
+        self.product_registers: set[tuple[DType, int]] = set()
         self.threads = _extent(found, ".reqntid") or _extent(found, ".maxntid")
         ctas = _extent(found, ".minnctapersm") or 1
         self.launch_registers = _extent(found, ".maxnreg") or (self.threads and at_launch(self.threads, ctas))
@@ -148,6 +151,7 @@ class Program:
             self.shared[dynamic] = Placed(-(-self.shared_bytes // alignment) * alignment, 0)
         self._resolve()
         self.smallest_store = min([4, *map(_stored_bytes, self.steps)])
+        self.fences_global = any(step.parts == ("fence", "proxy", "async") for step in self.steps)
 
     # Declarations ----------------------------------------------------------------------------------------------
 

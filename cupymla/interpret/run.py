@@ -44,6 +44,7 @@ def interpret(
     approximation: Approximation = "exact",
     races: Races = "unchecked",
     watch: Callable[[Program], Watcher] | None = None,
+    ahead: Machine | None = None,
 ) -> Machine:
     """Run a kernel to its end.
 
@@ -65,8 +66,10 @@ def interpret(
         races: whether accesses to shared memory that nothing orders are a trap, whatever the schedule made of them:
             "unchecked", by the "letter" of the ISA, or as "practice" goes beyond it, see `causality.py`.
         watch: makes who is told of every instruction.
+        ahead: what the launch ahead gave, where this one is dependent on it.
 
-    Returns the machine, for its counters. Raises Trap, and CompileError and PtxError for a source.
+    Returns the machine, for its counters and for the launch behind it. Raises Trap, and CompileError and PtxError for
+    a source.
     """
     program = source if isinstance(source, Program) else program_of(source)
     total = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
@@ -88,5 +91,7 @@ def interpret(
         machine.maps[program.parameters[number].address] = request
     if watch is not None:
         machine.watcher = watch(program)
+    if ahead is not None and geometry.pdl and ahead.grid_shadow is not None:
+        machine.ahead = (ahead.grid_shadow, *(ahead.ahead if ahead.lets_in_early else ()))
     machine.run(ctas)
     return machine

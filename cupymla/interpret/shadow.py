@@ -20,13 +20,31 @@ ALL_LANES, ANY_LANE = 32, 33
 
 
 class Reads:
-    """The last reads by a warp: when (0: none since the last write), and by which lane."""
+    """The last reads by a warp: when (0: none since the last write), by which lane, whether in the generic proxy."""
 
-    __slots__ = ("lane", "stamp")
+    __slots__ = ("lane", "ordinary", "stamp")
 
     def __init__(self, units: int) -> None:
         self.stamp = np.zeros(units, np.int32)
         self.lane = np.zeros(units, np.uint8)
+        self.ordinary = np.zeros(units, np.bool_)
+
+
+def _by_lane(known: Array) -> Array:
+    """Up to when each of a warp's lanes `[n, 32]` is known, then all of them, then any."""
+    return np.concatenate([known, known.min(1, keepdims=True), known.max(1, keepdims=True)], 1)
+
+
+def require_apart(address: Array, data: Array) -> None:
+    """Raise Trap where threads that store together leave different `data` in one place: which one stays is anyone's."""
+    together = np.sort(address)
+    if (together[1:] != together[:-1]).all():
+        return
+    _, first, place = np.unique(address, return_index=True, return_inverse=True)
+    raw = np.ascontiguousarray(data).view(np.uint8)
+    wrong = (raw != raw[first][place.reshape(-1)]).any(axis=1)
+    if wrong.any():
+        raise Trap(f"race: threads store different values at {int(address[np.argmax(wrong)]):#x}, with one instruction")
 
 
 class Shadow:
@@ -83,20 +101,40 @@ class Shadow:
             _, first = np.unique(pairs, return_index=True)
             self._require_fenced(np.broadcast_to(ordinary[first], (len(numbers), len(first))), numbers, "reads")
 
+    def require_fenced_writes(self, units: Array, numbers: Array) -> None:
+        """Raise Trap where threads `[n]` write units `[n, k]` asynchronously without a fence behind ordinary code.
+
+        That concerns what ordinary code wrote, and to the letter what it read.
+        """
+        self._require_fenced(units, numbers, "writes")
+        row, column = np.nonzero(self._any_read[units])
+        if self.causality.practice or not len(row):
+            return
+        units = units[row, column]
+        for warp, reads in self._reads.items():
+            stamp = np.where(reads.ordinary[units], reads.stamp[units], 0)
+            if stamp.any():
+                late = _by_lane(self.causality.fenced_of_warp(numbers, warp))[row, reads.lane[units]] < stamp
+                if late.any():
+                    k = int(np.argmax(late))
+                    missing = "no fence.proxy.async lies between the two"
+                    self._refuse_write(int(units[k]), int(numbers[row[k]]), warp, "asynchronously writes", missing)
+
     def _require_fenced(self, units: Array, numbers: Array, does: str) -> None:
         by, stamp = self._writer[units], self._written[units]
         known = self.causality.known(FENCED, numbers[:, None], np.maximum(by, 0))
         wrong = (by >= 0) & self._ordinary[units] & (known < stamp)
         self._refuse(wrong, units, numbers, f"asynchronously {does}", "no fence.proxy.async lies")
 
-    def note_reads(self, units: Array, numbers: Array, together: bool = False) -> None:
-        """Threads have read their units `[n, k]`."""
+    def note_reads(self, units: Array, numbers: Array, together: bool = False, ordinary: bool = True) -> None:
+        """Threads have read their units `[n, k]`; `ordinary`: in the generic proxy."""
         self._any_read[units] = True
         warp = numbers // _WARP
         for one in np.unique(warp):
             which = slice(None) if warp[0] == warp[-1] else warp == one
             reads, mine = self._of_warp(int(one)), units[which]
             reads.stamp[mine] = self.causality.now
+            reads.ordinary[mine] = ordinary
             if together:
                 reads.lane[mine] = ANY_LANE
                 continue
@@ -107,11 +145,12 @@ class Shadow:
                 reads.lane[mine[several]] = ALL_LANES
 
     def note_reads_by_warps(self, units: Array, warps: Array) -> None:
-        """Warps have read units `[k]` as one."""
+        """Warps have read units `[k]` as one, by matrix products."""
         self._any_read[units] = True
         for warp in warps:
             reads = self._of_warp(int(warp))
             reads.stamp[units] = self.causality.now
+            reads.ordinary[units] = False
             reads.lane[units] = ANY_LANE
 
     def _of_warp(self, warp: int) -> Reads:
@@ -143,9 +182,7 @@ class Shadow:
             stamp = reads.stamp[units]
             if not stamp.any():
                 continue
-            known = self.causality.of_warp(numbers, warp)
-            every = np.concatenate([known, known.min(1, keepdims=True), known.max(1, keepdims=True)], 1)
-            late = every[row, reads.lane[units]] < stamp
+            late = _by_lane(self.causality.of_warp(numbers, warp))[row, reads.lane[units]] < stamp
             if late.any():
                 k = int(np.argmax(late))
                 self._refuse_write(int(units[k]), int(numbers[row[k]]), warp)
@@ -179,11 +216,13 @@ class Shadow:
         what = f"shared memory, offset {int(unit) * self.unit}, that {causality.doer(by)} wrote{when}"
         raise Trap(f"race: {who} {does} {what}, and {end}")
 
-    def _refuse_write(self, unit: int, number: int, warp: int) -> None:
+    def _refuse_write(
+        self, unit: int, number: int, warp: int, does: str = "writes", missing: str = "nothing orders the two"
+    ) -> None:
         causality, reads = self.causality, self._reads[warp]
         code = int(reads.lane[unit])
         first = causality.thread(warp * _WARP + (code if code < _WARP else 0))
         reader = first if code < _WARP else f"the warp of {first}"
         when = causality.line(int(reads.stamp[unit]))
         what = f"shared memory, offset {int(unit) * self.unit}, that {reader} read or was still reading at {when}"
-        raise Trap(f"race: {causality.thread(number)} writes {what}, and nothing orders the two")
+        raise Trap(f"race: {causality.thread(number)} {does} {what}, and {missing}")

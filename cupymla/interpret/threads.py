@@ -9,12 +9,13 @@ import numpy as np
 from .copies import ThreadCopies
 from .memory import LocalMemory
 from .traps import Trap
-from .types import Array, DType
+from .types import BOOL, Array, DType
 
 if TYPE_CHECKING:
     from .machine import Cta, Machine
 
 WARP = 32
+_WARPGROUP = 4  # warps
 ALL_LANES = 0xFFFFFFFF
 
 
@@ -65,11 +66,18 @@ class Lanes:
         """These threads, or some of them, use shared memory of a CTA. Raises Trap when it may have exited."""
         if cta is self.group.cta:
             return
+        self.require_started(cta, which)
         if not cta.live:
             raise Trap(f"use of shared memory of CTA {cta.number}, which has exited")
         if cta.visits is not None:
             numbers = self.numbers if which is None else self.numbers[which]
             cta.visits[numbers] = self.group.machine.count
+
+    def require_started(self, cta: Cta, which: Array | None = None) -> None:
+        """Raise Trap unless these threads, or some of them, know that a CTA of the cluster has started."""
+        causality = self.group.causality
+        if causality is not None and cta is not self.group.cta:
+            causality.require_started(self.numbers if which is None else self.numbers[which], cta.rank, cta.number)
 
     @property
     def warps(self) -> Array:
@@ -97,6 +105,13 @@ class Lanes:
         warp = self.index >> 5
         return not (mask & self.group.live_bits()[warp] & ~here_bits[warp]).any()
 
+    def are_warpgroups(self) -> bool:
+        """Whether each warpgroup of which threads are here has all its warps here; groups of less cannot tell."""
+        if self.group.size % (_WARPGROUP * WARP):
+            return True
+        here = (self.warps > 0).reshape(-1, _WARPGROUP).sum(axis=1)
+        return bool(((here == 0) | (here == _WARPGROUP)).all())
+
 
 class Front:
     """Threads of a group that have come to the same instruction.
@@ -117,6 +132,15 @@ class Front:
         self.stalled = False
 
 
+def _unset(dtype: DType, rows: int, size: int) -> Array:
+    """Registers that nothing has written: NaN in all float formats, -1, true."""
+    return (
+        np.full((rows, size * dtype.itemsize), 0xFF, np.uint8).view(dtype)
+        if dtype != BOOL
+        else np.ones((rows, size), BOOL)
+    )
+
+
 class Group:
     """Threads of a CTA that are simulated together.
 
@@ -129,6 +153,7 @@ class Group:
         fronts: where they are; empty when all have exited.
         live_warps: how many threads of each warp have not exited.
         ports: views of registers as types, as the program's binder numbers them; None where not made yet.
+        touched: registers of products that ordinary code has used since the last fence for them.
         copies: what they copy asynchronously.
         early: which threads have not waited for the grid ahead; None where none needs to (any more).
         cluster_generation: of the cluster barrier when each thread arrived there, -1 before.
@@ -148,9 +173,10 @@ class Group:
         self.live_warps = np.bincount(self.index >> 5, minlength=self.warps)
         self.ports: list[Array | None] = [None] * len(program.ports)
         self._places = program.ports
-        # Zeroed pages cost nothing until they are written.
-        self._files = {dtype: np.zeros((rows, size), dtype) for dtype, rows in program.rows.items()}
+        self._files = {dtype: _unset(dtype, rows, size) for dtype, rows in program.rows.items()}
         self._locked: set[tuple[DType, int]] = set()
+        self._of_products = program.product_registers
+        self.touched: set[tuple[DType, int]] = set()
         self.local = LocalMemory(size, program.local_bytes) if program.local_bytes else None
         self.cluster_generation = np.full(size, -1)
         self.causality = cta.cluster.causality
@@ -181,6 +207,8 @@ class Group:
         kind, row, dtype = self._places[number]
         if self._locked and (kind, row) in self._locked:
             raise Trap("a register of an unfinished wgmma is used before wgmma.wait_group")
+        if (kind, row) in self._of_products:
+            self.touched.add((kind, row))
         port: Array = self._files[kind][row]
         # Code without loops opens a port for nearly every instruction, so that an empty view would count.
         if dtype is not kind:
@@ -193,6 +221,14 @@ class Group:
         self._locked |= registers
         by_register = self.machine.program.ports_of
         for register in registers:
+            for number in by_register.get(register, ()):
+                self.ports[number] = None
+
+    def watch_products(self) -> None:
+        """From now on note which registers of products ordinary code uses, in `touched`."""
+        self.touched.clear()
+        by_register = self.machine.program.ports_of
+        for register in self._of_products:
             for number in by_register.get(register, ()):
                 self.ports[number] = None
 

@@ -20,6 +20,9 @@ from ..errors import InputError, UnsupportedError
 from ..interpret import Program
 from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
 from ..interpret.cycles.costs import of_machine_code
+from ..interpret.cycles.rates import FROM_MEMORY
+from ..interpret.cycles.trace import Run
+from ..interpret.traps import Trap
 from ..ops import registry
 from ..ops.case import Case
 from . import against, machine_code
@@ -30,16 +33,26 @@ from .without_gpu import READS_UNWRITTEN, is_interpreted
 
 QUERIES = 2
 MULTIPROCESSORS = 2
+# Of operators whose cases have no queries to leave out: an H200, of whose CTAs some are run.
+ALL_MULTIPROCESSORS = 132
 BLOCK = 64  # slots of a KV block of the kernels for sm_90a
 PLACES = 12
+GHZ = 1.755  # at which the rates were counted
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch of a recorded call: the kernel's entry and what its warps did."""
+    """A launch of a recorded call.
+
+    Attributes:
+        kernel: its entry.
+        trace: what its warps did.
+        machine_code: whether instructions were counted in machine code, not in PTX.
+    """
 
     kernel: str
     trace: Trace
+    machine_code: bool
 
 
 def record(
@@ -49,6 +62,7 @@ def record(
     arch: str = "sm_90a",
     multiprocessors: int = MULTIPROCESSORS,
     ctas: int | None = None,
+    ptx_costs: bool = False,
 ) -> list[Launch]:
     """Run a case in the interpreter and write down what each launch's warps do.
 
@@ -58,28 +72,40 @@ def record(
         variant: of the kernels or of the plan.
         arch: the target.
         multiprocessors: that plans are made for.
-        ctas: the first so many of each launch are run; None for all.
+        ctas: the first so many of each launch are run, in whole clusters; None for all.
+        ptx_costs: whether instructions are counted in PTX also where there is a disassembler.
 
     Raises Trap, UnsupportedError for a case that the target has no kernel for, and InputError for one that launches
-    nothing.
+    nothing, or that does not come to an end without the CTAs left out.
     """
     recorders: list[Recorder] = []
+    counted: dict[int, dict[int, Run]] = {}
 
     def watch(program: Program) -> Recorder:
-        with machine.real_cupy():
-            text = machine_code.by_ptx_line(build.cubin(machine.source(program)))
-        recorders.append(Recorder(program, None if text is None else of_machine_code(text)))
+        if id(program) not in counted and not ptx_costs:
+            with machine.real_cupy():
+                text = machine_code.by_ptx_line(build.cubin(machine.source(program)))
+            counted[id(program)] = of_machine_code(text or "")
+        recorders.append(Recorder(program, counted.get(id(program)) or None))
         return recorders[-1]
 
     with interpreted(arch, multiprocessors) as machine, variant.applied():
         machine.watch = watch
         machine.ctas = ctas
         machine.strict = subject.name not in READS_UNWRITTEN
-        machine.results(subject, subject.cases.inputs(case, 0))
+        try:
+            machine.results(subject, subject.cases.inputs(case, 0))
+        except Trap as trap:
+            if ctas is None:
+                raise
+            raise InputError(
+                "--ctas", "as many CTAs as the launches need from each other", f"{ctas}: {trap}", subject.name
+            ) from trap
         launched = list(machine.launched)
+        by_code = [bool(counted.get(id(recorder.program))) for recorder in recorders]
     if not launched:
         raise InputError("--case", "a case that launches a kernel", case.name, subject.name)
-    return [Launch(name, recorder.trace) for name, recorder in zip(launched, recorders, strict=True)]
+    return [Launch(name, rec.trace, code) for name, rec, code in zip(launched, recorders, by_code, strict=True)]
 
 
 def replayed(launches: Sequence[Launch], rates: Rates, resident: int = 1) -> list[tuple[Launch, Replayed]]:
@@ -87,10 +113,20 @@ def replayed(launches: Sequence[Launch], rates: Rates, resident: int = 1) -> lis
     return [(launch, replay(launch.trace, rates, resident)) for launch in launches]
 
 
-def longest(found: Sequence[tuple[Launch, Replayed]]) -> tuple[str, float]:
-    """The kernel whose launch's first CTA takes longest, and how many cycles it takes."""
-    cycles, kernel = max((report.last_end(taken), launch.kernel) for launch, taken in found)
-    return kernel, cycles
+def longest(found: Sequence[tuple[Launch, Replayed]]) -> tuple[Launch, Replayed]:
+    """The launch whose last CTA ends last."""
+    return max(found, key=lambda pair: pair[1].cycles)
+
+
+def microseconds(cycles: float) -> float:
+    """Cycles at the clock that the rates were counted with."""
+    return cycles / (1000 * GHZ)
+
+
+def sharing(ctas: int, resident: int) -> str:
+    """How many CTAs were recorded and how they share multiprocessors, in words."""
+    each = "each with a multiprocessor to itself" if resident == 1 else f"{resident} to a multiprocessor"
+    return "1 CTA with a multiprocessor to itself" if ctas == 1 else f"{ctas} CTAs, {each}"
 
 
 def shortened(case: Case, queries: int) -> Case:
@@ -114,8 +150,8 @@ def named(subject: Subject, name: str) -> Case:
     return known[name]
 
 
-def rates_from(settings: Sequence[str]) -> Rates:
-    """The default rates with some of them set, as NAME=VALUE. Raises InputError for what is none."""
+def rates_from(settings: Sequence[str], base: Rates | None = None) -> Rates:
+    """The default rates, or others, with some of them set, as NAME=VALUE. Raises InputError for what is none."""
     known = [field.name for field in fields(Rates)]
     chosen: dict[str, float] = {}
     for setting in settings:
@@ -124,11 +160,11 @@ def rates_from(settings: Sequence[str]) -> Rates:
             value = float(text)
         except ValueError:
             value = -1.0
-        divides = name.endswith("_bytes") or name == "tensor_columns"
+        divides = name.endswith("_bytes") or name in ("tensor_columns", "warp_products")
         if name not in known or not (0 <= value < math.inf) or (divides and value == 0):
             raise InputError("--rate", "NAME=NUMBER, not negative, with a name of " + ", ".join(known), repr(setting))
         chosen[name] = value
-    return replace(Rates(), **chosen)
+    return replace(base or Rates(), **chosen)
 
 
 def _details(terminal: Terminal, launch: Launch, taken: Replayed) -> None:
@@ -148,13 +184,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("operator", metavar="OP", choices=[entry.name for entry in registry.OPERATORS])
     parser.add_argument("--case", required=True, metavar="NAME", help="of BENCH or CASES")
     parser.add_argument("--queries", type=int, default=QUERIES, help=f"at most so many (default: {QUERIES})")
-    parser.add_argument("--multiprocessors", type=int, default=MULTIPROCESSORS, help="that plans are made for")
+    parser.add_argument(
+        "--multiprocessors",
+        type=int,
+        help=f"that plans are made for (default: {MULTIPROCESSORS}; {ALL_MULTIPROCESSORS} for cases without queries)",
+    )
+    parser.add_argument(
+        "--ctas",
+        type=int,
+        metavar="N",
+        help="only the first CTAs of each launch (default: all; for cases without queries those of a multiprocessor)",
+    )
+    parser.add_argument("--resident", type=int, default=1, metavar="N", help="CTAs to a multiprocessor (default: 1)")
+    parser.add_argument("--ptx-costs", action="store_true", help="count instructions in PTX, not in machine code")
     parser.add_argument("--arch", default="sm_90a", metavar="SM", help="a target up to sm_90a")
     parser.add_argument("--against", action="append", default=[], metavar="FOLDER", help="another cuda/; repeatable")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="as bench takes it; repeatable"
     )
     parser.add_argument("--rate", action="append", default=[], metavar="NAME=VALUE", help="of Rates; repeatable")
+    parser.add_argument("--from-memory", action="store_true", help="what is asked for first comes from device memory")
     options = parser.parse_args(arguments)
     try:
         return _run(options)
@@ -163,32 +212,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    subject, rates, terminal = Subject(options.operator), rates_from(options.rate), Terminal(False)
+    subject, terminal = Subject(options.operator), Terminal(False)
+    rates = rates_from(options.rate, FROM_MEMORY if options.from_memory else None)
     if not is_interpreted(options.arch):
         raise InputError(
             "--arch", "a target that the interpreter runs, such as sm_90a", repr(options.arch), subject.name
         )
-    for name in ("queries", "multiprocessors"):
-        if (given := getattr(options, name)) < 1:
+    for name in ("queries", "multiprocessors", "ctas", "resident"):
+        if (given := getattr(options, name)) is not None and given < 1:
             raise InputError(f"--{name}", "at least 1", str(given), subject.name)
     case = shortened(named(subject, options.case), options.queries)
+    few = hasattr(case, "s_q")
+    multiprocessors = options.multiprocessors or (MULTIPROCESSORS if few else ALL_MULTIPROCESSORS)
+    ctas = options.ctas or (None if few else options.resident)
+
+    def found_of(case: Case, variant: Variant) -> list[tuple[Launch, Replayed]]:
+        launches = record(subject, case, variant, options.arch, multiprocessors, ctas, options.ptx_costs)
+        return replayed(launches, rates, options.resident)
+
     variants = against.variants(subject, [Path(folder) for folder in options.against], options.set)
     rows: list[tuple[str, ...]] = []
-    first = 0.0
+    first, recorded, counted = 0.0, 0, "PTX"
     for number, variant in enumerate(variants):
-        found = replayed(record(subject, case, variant, options.arch, options.multiprocessors), rates)
-        (kernel, whole), block = longest(found), ""
+        found = found_of(case, variant)
+        (launch, taken), block = longest(found), ""
+        whole = report.last_end(taken)
         if (less := halved(case)) is not None:
-            _, half = longest(replayed(record(subject, less, variant, options.arch, options.multiprocessors), rates))
+            half = report.last_end(longest(found_of(less, variant))[1])
             blocks = (getattr(case, "topk", 0) - getattr(less, "topk", 0)) / BLOCK
             block = f"{(whole - half) / blocks:.0f}"
         if number == 0:
-            first = whole
-            for launch, taken in found:
-                _details(terminal, launch, taken)
-        rows.append((variant.label, kernel, f"{whole:.0f}", block, f"{whole / first:.3f}"))
-    title = f"{case.name}: cycles, estimated"
-    terminal.table(title, ("variant", "longest launch", "first CTA", f"each {BLOCK} slots", "of the first"), rows)
+            first, recorded = taken.cycles, len(launch.trace.clusters)
+            counted = "machine code" if launch.machine_code else "PTX"
+            for one in found:
+                _details(terminal, *one)
+        last, time = f"{taken.cycles:.0f}", f"{microseconds(taken.cycles):.2f}"
+        rows.append((variant.label, launch.kernel, f"{whole:.0f}", last, time, block, f"{taken.cycles / first:.3f}"))
+    where = "from device memory" if options.from_memory else "in L2"
+    shared = sharing(recorded, options.resident)
+    terminal.line(f"Instructions counted in {counted}; what is asked for first {where}; {shared}.")
+    columns = (
+        *("variant", "longest launch", "first CTA", "last CTA", f"us at {GHZ} GHz"),
+        *(f"each {BLOCK} slots", "of the first"),
+    )
+    terminal.table(f"{case.name}: cycles, estimated", columns, rows)
     return 0
 
 

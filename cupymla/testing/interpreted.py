@@ -26,19 +26,21 @@ import numpy as np
 from .. import arch as arches
 from .. import build, driver, tensormap
 from ..build import KernelSource
-from ..interpret import GlobalMemory, Program, Races, Watcher, interpret, program_of
+from ..interpret import GlobalMemory, Machine, Program, Races, Trap, Watcher, interpret, program_of
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .compare import Report
 from .operators import Array, Subject
-from .poison import strided_like
+from .poison import span_bytes, strided_like
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"interpreted tensor map "
 _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
+_FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
+_HOPPER = (9, 0)
 
 
 class _Pointer:
@@ -121,7 +123,8 @@ class Interpreted:
         approximation: where in its error ex2.approx lies.
         races: whether accesses to shared memory that nothing orders are a trap, see `interpret`.
         watch: makes who is told of every instruction, see `interpret`.
-        ctas: the first so many of each launch are run; None for all. What the others would have written is missing.
+        ctas: the first so many of each launch are run, in whole clusters; None for all. What the others would have
+            written is missing.
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
@@ -131,6 +134,8 @@ class Interpreted:
         self._resident = resident
         self._memory = GlobalMemory()
         self._kernels: dict[int, Kernel] = {}
+        self._allowed: dict[int, tuple[int, int]] = {}
+        self._ahead: Machine | None = None
         self._maps: list[TileMap] = []
         self._lock = threading.Lock()
         self._cupy = self._stand_in()
@@ -165,16 +170,14 @@ class Interpreted:
             writable: whether kernels may write to it.
             name: for traps.
         """
-        copy = strided_like(np, host)
+        copy = _aligned(strided_like(np, host))
         self._memory.add(name, copy, writable)
         return DeviceArray(copy)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "allocated") -> DeviceArray:
         """A fresh array, which a kernel must write before it may read it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        raw = np.full(size + _ALIGNMENT, 0xFF, np.uint8)
-        first = -raw.ctypes.data % _ALIGNMENT
-        host = raw[first : first + size].view(dtype).reshape(shape)
+        host = _aligned_bytes(size).view(dtype).reshape(shape)
         self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 
@@ -233,6 +236,7 @@ class Interpreted:
         wanted = LaunchConfig.from_address(_value(config))
         geometry = _geometry(wanted)
         kernel = self._kernels[_value(function)]
+        self._require_launchable(kernel, geometry)
         places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(_value(slots))
         parameters = [
             ctypes.string_at(place or 0, parameter.size)
@@ -248,6 +252,25 @@ class Interpreted:
         self.launches.append(geometry)
         self.launched.append(kernel.program.name)
         return 0
+
+    def _require_launchable(self, kernel: Kernel, geometry: Geometry) -> None:
+        """Raise Trap for a launch that the driver would refuse on this target.
+
+        Source: CUDA C++ Programming Guide, "Technical Specifications", "Thread Block Clusters".
+        """
+        arch, smem = self._arch, kernel.program.shared_bytes + geometry.smem_bytes
+        if smem > arch.smem_bytes:
+            raise Trap(f"{smem} bytes of shared memory where {arch.name} has {arch.smem_bytes}", kernel.program.name)
+        if arch.capability < _HOPPER and (geometry.cluster > 1 or geometry.pdl):
+            raise Trap(f"a cluster or a dependent launch on {arch.name}", kernel.program.name)
+        allowed, cluster = self._allowed.get(kernel.function, (0, 0))
+        if geometry.smem_bytes > max(allowed, _FREE_SMEM_BYTES) or geometry.cluster > max(cluster, _PORTABLE_CLUSTER):
+            raise Trap(f"a launch with more than the kernel was allowed: {geometry}", kernel.program.name)
+
+    def _allow(self, function: int, smem_bytes: int, cluster: int) -> None:
+        """In the place of `driver.allow`."""
+        old = self._allowed.get(function, (0, 0))
+        self._allowed[function] = max(old[0], smem_bytes), max(old[1], cluster)
 
     def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
         size = _geometry(LaunchConfig.from_address(_value(config))).cluster
@@ -279,8 +302,10 @@ class Interpreted:
             approximation=self.approximation,
             races=self.races,
             watch=self.watch,
+            ahead=self._ahead,
             ctas=None if self.ctas is None else range(min(self.ctas, math.prod(geometry.grid))),
         )
+        self._ahead = machine
         self.steps += machine.count
 
     def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
@@ -338,7 +363,7 @@ class Interpreted:
             "device_name": lambda index: f"interpreted {self._arch.name}",
             "function": self.function,
             "prefer_shared_memory": lambda function: None,
-            "allow": lambda function, smem_bytes, cluster: None,
+            "allow": self._allow,
             "current_context": lambda: _CONTEXT,
             "primary_context": lambda index: _CONTEXT,
             "is_current": lambda index: True,
@@ -364,6 +389,22 @@ class Interpreted:
         module.cuda.get_current_stream = lambda index=-1: _Entered()
         module.cuda.Stream = type("Stream", (), {"null": _Entered(), "from_external": lambda stream: _Entered()})
         return module  # type: ignore[no-any-return]
+
+
+def _aligned_bytes(size: int) -> Array:
+    """Fresh memory that lies as a GPU's does, of 0xFF bytes."""
+    raw = np.full(size + _ALIGNMENT, 0xFF, np.uint8)
+    first = -raw.ctypes.data % _ALIGNMENT
+    return raw[first : first + size]
+
+
+def _aligned(array: Array) -> Array:
+    """A copy with the same strides, gaps included, which lies as it would on a GPU."""
+    memory = _aligned_bytes(max(span_bytes(array), array.itemsize))
+    if array.size:
+        ctypes.memmove(memory.ctypes.data, array.ctypes.data, span_bytes(array))
+    copy: Array = np.lib.stride_tricks.as_strided(memory.view(array.dtype), array.shape, array.strides)
+    return copy
 
 
 def _install_cupy(module: ModuleType | None) -> None:

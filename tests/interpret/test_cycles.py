@@ -4,57 +4,23 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
+from cycles_kit import recorded, warps_of
 
-from cupymla.interpret import GlobalMemory, Program, interpret, parse
-from cupymla.interpret.cycles import Rates, Recorder, Stuck, Trace, replay, report, trace
-from cupymla.interpret.cycles.trace import Named, WarpTrace
-from cupymla.launch import Geometry
+from cupymla.interpret import Program
+from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
+from cupymla.interpret.cycles.trace import Named
 from cupymla.ops import mla_cases
-from cupymla.testing import against, cycles
+from cupymla.testing import against, cycles, machine_code
 from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
-BAD_RATES = ("l2_latency=nan", "l2_latency=-1", "l2_latency=inf", "gather_bytes=0")
-HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
-
-
-def recorded(body: str, threads: int = 32, seed: int = 0, smem_bytes: int = 16384) -> Trace:
-    """What the warps of one CTA do that runs a kernel of these statements; `%r0` is the thread, `out` a buffer."""
-    text = f"""{HEAD}.extern .shared .align 128 .b8 smem[];
-    .visible .entry k(.param .u64 out) {{
-    .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<16>;
-    ld.param.u64 %rd1, [out];
-    mov.u32 %r0, %tid.x;
-    mov.u32 %r1, smem;
-    {body}
-    ret; }}"""
-    memory = GlobalMemory()
-    room = np.zeros(4096 + 32, np.float32)
-    aligned = room[-room.ctypes.data % 128 // 4 :][:4096]  # as device memory is
-    out = memory.add("out", aligned, writable=True)
-    recorders: list[Recorder] = []
-
-    def watch(program: Program) -> Recorder:
-        recorders.append(Recorder(program))
-        return recorders[-1]
-
-    geometry = Geometry((1, 1, 1), threads, smem_bytes)
-    interpret(parse(text, "k"), geometry, [struct.pack("<Q", out)], memory, seed=seed, strict=False, watch=watch)
-    return recorders[0].trace
-
-
-def warps_of(*lists: list[trace.Event], barriers: tuple[int, ...] = (), ctas: int = 1) -> Trace:
-    """A trace written by hand: a list of events for each warp; with two CTAs every second warp is of the second."""
-    made = [WarpTrace(k % ctas, k // ctas, list(events), [0] * len(events), 8) for k, events in enumerate(lists)]
-    return Trace(made, [0] * ctas, list(barriers), {}, 32 * len(lists) // ctas)
+BAD_RATES = ("l2_latency=nan", "l2_latency=-1", "l2_latency=inf", "gather_bytes=0", "memory_bytes=0", "warp_products=0")
 
 
 @pytest.mark.parametrize(("stride", "cycles_"), [(4, 1), (8, 2), (128, 32), (0, 1)])
@@ -141,7 +107,7 @@ def test_a_barrier_that_others_wait_at_is_one_event() -> None:
 
 @pytest.mark.parametrize("seed", [1, 5])
 def test_a_recording_does_not_depend_on_the_schedule(seed: int) -> None:
-    """But for global memory, whose sectors go by where this process has its arrays."""
+    """But for where in global memory this process has its arrays."""
     subject = Subject("sparse_mla_fwd")
     inputs = subject.cases.inputs(mla_cases.sized(16, 576, 130, 2, 300), 0)
 
@@ -163,9 +129,11 @@ def test_a_recording_does_not_depend_on_the_schedule(seed: int) -> None:
 
 
 def without_numbers(event: trace.Event) -> object:
-    """An event without what is numbered in the order of the recording, and without sectors."""
-    if isinstance(event, trace.Arrive | trace.Wait | trace.GatherArrive | trace.Landing | trace.Global):
+    """An event without what is numbered in the order of the recording, and without the sectors' numbers."""
+    if isinstance(event, trace.Arrive | trace.Wait | trace.GatherArrive | trace.Landing):
         return type(event).__name__, getattr(event, "arrivals", 0), getattr(event, "phases", 0)
+    if isinstance(event, trace.Global | trace.Gather | trace.Prefetch):
+        return event._replace(sectors=())
     return event
 
 
@@ -301,7 +269,11 @@ def test_a_variant_is_what_is_recorded() -> None:
         *((["--case", "h128_d576_k256_q2_kv1000", "--rate", rate], "NAME=NUMBER") for rate in BAD_RATES),
         (["--case", "h16_d576_k65_q0_kv100"], "a case that launches a kernel"),
         (["--case", "h128_d576_k256_q2_kv1000", "--queries", "0"], "at least 1"),
-        (["--case", "h128_d576_k256_q2_kv1000", "--multiprocessors", "-1"], "at least 1"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--multiprocessors", "-1"], "--multiprocessors': expected at least 1"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--multiprocessors", "0"], "--multiprocessors': expected at least 1"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--ctas", "0"], "--ctas': expected at least 1, got 0"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--resident", "0"], "--resident': expected at least 1, got 0"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--resident", "-2"], "--resident': expected at least 1, got -2"),
         (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_100a"], "such as sm_90a"),
         (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_80"], "sm_80"),
     ],
@@ -312,8 +284,73 @@ def test_the_command_refuses(arguments: list[str], message: str, capsys: pytest.
     assert message in capsys.readouterr().err
 
 
-def test_products_that_are_no_wgmma_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    case = next(case.name for case in Subject("xl_paged_attention").cases.CASES)
+@pytest.mark.parametrize("name", ["nvfp4_gemv", "xl_paged_attention"])
+def test_kernels_whose_products_are_mma_are_estimated(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a launch for a whole GPU as many CTAs as share a multiprocessor."""
+    monkeypatch.setenv("COLUMNS", "200")
+    found: list[list[cycles.Launch]] = []
+
+    def watched(*arguments: object) -> list[cycles.Launch]:
+        found.append(record(*arguments))  # type: ignore[arg-type]
+        return found[-1]
+
+    record = cycles.record
+    monkeypatch.setattr(cycles, "record", watched)
+    case = {"nvfp4_gemv": "m4096_k4096_l1_n1", "xl_paged_attention": "gqa4-2x64_b4_c0-90_dense"}[name]
+    assert cycles.main([name, "--case", case, "--resident", "2"]) == 0
+    assert "2 CTAs, 2 to a multiprocessor" in capsys.readouterr().out
+    (launches,) = found
+    assert [len(launch.trace.clusters) for launch in launches] == [2]
+    events = [event for warp in launches[0].trace.warps for event in warp.events]
+    assert {event.multiplications for event in events if isinstance(event, trace.WarpProduct)} == {16 * 8 * 16}
+
+
+def test_the_longest_launch_is_the_one_whose_last_cta_ends_last() -> None:
+    def launch(name: str, *lengths: int) -> tuple[cycles.Launch, Replayed]:
+        runs: list[list[trace.Event]] = [[trace.Run(length, 0, 0, 0)] for length in lengths]
+        made = warps_of(*runs, ctas=2)
+        return cycles.Launch(name, made, False), replay(made, replace(Rates(), solo=1.0))
+
+    found = [launch("even", 600, 600), launch("uneven", 100, 900)]
+    kernel, taken = cycles.longest(found)
+    assert kernel.kernel == "uneven"
+    assert report.last_end(taken) == pytest.approx(100)
+    assert taken.cycles == pytest.approx(900)
+    assert cycles.microseconds(1755) == pytest.approx(1)
+
+
+def test_the_command_says_what_it_went_by(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a disassembler it is the PTX too."""
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = ["sparse_mla_fwd", "--case", "h16_d576_k130_q3_kv300", "--queries", "1"]
+
+    def first_cta(*options: str) -> tuple[str, int]:
+        assert cycles.main([*arguments, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        by = next(line for line in lines if line.startswith("Instructions counted in "))
+        row = next(line for line in lines if " sparse_mla_fwd " in line)
+        last, microseconds = re.findall(r"[\d.]+", row)[-3:-1]
+        assert float(microseconds) == pytest.approx(int(last) / 1755, abs=0.01)
+        return by.split("counted in ")[1].split(";")[0], int(last)
+
+    by_ptx = first_cta("--ptx-costs")
+    assert by_ptx[0] == "PTX"
+    if machine_code.disassembler() is not None:
+        by_code = first_cta()
+        assert by_code[0] == "machine code" and by_code[1] != by_ptx[1]
+    monkeypatch.setattr(machine_code, "by_ptx_line", lambda made: None)
+    assert first_cta() == by_ptx
+    from_memory = first_cta("--ptx-costs", "--from-memory")[1]
+    assert from_memory > by_ptx[1]
+    # That much for each of 19 bytes, where memory is all that is waited for.
+    assert first_cta("--ptx-costs", "--from-memory", "--rate", "memory_bytes=0.1")[1] > 50 * from_memory
+
+
+def test_ctas_that_others_wait_for_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """The gradients' launch finds sums that nobody has set to zero."""
     with pytest.raises(SystemExit):
-        cycles.main(["xl_paged_attention", "--case", case])
-    assert "kernels whose products are wgmma" in capsys.readouterr().err
+        cycles.main(["sparse_mla_bwd", "--case", "h64_d576_k130_q3_kv300", "--ctas", "1"])
+    message = capsys.readouterr().err
+    assert "--ctas" in message and "read of unwritten memory" in message

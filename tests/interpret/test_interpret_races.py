@@ -41,6 +41,25 @@ def test_a_barrier_of_the_cta_orders_warps() -> None:
     run(NEIGHBOUR.format(bit=32, between="barrier.red.or.pred %p1, 0, 1;", behind=""), out, threads=64, races="letter")
 
 
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_threads_that_store_together_agree_on_a_place(space: str) -> None:
+    out, start = np.zeros(32, np.uint32), {"shared": "mov.u32 %r1, tile;", "global": ""}[space]
+    to = {"shared": "%r1", "global": "%d0"}[space]
+    run(f"{start} st.{space}.u32 [{to}], 7;", out, races="letter")
+    run(f"{start} st.{space}.u32 [{to}], %r0;", out)
+    with pytest.raises(Trap, match=r"race: threads store different values at .*, with one instruction"):
+        run(f"{start} st.{space}.u32 [{to}], %r0;", out, races="practice")
+
+
+def test_threads_that_copy_to_one_place_copy_the_same() -> None:
+    source = np.zeros(32, np.uint32)
+    body = "mov.u32 %r1, tile; {} cp.async.ca.shared.global [%r1], [%d10], 4; cp.async.wait_all;"
+    run(body.format("mov.u64 %d10, %d0;"), source, races="letter")
+    run(body.format(element(4)), source)
+    with pytest.raises(Trap, match=r"race: threads store different values at .*, with one instruction"):
+        run(body.format(element(4)), source, races="practice")
+
+
 def test_what_is_still_read_may_not_be_written() -> None:
     out = np.zeros(64, np.uint32)
     again = "st.shared.u32 [%r2], %r4;"
@@ -78,7 +97,8 @@ def test_copies_know_of_mbarriers_behind_a_fence() -> None:
     body = """mov.u32 %r1, tile; add.s32 %r2, %r1, 2048; setp.eq.s32 %p1, %r0, 0; mov.u32 %r5, 16;
     @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {fence} bar.sync 0; {late}
     @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], %r5, [%r2];
-    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;"""
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
+    IN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra IN;"""
     options = {"threads": 64, "readonly": 1}
     raced(body.format(fence="", late=""), source, what=r"no fence\.mbarrier_init", **options)
     raced(body.format(fence="@!%p1 fence.mbarrier_init.release.cluster;", late=""), source, what="no fence", **options)

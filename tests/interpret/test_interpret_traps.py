@@ -243,11 +243,14 @@ USES_OF_GLOBAL_MEMORY = {
     "reduction": "red.global.add.u32 [%d0], %r0;",
     "vector of a reduction": "red.global.add.v2.f32 [%d0], {%f0, %f1};",
     "atomic operation": "atom.global.add.u32 %r2, [%d0], %r0;",
-    "cp.async": "mov.u32 %r1, tile; cp.async.ca.shared.global [%r1], [%d0], 4;",
+    "cp.async": "mov.u32 %r1, tile; shl.b32 %r2, %r0, 2; add.s32 %r1, %r1, %r2; "
+    "cp.async.ca.shared.global [%r1], [%d0], 4; cp.async.wait_all;",
     "bulk copy in": BULK + "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-    "[%r1], [%d0], %r5, [%r2];",
+    "[%r1], [%d0], %r5, [%r2]; @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16; "
+    "IN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra IN;",
     "bulk copy out": BULK + "st.shared.v4.u32 [%r1], {%r0, %r0, %r0, %r0}; fence.proxy.async.shared::cta; "
-    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], %r5;",
+    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], %r5; cp.async.bulk.commit_group; "
+    "cp.async.bulk.wait_group.read 0;",
     "prefetch": "prefetch.global.L2 [%d0];",
     "bulk prefetch": "mov.u32 %r5, 16; cp.async.bulk.prefetch.L2.global [%d0], %r5;",
     "discard": "discard.global.L2 [%d0], 128;",

@@ -5,7 +5,8 @@ whether or not it does harm in that one:
 
 - cp.async, TMA and wgmma are agents of their own, ordered behind the thread that issues them and ahead of whoever waits
   for their barrier or group;
-- a write of the generic proxy that wgmma reads must also have a proxy fence between the two;
+- a write of the generic proxy that wgmma reads must also have a proxy fence between the two, and so must any use by it
+  of what TMA writes next;
 - what is read must be the value that the reader means.
 
 Source of the race rule: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009.
@@ -97,6 +98,7 @@ class Cell:
     written: int = 0
     generic: bool = True
     reads: Clock = field(default_factory=dict)
+    ordinary: Clock = field(default_factory=dict)  # those of them that are the generic proxy's
 
 
 Steps: TypeAlias = Iterator[tuple[Barrier, int] | None]
@@ -120,6 +122,8 @@ class Machine:
 
     def write(self, agent: Agent, item: Item, tag: Tag, generic: bool = True) -> None:
         self.require_unused(agent, item)
+        if not generic:
+            self.require_fenced(agent, item)
         self.cells[item] = Cell(tag, agent.name, agent.tick(), generic)
 
     def require_unused(self, agent: Agent, item: Item) -> None:
@@ -128,6 +132,14 @@ class Machine:
         for who, time in (*cell.reads.items(), (cell.writer, cell.written)):
             if agent.clock.get(who, 0) < time and who != agent.name:
                 raise Violation(f"{agent.name} writes {item} while {who} may use it")
+
+    def require_fenced(self, agent: Agent, item: Item) -> None:
+        """A proxy fence lies behind what the generic proxy did with memory that the agent writes past it."""
+        cell = self.cells[item]
+        used = (*cell.ordinary.items(), *([(cell.writer, cell.written)] if cell.generic else []))
+        for who, time in used:
+            if agent.fenced.get(who, 0) < time:
+                raise Violation(f"{agent.name} writes {item}: no proxy fence since {who} used it")
 
     def read(self, agent: Agent, item: Item, tag: Tag, proxy: str = "generic") -> None:
         cell = self.cells.get(item, Cell())
@@ -138,6 +150,8 @@ class Machine:
         if cell.tag != tag:
             raise Violation(f"{agent.name} reads {item}: {cell.tag}, not {tag}")
         cell.reads[agent.name] = agent.tick()
+        if proxy == "generic":
+            cell.ordinary[agent.name] = cell.reads[agent.name]
 
 
 def schedule(threads: dict[str, Steps], seed: int) -> None:

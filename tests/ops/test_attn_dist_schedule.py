@@ -233,6 +233,8 @@ class Consumer:
             if model.q_parts == 1 or part == self.who:
                 for item in model.tile_items(self.buffer, 0, TILES):
                     model.read(self.me, item, ("q", index, part))
+                if model.has("fence behind Q"):
+                    self.me.fence()
                 model.write(self.me, ("registers of Q", self.warp), (index,), generic=False)
             yield None
             self.free_half(self.buffer, 0)
@@ -347,7 +349,7 @@ MUTATIONS = (
     *("wgmma wait of the left half", "wgmma wait of the right half", "wgmma wait of the last block"),
     *("sums of the block before", "sums of the last block", "masses", "second set of sums"),
     *("fence behind gathered rows", "arrival for the validity words", "four places for passes"),
-    "second set of lse",
+    *("second set of lse", "fence behind Q"),
 )
 
 

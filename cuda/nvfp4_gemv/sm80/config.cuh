@@ -34,15 +34,17 @@ struct Config {
   static constexpr int kRowScales = kChunk / kBlock;
   static constexpr int kPieces = kRowBytes / 16;  // 16-byte pieces of a row in a stage
 
+  // Fewer stages where there are more columns: b needs the room, and multiplying takes longer than reading.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr int kStages = 3;
+  static constexpr int kStages = kMostColumns == 1 ? 3 : 2;
   static constexpr int kWarps = 8;
   static constexpr int kSharedBytes = 99 * 1024;  // what compute capability 8.6 and 8.9 have
 #else
-  static constexpr int kStages = 4;
+  static constexpr int kStages = kMostColumns == 1 ? 4 : 3;
   static constexpr int kWarps = 16;
   static constexpr int kSharedBytes = 227 * 1024;
 #endif
+  static constexpr int kWarpsLog2 = kWarps == 16 ? 4 : 3;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kPassRows = kWarps * kTileRows;  // rows that all warps hold sums of at a time
 

@@ -19,26 +19,28 @@ class Product {
   float sums[C::kColumnBlocks][4];
 
   __device__ __forceinline__ Product(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
-      : storage_(storage), layout_(params.phase_chunks), warp_(warp), lane_(lane), row_(lane / 4),
-        quad_lane_(lane % 4) {
+      : storage_(storage), params_(params), warp_(warp), lane_(lane), row_(lane / 4), quad_lane_(lane % 4) {
+    const bool mine = row_ % 4 == quad_lane_;
+    mine_[0] = mine && row_ < 4;
+    mine_[1] = mine && row_ >= 4;
+  }
+
+  // From now on b is what the warp's group has in one of the buffers.
+  __device__ __forceinline__ void use(const Pass<C>& pass, int32_t buffer) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    const uint8_t* vectors = storage_.vectors(buffer) + layout.first;
+    const float* factors = reinterpret_cast<const float*>(vectors + params_.n * layout.column_bytes);
 #pragma unroll
     for (int block = 0; block < C::kColumnBlocks; ++block) {
       // Columns past n repeat the last one; nobody reads their sums.
-      const uint32_t column = min(block * 8u + lane / 4, params.n - 1);
-      fragments_[block] = storage.vectors() + column * layout_.column_bytes + quad_lane_ * 16;
+      const uint32_t column = min(block * 8u + row_, params_.n - 1);
+      fragments_[block] = vectors + column * layout.column_bytes + quad_lane_ * 16;
+#pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t scaled = min(block * 8u + quad_lane_ * 2 + i, params.n - 1);
-        vector_scales_[block][i] = reinterpret_cast<const float*>(storage.vectors() + params.n * layout_.column_bytes) +
-                                   scaled * layout_.blocks;
+        vector_scales_[block][i] = factors + min(block * 8u + quad_lane_ * 2 + i, params_.n - 1) * layout.blocks;
       }
     }
-    if constexpr (C::kScaling == Scaling::columns) {
-      const bool mine = row_ % 4 == quad_lane_;
-      fragments_[0] = storage.vectors() + quad_lane_ * 16 + row_ / 4 * 256;
-      mine_[0] = mine && row_ < 4;
-      mine_[1] = mine && row_ >= 4;
-    }
-    clear();
+    if constexpr (C::kScaling == Scaling::columns) fragments_[0] = vectors + quad_lane_ * 16 + row_ / 4 * 256;
   }
 
   __device__ __forceinline__ void clear() {
@@ -49,7 +51,7 @@ class Product {
     }
   }
 
-  // Adds the products of a stage; `chunk` counts from the beginning of the phase.
+  // Adds the products of a stage; `chunk` counts the group's chunks of the phase.
   __device__ __forceinline__ void add(int32_t stage, int32_t chunk) {
     const Stage& codes = storage_.ring[warp_][stage];
     if constexpr (C::kScaling == Scaling::codes) {
@@ -70,8 +72,17 @@ class Product {
   }
 
  private:
-  __device__ __forceinline__ uint4 fragment(int block, int32_t chunk, int unit) const {
-    return *reinterpret_cast<const uint4*>(fragments_[block] + chunk * (C::kChunk * 2) + unit * 16);
+  // Of the word of a piece in one half of a chunk, where VectorLayout has it.
+  __device__ __forceinline__ uint4 fragment(int block, int32_t chunk, int half, int word) const {
+    const uint8_t* units = fragments_[block] + chunk * (C::kChunk * 2) + half * 256;
+    return *reinterpret_cast<const uint4*>(units + (word ^ half) * 64);
+  }
+
+  // Of a block of 32 elements: those that belong to this lane's word of it.
+  __device__ __forceinline__ uint4 block_fragment(int block, int32_t chunk, int index) const {
+    const int32_t word = static_cast<int32_t>(quad_lane_), place = word ^ (index >> 1 & 3);
+    const uint8_t* units = fragments_[block] + chunk * (C::kChunk * 2) + index * 64;
+    return *reinterpret_cast<const uint4*>(units + (place - word) * 16);
   }
 
   // Codes carry their scales into the MMA: a product of an E2M1 and an E4M3 number has six significant bits.
@@ -96,7 +107,10 @@ class Product {
 #pragma unroll
           for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], scales[upper][word / 2]);
         }
-        multiply(chain, rows, chunk, half * 16 + word * 4);
+#pragma unroll
+        for (int block = 0; block < C::kColumnBlocks; ++block) {
+          multiply_unit(chain[block], rows, fragment(block, chunk, half, word));
+        }
       }
     }
     // Tensor cores round towards zero at every step, so their sums are kept short.
@@ -172,7 +186,10 @@ class Product {
         for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], __float2bfloat162_rn(kTwoTo112));
       }
     }
-    multiply(chain, rows, chunk, index * 4);
+#pragma unroll
+    for (int block = 0; block < C::kColumnBlocks; ++block) {
+      multiply_unit(chain[block], rows, block_fragment(block, chunk, index));
+    }
   }
 
   // With one vector only, column p of the MMA takes piece p of it and zeros for the other pieces, so that its sums are
@@ -193,7 +210,7 @@ class Product {
         uint32_t rows[2][4];
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) decode(word_of(codes[upper], word), rows[upper], Operand());
-        const uint4 unit = *reinterpret_cast<const uint4*>(vector + word * 64);
+        const uint4 unit = *reinterpret_cast<const uint4*>(vector + (word ^ half) * 64);
         multiply_unit(chains[kChains == 1 ? 0 : word / 2][0], rows, unit);
       }
     }
@@ -238,14 +255,6 @@ class Product {
     scales[1] = pair.y;
   }
 
-  __device__ __forceinline__ void multiply(float (&chain)[C::kColumnBlocks][4], const uint32_t (&rows)[2][4],
-                                           int32_t chunk, int unit) const {
-#pragma unroll
-    for (int block = 0; block < C::kColumnBlocks; ++block) {
-      multiply_unit(chain[block], rows, fragment(block, chunk, unit));
-    }
-  }
-
   // Two steps of k16: pairs 0 and 1, then 2 and 3, of one word of two rows.
   static __device__ __forceinline__ void multiply_unit(float (&chain)[4], const uint32_t (&rows)[2][4],
                                                        const uint4& unit) {
@@ -274,7 +283,7 @@ class Product {
   static constexpr float kTwoTo112 = 5192296858534827628530496329220096.0f;
 
   Storage<C>& storage_;
-  const VectorLayout<C> layout_;
+  const Parameters& params_;
   const int32_t warp_, lane_;
   const uint32_t row_, quad_lane_;
   const uint8_t* fragments_[C::kColumnBlocks];

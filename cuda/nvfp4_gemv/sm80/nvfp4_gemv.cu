@@ -12,9 +12,14 @@ using ThisConfig =
     Config<CUPYMLA_MXFP4 != 0, static_cast<Vectors>(CUPYMLA_VECTORS), CUPYMLA_MOST_COLUMNS>;
 using ThisStorage = Storage<ThisConfig>;
 
-static_assert(kVectorBytes<ThisConfig> >=
-                  ThisConfig::kMostColumns * (ThisConfig::kChunk * 2 + 64 + ThisConfig::kRowScales * 4),
-              "b of one chunk has to fit");
+constexpr int kMostGroups = 1 << Pass<ThisConfig>::kMostGroupsLog2;
+static_assert(kVectorBytes<ThisConfig> / kMostGroups >=
+                      ThisConfig::kMostColumns * (ThisConfig::kChunk * 2 + ThisConfig::kRowScales * 4 + 80) &&
+                  VectorPieces<ThisConfig>::kPhaseElements >=
+                      ThisConfig::kMostColumns * ThisConfig::kChunk * kMostGroups,
+              "b of a chunk has to fit for each group");
+
+constexpr int kPhaseElements = VectorPieces<ThisConfig>::kPhaseElements;
 
 }  // namespace cupymla::nvfp4_gemv
 
@@ -33,45 +38,58 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
       reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
     }
   }
-  const Passes<C> all(params);
-  if (!all.done()) prefetch_vectors<C>(params, all.get().batch);
-  Stream<C> stream(storage, params, warp, lane);
-#pragma unroll 1
-  for (int stage = 0; stage < C::kStages; ++stage) stream.copy_next();
-
-  Product<C> product(storage, params, warp, lane);
   const int32_t chunks = chunks_of(params, C::kChunk);
   const int32_t phase_chunks = static_cast<int32_t>(params.phase_chunks);
-  int32_t stage = 0;
-  uint32_t loaded_batch = 0xFFFFFFFFu;  // items are fewer, hence batches
-  for (Passes<C> passes(params); !passes.done(); passes.next()) {
+  const bool one_phase = chunks <= phase_chunks;
+  // b comes first: whatever is asked for behind the stream's stages waits for them.
+  Passes<C> passes(params);
+  VectorLoader<C> loader(storage, params, warp);
+  if (!passes.done()) loader.fetch(passes.get(), 0);
+  if (!one_phase || params.items > gridDim.x) prefetch_vectors<C>(params);
+  Stream<C> stream(storage, params, warp, lane);
+  stream.copy_next();
+  __syncthreads();
+#pragma unroll 1
+  for (int stage = 1; stage < C::kStages; ++stage) stream.copy_next();
+
+  Product<C> product(storage, params, warp, lane);
+  int32_t stage = 0, buffer = 1;
+  while (!passes.done()) {
     const Pass<C> pass = passes.get();
+    passes.next();
     const int32_t tile = pass.tile_of(warp);
     const bool idle = tile * pass.tile_rows >= pass.rows;
     int32_t chunk = idle ? chunks : pass.split_of(warp);
     product.clear();
     for (int32_t first = 0; first < chunks; first += phase_chunks) {
       const int32_t end = min(first + phase_chunks, chunks);
-      __syncthreads();
-      if (phase_chunks < chunks || pass.batch != loaded_batch) {
-        VectorLoader<C>(storage, params, pass.batch, first, end - first).run();
-        loaded_batch = pass.batch;
-        __syncthreads();
+      if (loader.holds()) {
+        buffer ^= 1;
+        loader.store(pass, buffer);
+        product.use(pass, buffer);
       }
+      if (end < chunks) {
+        loader.fetch(pass, end);
+      } else if (!passes.done()) {
+        const Pass<C> coming = passes.get();
+        const bool same = coming.batch == pass.batch && coming.groups_log2 == pass.groups_log2;
+        if (!one_phase || !same) loader.fetch(coming, 0);
+      }
+      named_barrier_sync(kGroupBarriers + pass.group_of(warp), pass.group_threads());
       for (; chunk < end; chunk += pass.splits) {
         stream_copy_wait<C::kStages - 1>();
         __syncwarp();
-        product.add(stage, chunk - first);
+        product.add(stage, (chunk - first) >> pass.groups_log2);
         __syncwarp();
         stream.copy_next();
         stage = stage + 1 == C::kStages ? 0 : stage + 1;
       }
     }
-    if (chunks == 0) __syncthreads();
     product.finish();
     keep_sums(storage, product, warp, lane);
     __syncthreads();
     write_pass(storage, params, pass);
+    if (!passes.done()) __syncthreads();
   }
 }
 
@@ -79,5 +97,7 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluste
                      smem_bytes = cupymla::nvfp4_gemv::ThisConfig::kSharedBytes,
                      parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
                      vector_bytes = cupymla::nvfp4_gemv::kVectorBytes<cupymla::nvfp4_gemv::ThisConfig>,
+                     phase_elements = cupymla::nvfp4_gemv::kPhaseElements,
                      chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk, block = cupymla::nvfp4_gemv::ThisConfig::kBlock,
-                     pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows);
+                     pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows,
+                     groups = cupymla::nvfp4_gemv::kMostGroups);

@@ -1,25 +1,31 @@
 // Shared memory, and who waits for what.
 //
 //   time   warp w (private ring)                            all warps
+//    |                                                      fetch b of the first phase -> registers
 //    |     copy stages 0 .. kStages-1 of its tile
-//    |                                                      decode b of this phase -> vectors      (A)
+//    |                                                      decode b of this phase -> one buffer of vectors
+//    |                                                      fetch b of the next phase -> registers   (A)
 //    v     wait for the oldest stage, multiply, refill it
 //          ... until the phase's chunks are through
-//          (next phase: back to A)
+//          (next phase: back to decoding, for the other buffer)
 //          sums -> partial                                                                         (B)
-//                                                           add partials in order, write c
-//          (next pass or item: back to A)
+//                                                           add partials in order, write c           (C)
+//          (next pass or item: back to decoding; where b stays the same, to A)
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
-// __syncthreads A  | all, before      | nobody reads the last phase's vectors, nor the last pass's partials
-//                  | all, after       | this phase's vectors are in (left out where they were in before)
-// __syncthreads B  | all              | every warp's sums are in `partial`
+// A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
+//                  |                  | whose buffer it decodes to next
+// __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
+//                  |                  | overwrite from now on
+// __syncthreads C  | all              | nobody reads `partial` any more
 #pragma once
 
 #include "config.cuh"
 
 namespace cupymla::nvfp4_gemv {
+
+constexpr uint32_t kGroupBarriers = 1;  // named barrier of the first group
 
 template <class C>
 struct alignas(128) Storage {
@@ -39,12 +45,17 @@ struct alignas(128) Storage {
   // Scaling::columns: what lanes read whose column is another piece's.
   alignas(128) uint8_t zeros[kColumns ? 512 : 16];
 
-  // The rest of shared memory, kVectorBytes; see vectors.cuh.
-  __device__ __forceinline__ uint8_t* vectors() { return reinterpret_cast<uint8_t*>(this + 1); }
+  // The rest of shared memory: two buffers of kVectorBytes, for phases in turn; see vectors.cuh.
+  __device__ __forceinline__ uint8_t* vectors(int32_t buffer);
 };
 
 template <class C>
-constexpr int kVectorBytes = C::kSharedBytes - static_cast<int>(sizeof(Storage<C>));
+constexpr int kVectorBytes = (C::kSharedBytes - static_cast<int>(sizeof(Storage<C>))) / 2 / 512 * 512;
+
+template <class C>
+__device__ __forceinline__ uint8_t* Storage<C>::vectors(int32_t buffer) {
+  return reinterpret_cast<uint8_t*>(this + 1) + buffer * kVectorBytes<C>;
+}
 
 // Rows r and r + 1 meet in one quarter of a 128-bit read, rows r to r + 7 in a 32-bit one: the former need places that
 // differ in bit 2, the latter eight different ones.

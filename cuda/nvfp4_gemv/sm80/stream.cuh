@@ -14,7 +14,7 @@ class Stream {
   __device__ __forceinline__ Stream(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
       : ring_(storage.ring[warp]), params_(params), passes_(params), warp_(warp), lane_(lane),
         policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
-        whole_chunks_(static_cast<int32_t>(params.k / C::kChunk)) {
+        whole_chunks_(params.a_aligned ? static_cast<int32_t>(params.k / C::kChunk) : 0) {
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
     scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
@@ -28,17 +28,15 @@ class Stream {
   // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
   __device__ __forceinline__ void copy_next() {
     if (chunk_ < chunks_) {
-      const bool whole = chunk_ < whole_chunks_;
-      if (whole && params_.a_aligned) {
+      // Almost all chunks are copied by one of the first two, without a branch between copies.
+      if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByRows) {
         copy_whole_codes();
-      } else {
-        copy_codes();
-      }
-      if (whole && params_.sfa_access == kScalesByRows) {
         copy_whole_scales();
-      } else if (whole && params_.sfa_access == kScalesByWords) {
+      } else if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByWords) {
+        copy_whole_codes();
         copy_scale_words();
       } else {
+        copy_codes();
         copy_scales();
       }
       chunk_ += splits_;
@@ -70,7 +68,7 @@ class Stream {
       const int32_t tile = pass.tile_of(warp_);
       rows_ = min(pass.tile_rows, pass.rows - tile * pass.tile_rows);
       rows_from_here_ = rows_ - lane_ / kLanesPerRow;
-      first_row_ = pass.first_row + tile * pass.tile_rows;
+      const int64_t first_row = pass.first_row + tile * pass.tile_rows;
       splits_ = pass.splits;
       code_step_ = splits_ * C::kRowBytes;
       scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
@@ -78,14 +76,14 @@ class Stream {
       if (rows_ > 0 && pass.split_of(warp_) < chunks_) {
         chunk_ = pass.split_of(warp_);
         codes_ = params_.a + pass.batch * params_.a_batch_bytes +
-                 (first_row_ + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
+                 (first_row + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
                  lane_ % kLanesPerRow * 16;
-        batch_scales_ = params_.sfa + pass.batch * params_.sfa_batch_bytes;
+        const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
         const bool by_rows = params_.sfa_access == kScalesByRows;
-        const int64_t row = first_row_ + (by_rows ? lane_ : lane_ / kRowWords);
+        const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
         const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
-        scales_[0] = batch_scales_ + scale_offset(row, column);
-        scales_[1] = batch_scales_ + scale_offset(row + 8, column);
+        scales_[0] = batch_scales + scale_offset(row, column);
+        if (kRowWords == 4 && !by_rows) scales_[1] = batch_scales + scale_offset(row + 8, column);
         return;
       }
       passes_.next();
@@ -98,33 +96,24 @@ class Stream {
     const uint8_t* source = codes_;
 #pragma unroll
     for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
-      if (i < rows_from_here_) {
-        stream_copy_16((place ^ ((i & kRowsAtOnce) ? kOddRowsFlip : 0u)) + i * C::kRowBytes, source, policy_);
-      }
+      const uint32_t flip = (i & kRowsAtOnce) ? kOddRowsFlip : 0u;
+      stream_copy_16_if(i < rows_from_here_, (place ^ flip) + i * C::kRowBytes, source, policy_);
       source += four_rows_;
     }
   }
 
   // A row per lane. A line in L2 has the scales of the next chunks too, so it is not let go of first.
   __device__ __forceinline__ void copy_whole_scales() {
-    if (rows_of_lane_ > 0) {
-      const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
-      if constexpr (C::kRowScales == 16) {
-        stream_copy_16_or_zeros(target, scales_[0], 16);
-      } else {
-        stream_copy_8_or_zeros(target, scales_[0], 8);
-      }
-    }
+    const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
+    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, target, scales_[0]);
   }
 
   // Four scales per lane, twice with NVFP4.
   __device__ __forceinline__ void copy_scale_words() {
     const int32_t row = lane_ / kRowWords;
     const uint32_t target = smem_address(ring_[stage_].scales[row]) + lane_ % kRowWords * 4;
-    if (row < rows_) stream_copy_4_or_zeros(target, scales_[0], 4);
-    if constexpr (kRowWords == 4) {
-      if (row + 8 < rows_) stream_copy_4_or_zeros(target + 8 * C::kRowScales, scales_[1], 4);
-    }
+    stream_copy_if<4>(row < rows_, target, scales_[0]);
+    if constexpr (kRowWords == 4) stream_copy_if<4>(row + 8 < rows_, target + 8 * C::kRowScales, scales_[1]);
   }
 
   // The codes at any alignment and at the end of k, where zeros follow.
@@ -149,10 +138,13 @@ class Stream {
   __device__ __forceinline__ void copy_scales() {
     const int64_t columns = (params_.k + C::kBlock - 1) / C::kBlock;
     const int64_t first = static_cast<int64_t>(chunk_) * C::kRowScales;
+    const Pass<C> pass = passes_.get();
+    const int64_t first_row = pass.first_row + pass.tile_of(warp_) * pass.tile_rows;
+    const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
 #pragma unroll 1
     for (int i = lane_; i < rows_ * kRowWords; i += 32) {
       const int32_t row = i / kRowWords, word = i % kRowWords;
-      copy_scale_word(ring_[stage_].scales[row] + word * 4, first_row_ + row, first + word * 4, columns);
+      copy_scale_word(ring_[stage_].scales[row] + word * 4, batch_scales, first_row + row, first + word * 4, columns);
     }
   }
 
@@ -162,11 +154,12 @@ class Stream {
   }
 
   // Four scales of a row; zeros past its end, so that padding never counts.
-  __device__ __forceinline__ void copy_scale_word(uint8_t* target, int64_t row, int64_t column, int64_t columns) {
+  __device__ __forceinline__ void copy_scale_word(uint8_t* target, const uint8_t* batch_scales, int64_t row,
+                                                  int64_t column, int64_t columns) {
     const int64_t left = columns - column;
     const uint32_t bytes = left >= 4 ? 4u : left > 0 ? static_cast<uint32_t>(left) : 0u;
     const uint8_t* source = params_.sfa;
-    if (bytes != 0) source = batch_scales_ + scale_offset(row, column);
+    if (bytes != 0) source = batch_scales + scale_offset(row, column);
     if (params_.sfa_access != kScalesByBytes) {
       stream_copy_4_or_zeros(smem_address(target), source, bytes);
     } else {
@@ -184,7 +177,7 @@ class Stream {
   const int32_t warp_, lane_;
   const uint64_t policy_;
   const int32_t chunks_;
-  const int32_t whole_chunks_;    // those that k does not end in
+  const int32_t whole_chunks_;    // those that k does not end in, if rows may be copied in 16-byte pieces
   uint32_t place_, scale_place_;  // of this lane's first piece and of its row's scales in stage 0
   int64_t four_rows_;             // bytes
   int32_t stage_ = 0;
@@ -193,11 +186,9 @@ class Stream {
   int32_t rows_ = 0;                         // of the tile
   int32_t rows_from_here_ = 0;               // from this lane's first row of codes on
   int32_t rows_of_lane_ = 0;                 // from its row of scales on
-  int64_t first_row_ = 0;
   const uint8_t* codes_ = nullptr;   // this lane's first piece of the next chunk
   // This lane's first scales of the next chunk: of row `lane`, or by words of two rows that are eight apart.
   const uint8_t* scales_[2] = {};
-  const uint8_t* batch_scales_ = nullptr;
 };
 
 }  // namespace cupymla::nvfp4_gemv

@@ -8,14 +8,19 @@
 namespace cupymla::nvfp4_gemv {
 
 // Rows of one batch whose sums the CTA's warps hold at the same time. Each tile of up to 16 rows belongs to `splits`
-// warps, which take its chunks of k in turn.
+// warps, which take its chunks of k in turn. Chunks are dealt to groups of at least four warps, one on each
+// scheduler, and in a group to its splits: a group needs no other part of b than its own chunks'.
 template <class C>
 struct Pass {
+  static constexpr int32_t kMostGroupsLog2 = C::kWarps == 16 ? 2 : 1;
+  static_assert(C::kWarps >> kMostGroupsLog2 == 4);
+
   uint32_t batch;
   int64_t first_row;
   int32_t rows;
   int32_t tile_rows;    // rows of every tile but the last, which may have fewer or none
   int32_t tiles_log2, splits;  // powers of two; as many tiles times splits as there are warps
+  int32_t groups_log2;
 
   __device__ __forceinline__ Pass(uint32_t batch, int64_t first_row, int32_t rows)
       : batch(batch), first_row(first_row), rows(rows) {
@@ -23,51 +28,55 @@ struct Pass {
     tiles_log2 = wanted <= 1 ? 0 : 32 - __clz(wanted - 1);
     splits = C::kWarps >> tiles_log2;
     tile_rows = (rows + (1 << tiles_log2) - 1) >> tiles_log2;
+    groups_log2 = min(kMostGroupsLog2, C::kWarpsLog2 - tiles_log2);
   }
 
-  // Warps s * tiles + t share tile t.
+  // Warps t, t + tiles, t + 2 tiles ... share tile t.
   __device__ __forceinline__ int32_t tile_of(int32_t warp) const { return warp & ((1 << tiles_log2) - 1); }
-  __device__ __forceinline__ int32_t split_of(int32_t warp) const { return warp >> tiles_log2; }
+  __device__ __forceinline__ int32_t group_of(int32_t warp) const { return warp >> (C::kWarpsLog2 - groups_log2); }
+  __device__ __forceinline__ int32_t group_threads() const { return C::kThreads >> groups_log2; }
+  // The first chunk of a warp, which then takes every `splits`-th.
+  __device__ __forceinline__ int32_t split_of(int32_t warp) const {
+    const int32_t in_group = warp & ((C::kWarps >> groups_log2) - 1);
+    return (in_group >> tiles_log2 << groups_log2) + group_of(warp);
+  }
 };
 
-// Walks over all passes of a CTA, in order.
+// Walks over all passes of a CTA, in order. Rows are worked out where they are asked for, not kept.
 template <class C>
 class Passes {
  public:
-  __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) { open(); }
+  __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) {}
 
   __device__ __forceinline__ bool done() const { return item_ >= params_.items; }
-  __device__ __forceinline__ Pass<C> get() const { return Pass<C>(batch_, row_, rows()); }
+  __device__ __forceinline__ uint32_t batch() const { return item_ < params_.parts ? 0 : item_ / params_.parts; }
+
+  // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
+  __device__ __forceinline__ Pass<C> get() const {
+    const uint32_t in_batch = batch(), part = item_ - in_batch * params_.parts;
+    const int64_t row = part * params_.part_rows + min(part, params_.long_parts), rows = rows_of(part);
+    if (rows <= C::kPassRows) return Pass<C>(in_batch, row, static_cast<int32_t>(rows));
+    const int64_t passes = passes_of(rows), most = rows / passes, longer = rows - most * passes;
+    return Pass<C>(in_batch, row + index_ * most + min(static_cast<int64_t>(index_), longer),
+                   static_cast<int32_t>(most + (index_ < longer ? 1 : 0)));
+  }
 
   __device__ __forceinline__ void next() {
-    row_ += rows();
-    if (row_ == end_) {
-      item_ += gridDim.x;
-      open();
-    }
+    const int64_t rows = rows_of(item_ - batch() * params_.parts);
+    if (rows > C::kPassRows && ++index_ < passes_of(rows)) return;
+    index_ = 0;
+    item_ += gridDim.x;
   }
 
  private:
-  // The rest of an item in passes of nearly equal size.
-  __device__ __forceinline__ int32_t rows() const {
-    const int64_t left = end_ - row_;
-    if (left <= C::kPassRows) return static_cast<int32_t>(left);
-    const int64_t passes = (left + C::kPassRows - 1) / C::kPassRows;
-    return static_cast<int32_t>((left + passes - 1) / passes);
+  __device__ __forceinline__ int64_t rows_of(uint32_t part) const {
+    return params_.part_rows + (part < params_.long_parts ? 1 : 0);
   }
-
-  __device__ __forceinline__ void open() {
-    if (done()) return;
-    batch_ = item_ < params_.parts ? 0 : item_ / params_.parts;
-    const uint32_t part = item_ - batch_ * params_.parts;
-    row_ = part * params_.part_rows + min(part, params_.long_parts);
-    end_ = row_ + params_.part_rows + (part < params_.long_parts ? 1 : 0);
-  }
+  static __device__ __forceinline__ int64_t passes_of(int64_t rows) { return (rows + C::kPassRows - 1) / C::kPassRows; }
 
   const Parameters& params_;
   uint32_t item_;
-  uint32_t batch_ = 0;
-  int64_t row_ = 0, end_ = 0;
+  uint32_t index_ = 0;  // of the pass in its item
 };
 
 __device__ __forceinline__ int32_t chunks_of(const Parameters& params, int32_t chunk) {

@@ -34,6 +34,8 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
     lse = log2_lse(given, params.unit, params.unit_rest);
     share = share_beside_sink(params, head, given);
   }
+  // TMA is the next to write dO. Without a block no other fence comes before that.
+  fence_async_shared();
   delta = quad_sum(delta);
   if (quad_lane == 0) {
     storage.lse[row] = lse.rounded;

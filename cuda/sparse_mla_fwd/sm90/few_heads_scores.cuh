@@ -62,6 +62,8 @@ struct Scores {
       }
     }
     const int32_t blocks = storage.blocks[places.stage(0)];
+    // TMA may be the next to write here.
+    fence_async_shared();
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) storage.free[places.stage(part)][part].arrive();
     places.advance();

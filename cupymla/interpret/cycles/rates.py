@@ -18,6 +18,7 @@ class Rates:
         solo: between plain instructions of one warp, dependences counted in [A].
         alu: an instruction of the pipe for integers and logic [G].
         fma: of the fp32 pipe [G].
+        imad: of the half of it that does integer products [G].
         xu: of the pipe for special functions [G].
         shared_bytes: of the banks [G].
         shared_latency: of a load [A].
@@ -25,12 +26,12 @@ class Rates:
         tensor_columns: of an accumulator with 64 rows and 16 steps, in bf16 or fp16 [G].
         product_latency: from the end of a group's last product to what waits for it [A].
         product_queue: products of a warp that wait for their turn before it has to wait itself [A].
-        warp_products: multiply-adds of an mma that a scheduler's tensor core does; of its 512 for wgmma, 62% are said to be
-            reached (Luo et al. 2024, arXiv:2402.13499).
+        warp_products: multiply-adds of an mma of fp16 or bf16 that a scheduler's tensor core does; of its 512 for
+            wgmma, 62% are said to be reached (Luo et al. 2024, arXiv:2402.13499).
         warp_product_latency: of an mma whose operands are there (33 cycles for m16n8k16, the same).
         gather_bytes: out of L2 [M].
         l2_latency: of a load, under load [A].
-        memory_bytes: out of device memory, what is asked for first; infinite where all lies in L2.
+        memory_bytes: out of device memory, what nobody has asked for before; infinite where all lies in L2.
         memory_latency: of that.
         store_bytes: to L2 [A].
         reduce_bytes: of fp32 sums in L2 [M]; 16.4, 9.9, 6.9 with 8192, 32768, 131072 rows.
@@ -48,6 +49,7 @@ class Rates:
     solo: float = 1.5
     alu: float = 2.0
     fma: float = 1.0
+    imad: float = 2.0
     xu: float = 8.0
     shared_bytes: float = 128.0
     shared_latency: float = 30.0
@@ -74,6 +76,6 @@ class Rates:
     gpu_fence: float = 700.0
 
 
-# For kernels that read each byte once. Memory: 4.41 TB/s for 132 multiprocessors at 1.755 GHz [M], and a latency under that load
-# [A]; L2's without load (262 cycles: Luo et al. 2024, arXiv:2402.13499).
+# For kernels that read each byte once. Memory: 4.41 TB/s for 132 multiprocessors at 1.755 GHz [M], and a latency under
+# that load [A]; L2's without load (262 cycles: Luo et al. 2024, arXiv:2402.13499).
 FROM_MEMORY = Rates(memory_bytes=19.0, memory_latency=1000.0, l2_latency=270.0)

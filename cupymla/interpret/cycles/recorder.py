@@ -6,6 +6,7 @@ nothing is written down.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -33,10 +34,9 @@ _Register: TypeAlias = tuple[DType, int]
 _Notes: TypeAlias = list[tuple[int, Event]]
 _Look: TypeAlias = "Callable[[Lanes], _Notes]"
 
-_SECTOR = 32
 _LINE = 128  # of L2: what a prefetch of an address brings
-_NO_SECTORS = np.zeros(0, np.int64)
 _BANKS = 32
+_NOTHING = trace.Run(0, 0, 0, 0)
 _PHASE_BYTES = 128
 # How far, in events, and over how many other accesses a load is brought forward.
 _WINDOW, _AHEAD = 64, 8
@@ -62,12 +62,14 @@ class Recorder:
         machine_code: what each line of its PTX became, see `costs.of_machine_code`; None to go by the PTX alone.
 
     Attributes:
+        program: of the machine.
         trace: so far.
     """
 
     def __init__(self, program: Program, machine_code: Mapping[int, trace.Run] | None = None) -> None:
-        self._machine_code = machine_code
+        self.program = program
         self.trace = Trace()
+        self._machine_code = machine_code
         # The one that bound the program, so that its ports are used again.
         self._operands = program.operands or Operands(program)
         self._looks: dict[int, _Look | None] = {}
@@ -82,7 +84,6 @@ class Recorder:
         self._clusters: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._kept: list[object] = []
-        self._lines = _AskedFor()
         self._wavefronts: dict[bytes, int] = {}
         self._notes: _Notes = []
         self._line = 0
@@ -229,9 +230,10 @@ class Recorder:
         look = None if step.kind == BRANCH else self._looking(step)
         self._looks[id(step)] = look
         # What has an event of its own takes its issue slot with it.
-        price = cost(step) if look is None else trace.Run(0, 0, 0, 0)
+        price = cost(step) if look is None else _NOTHING
+        # Divisions of 64 bits are subroutines, of which no line is told.
         if self._machine_code is not None and not (step.parts[0] in ("div", "rem") and step.parts[-1].endswith("64")):
-            price = self._machine_code.get(step.line, trace.Run(0, 0, 0, 0))
+            price = self._machine_code.get(step.line, _NOTHING)
         self._costs[id(step)] = price
 
     def _looking(self, step: Step) -> _Look | None:
@@ -298,8 +300,7 @@ class Recorder:
                 else:
                     sectors = _sectors(mine, width)
                     reduces = name in ("atom", "red")
-                    fresh, behind = self._lines.asked(sectors) if load >= 0 and not reduces else (0, -1)
-                    notes.append((warp, trace.Global(len(sectors) * _SECTOR, load, reduces, fresh, behind)))
+                    notes.append((warp, trace.Global(len(sectors) * trace.SECTOR, load, reduces, _rows(sectors))))
             return notes
 
         return look
@@ -358,7 +359,7 @@ class Recorder:
             sizes = np.full(lanes.count, most) if size is None else np.asarray(size(lanes))
             for warp, _ in self._keys(lanes):
                 sectors = _sectors(places[(warps == warp) & (sizes > 0)], most)
-                notes.append((warp, trace.Gather(len(sectors) * _SECTOR, *self._lines.asked(sectors))))
+                notes.append((warp, trace.Gather(len(sectors) * trace.SECTOR, _rows(sectors))))
             return notes
 
         return look
@@ -368,7 +369,7 @@ class Recorder:
 
         def look(lanes: Lanes) -> _Notes:
             places, warps = np.asarray(address(lanes)) // _LINE * _LINE, lanes.index >> 5
-            return [(warp, self._prefetched(_sectors(places[warps == warp], _LINE))) for warp, _ in self._keys(lanes)]
+            return [(warp, _prefetch(_sectors(places[warps == warp], _LINE))) for warp, _ in self._keys(lanes)]
 
         return look
 
@@ -381,15 +382,10 @@ class Recorder:
             for warp, _ in self._keys(lanes):
                 mine = zip(places[warps == warp], sizes[warps == warp], strict=True)
                 ranges = [_sectors(np.array([place]), int(bytes_)) for place, bytes_ in mine if bytes_]
-                notes.append((warp, self._prefetched(np.unique(np.concatenate(ranges or [_NO_SECTORS])))))
+                notes.append((warp, _prefetch(np.unique(np.concatenate([np.zeros(0, np.int64), *ranges])))))
             return notes
 
         return look
-
-    def _prefetched(self, sectors: Array) -> trace.Prefetch:
-        number_, self.trace.prefetches = self.trace.prefetches, self.trace.prefetches + 1
-        fresh, _ = self._lines.asked(sectors, number_)
-        return trace.Prefetch(len(sectors) * _SECTOR, fresh, number_)
 
     def _arrive_behind(self, step: Step) -> _Look:
         address, counted = self._operands.address(step.operands[0]), "noinc" not in step.parts
@@ -521,35 +517,25 @@ class Recorder:
         return self._same(trace.Product(shape.columns, bytes_))
 
     def _warp_product(self, step: Step) -> _Look:
-        rows, columns, steps = map(int, re.findall(r"\d+", next(p for p in step.parts if re.fullmatch(r"m\d+n\d+k\d+", p))))
-        size = rows * columns * steps
+        shape = next(part for part in step.parts if re.fullmatch(r"m\d+n\d+k\d+", part))
+        size = math.prod(map(int, re.findall(r"\d+", shape)))
         return lambda lanes: [(warp, trace.WarpProduct(size, self._load(key))) for warp, key in self._keys(lanes)]
 
 
-class _AskedFor:
-    """Which sectors of global memory a launch has asked for so far, and which prefetch did so, -1 for none."""
-
-    def __init__(self) -> None:
-        self._by: dict[int, int] = {}
-
-    def asked(self, sectors: Array, prefetch: int = -1) -> tuple[int, int]:
-        """Somebody asks for them: bytes of them that nobody had asked for, and the last prefetch that had."""
-        known = self._by
-        fresh, behind = 0, -1
-        for sector in sectors.tolist():
-            by = known.get(sector)
-            if by is None:
-                known[sector] = prefetch
-                fresh += _SECTOR
-            elif by > behind:
-                behind = by
-        return fresh, behind
-
-
 def _sectors(places: Array, width: int) -> Array:
-    """The sectors that accesses of so many bytes at these addresses touch."""
-    ends = np.append(np.arange(0, width, _SECTOR), width - 1)
-    return np.unique((places[:, None].astype(np.int64) + ends) // _SECTOR)
+    """The sectors that accesses of so many bytes at these addresses touch, in order."""
+    ends = np.append(np.arange(0, width, trace.SECTOR), width - 1)
+    return np.unique((places[:, None].astype(np.int64) + ends) // trace.SECTOR)
+
+
+def _rows(sectors: Array) -> trace.Sectors:
+    """Sectors in order, as those in a row."""
+    breaks = np.flatnonzero(np.diff(sectors) != 1) + 1
+    return tuple((int(row[0]), int(row[-1]) + 1) for row in np.split(sectors, breaks) if len(row))
+
+
+def _prefetch(sectors: Array) -> trace.Prefetch:
+    return trace.Prefetch(len(sectors) * trace.SECTOR, _rows(sectors))
 
 
 def _stores(event: Event) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,7 @@ class Multiprocessor:
     issue: list[Server] = field(default_factory=_four)
     alu: list[Server] = field(default_factory=_four)
     fma: list[Server] = field(default_factory=_four)
+    imad: list[Server] = field(default_factory=_four)
     xu: list[Server] = field(default_factory=_four)
     multiplier: list[Server] = field(default_factory=_four)
     tensor: list[TensorCore] = field(default_factory=lambda: [TensorCore() for _ in range(SCHEDULERS)])
@@ -167,7 +169,8 @@ class _Replay:
             live[cluster] = live.get(cluster, 0) + recorded.threads
         self._clusters = {cluster: _Meeting(expected=threads) for cluster, threads in live.items()}
         self._warps = [_Warp(w, self._sms[w.cta], w.warp % SCHEDULERS, ready=[0.0] * w.loads) for w in recorded.warps]
-        self._prefetched = [0.0] * recorded.prefetches
+        # When each sector that somebody has asked for is in L2.
+        self._in_l2: dict[int, float] = {}
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Any]] = []
         self._steps: dict[type, Callable[[_Warp, Any, float], float | None]] = {
@@ -243,13 +246,14 @@ class _Replay:
         left = warp.left or event
         share = min(1.0, _CHUNK / max(left.issue, 1))
         rates, sm, on = self._rates, warp.sm, warp.scheduler
-        slots, alu, fma, xu = (part * share for part in left)
+        slots, alu, fma, xu, imad = (part * share for part in left)
         start = self._issue(warp, now, slots)
         end = max(
             start + slots * rates.solo,
             sm.alu[on].take(start, alu * rates.alu),
             sm.fma[on].take(start, fma * rates.fma),
             sm.xu[on].take(start, xu * rates.xu),
+            sm.imad[on].take(start, imad * rates.imad),
         )
         warp.left = None if share == 1.0 else trace.Run(*(part * (1 - share) for part in left))  # type: ignore[arg-type]
         return end
@@ -272,13 +276,17 @@ class _Replay:
     def _global(self, warp: _Warp, event: trace.Global, now: float) -> float:
         rates, sm = self._rates, warp.sm
         start = self._issue(warp, now)
+        if event.reduces or event.load < 0:
+            for first, behind in event.sectors:
+                for sector in range(first, behind):
+                    self._in_l2.setdefault(sector, start)
         if event.reduces:
             served = sm.reduce.take(start, event.bytes / rates.reduce_bytes)
             if event.load >= 0:
                 warp.ready[event.load] = served + rates.l2_latency
             return max(start + 1, served - rates.reduce_queue / rates.reduce_bytes)
         if event.load >= 0:
-            warp.ready[event.load] = self._fetch(sm, start, event.bytes, event.fresh, event.behind)
+            warp.ready[event.load] = self._fetch(sm, start, event.bytes, event.sectors)
             return start + 1
         served = sm.store.take(start, event.bytes / rates.store_bytes)
         return max(start + 1, served - rates.reduce_queue / rates.store_bytes)
@@ -290,21 +298,34 @@ class _Replay:
 
     # Copies ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, sm: Multiprocessor, start: float, bytes_: int, fresh: int, behind: int) -> float:
-        """When bytes are there: those that memory has to bring, and those that a prefetch has asked for, later than others."""
-        rates = self._rates
-        there = sm.gather.take(start, bytes_ / rates.gather_bytes) + rates.l2_latency
+    def _bring(self, sm: Multiprocessor, start: float, sectors: trace.Sectors) -> float:
+        """When sectors are in L2: memory brings those that nobody has asked for; others may still be under way."""
+        rates, known = self._rates, self._in_l2
+        if math.isinf(rates.memory_bytes) and not rates.memory_latency:
+            return start
+        there, fresh = start, []
+        for first, behind in sectors:
+            for sector in range(first, behind):
+                if sector in known:
+                    there = max(there, known[sector])
+                else:
+                    fresh.append(sector)
         if fresh:
-            there = max(there, sm.memory.take(start, fresh / rates.memory_bytes) + rates.memory_latency)
-        if behind >= 0:
-            there = max(there, self._prefetched[behind])
+            cycles = len(fresh) * trace.SECTOR / rates.memory_bytes
+            came = sm.memory.take(start, cycles) + rates.memory_latency
+            known.update(dict.fromkeys(fresh, came))
+            there = max(there, came)
         return there
+
+    def _fetch(self, sm: Multiprocessor, start: float, bytes_: int, sectors: trace.Sectors) -> float:
+        """When bytes have come through L2."""
+        rates = self._rates
+        out_of_l2 = sm.gather.take(start, bytes_ / rates.gather_bytes) + rates.l2_latency
+        return max(out_of_l2, self._bring(sm, start, sectors))
 
     def _prefetch(self, warp: _Warp, event: trace.Prefetch, now: float) -> float:
         start = self._issue(warp, now)
-        if event.number >= 0 and event.fresh:
-            came = warp.sm.memory.take(start, event.fresh / self._rates.memory_bytes)
-            self._prefetched[event.number] = came + self._rates.memory_latency
+        self._bring(warp.sm, start, event.sectors)
         return start + 1
 
     def _come(self, sm: Multiprocessor, bytes_: int, when: float) -> None:
@@ -317,7 +338,7 @@ class _Replay:
 
     def _gather(self, warp: _Warp, event: trace.Gather, now: float) -> float:
         start = self._issue(warp, now)
-        done = self._fetch(warp.sm, start, event.bytes, event.fresh, event.behind)
+        done = self._fetch(warp.sm, start, event.bytes, event.sectors)
         warp.gathered = max(warp.gathered, done)
         self._come(warp.sm, event.bytes, done)
         return start + 4
@@ -346,7 +367,11 @@ class _Replay:
                 max(now + 1, served - rates.cluster_queue / rates.cluster_bytes),
             )
         else:
-            done = receiver.gather.take(now, event.bytes / rates.gather_bytes) + rates.l2_latency
+            # Where it comes from is not recorded: from memory, as if nobody had asked for it before.
+            done = max(
+                receiver.gather.take(now, event.bytes / rates.gather_bytes) + rates.l2_latency,
+                receiver.memory.take(now, event.bytes / rates.memory_bytes) + rates.memory_latency,
+            )
             after = now + 1
 
         def land(when: float) -> None:

@@ -33,15 +33,20 @@ def last_end(replayed: Replayed, cta: int = 0) -> float:
 
 
 def busy(replayed: Replayed, cta: int = 0) -> dict[str, float]:
-    """How long what the warps of a CTA share was at work, by name, over the time until its last warp ended."""
+    """How long what the warps of a CTA share was at work, by name, over the time until its last warp ended.
+
+    With several CTAs to a multiprocessor it is what all of these share, until the last of them ends.
+    """
     sm = replayed.multiprocessors[cta]
-    last = last_end(replayed, cta) or 1.0
+    sharing = [k for k, other in enumerate(replayed.multiprocessors) if other is sm]
+    last = max(last_end(replayed, k) for k in sharing) or 1.0
     cycles = {
         "issue": sm.issue[0].busy,
         "tensor core": sm.tensor[0].busy + sm.multiplier[0].busy,
         "shared memory": sm.shared.busy,
         "integer pipe": sm.alu[0].busy,
         "fp32 pipe": sm.fma[0].busy,
+        "integer products": sm.imad[0].busy,
         "special functions": sm.xu[0].busy,
         "from L2": sm.gather.busy,
         "from memory": sm.memory.busy,

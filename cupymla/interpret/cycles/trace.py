@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+SECTOR = 32  # bytes of global memory that come together
+
+# Sectors of global memory, by their numbers: the first of some in a row and the one behind the last, time and again.
+Sectors: TypeAlias = tuple[tuple[int, int], ...]
+
 
 class Run(NamedTuple):
     """Instructions that need nothing but the warp's scheduler and its pipes.
@@ -18,12 +23,14 @@ class Run(NamedTuple):
         alu: instructions for the pipe of integers, logic and comparisons.
         fma: for that of fp32 and of integer products.
         xu: for that of exponentials, reciprocals and conversions to and from integers.
+        imad: those of `fma` that are integer products, which only half of its lanes do.
     """
 
     issue: int
     alu: int
     fma: int
     xu: int
+    imad: int = 0
 
 
 class Use(NamedTuple):
@@ -57,15 +64,13 @@ class Global(NamedTuple):
         bytes: in whole sectors of 32 bytes.
         load: its number among the warp's loads, -1 where nothing comes back.
         reduces: whether L2 adds.
-        fresh: bytes of them that nobody in the launch has asked for before.
-        behind: the last prefetch that asked for some of the others, -1 for none.
+        sectors: which they are; none for what is in L2 anyway.
     """
 
     bytes: int
     load: int
     reduces: bool
-    fresh: int = 0
-    behind: int = -1
+    sectors: Sectors = ()
 
 
 class Gather(NamedTuple):
@@ -73,13 +78,11 @@ class Gather(NamedTuple):
 
     Attributes:
         bytes: that come, in whole sectors.
-        fresh: as in `Global`.
-        behind: as in `Global`.
+        sectors: as in `Global`.
     """
 
     bytes: int
-    fresh: int = 0
-    behind: int = -1
+    sectors: Sectors = ()
 
 
 class GatherCommit(NamedTuple):
@@ -119,14 +122,12 @@ class Prefetch(NamedTuple):
     """What is asked for into L2.
 
     Attributes:
-        bytes: of it.
-        fresh: as in `Global`.
-        number: among all prefetches, -1 for one that loads are not told of.
+        bytes: of it, in whole sectors.
+        sectors: as in `Global`.
     """
 
     bytes: int
-    fresh: int = 0
-    number: int = -1
+    sectors: Sectors = ()
 
 
 class BulkStore(NamedTuple):
@@ -293,7 +294,6 @@ class Trace:
         counts: the arrivals that complete a phase of each mbarrier.
         lines: CUDA places by lines of the PTX text.
         threads: per CTA.
-        prefetches: how many that loads know of.
     """
 
     warps: list[WarpTrace] = field(default_factory=list)
@@ -301,4 +301,3 @@ class Trace:
     counts: list[int] = field(default_factory=list)
     lines: dict[int, str] = field(default_factory=dict)
     threads: int = 0
-    prefetches: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..barriers import MBarrier, NamedBarrier
 from ..causality import Releases, Waits, require_known
-from ..memory import SHARED_START
+from ..memory import RANK_SHIFT, SHARED_START
 from ..operands import Getter, Operands
 from ..outcomes import BLOCK, YIELD
 from ..program import Step
@@ -136,7 +136,7 @@ def _expected(lanes: Lanes, count: Getter | None) -> int:
     if count is None:
         return -(-lanes.group.cta.live // 32) * 32
     expected = int(count(lanes)[0])
-    if expected % 32:
+    if expected % 32 or not expected:
         raise Trap(f"a named barrier of {expected} threads, which are no whole warps")
     return expected
 
@@ -205,6 +205,7 @@ def _init(operands: Operands, step: Step) -> Handler:
         for place, number in zip(address(lanes), count(lanes), strict=True):
             offset = int(place) - SHARED_START
             cta.shared.check(np.array([offset]), 8, True)
+            cta.shared.hold(offset, 8)
             cta.mbarriers[offset] = _made(lanes, int(number))
 
     return run
@@ -217,8 +218,15 @@ def _made(lanes: Lanes, count: int) -> MBarrier:
     return MBarrier(count, (int(lanes.numbers[0]), causality.now), causality.column(), Waits(causality))
 
 
-def _barrier_at(lanes: Lanes, address: int) -> MBarrier:
+def _anywhere(step: Step) -> bool:
+    """Whether an operation on an mbarrier names the window of the cluster, in which other CTAs' lie."""
+    return "shared::cluster" in step.parts or not any(part.startswith("shared") for part in step.parts)
+
+
+def _barrier_at(lanes: Lanes, address: int, anywhere: bool) -> MBarrier:
     """The mbarrier that threads use. Raises Trap when they need not know that there is one."""
+    if address >> RANK_SHIFT and not anywhere:
+        raise Trap(f"address {address:#x}, which mapa made, for an mbarrier in .shared::cta")
     cta, _ = lanes.group.cta.peer(address)
     lanes.visit(cta)
     barrier, causality = lanes.group.cta.mbarrier(address), lanes.group.causality
@@ -234,6 +242,7 @@ def _invalidate(operands: Operands, step: Step) -> Handler:
         for place in address(lanes):
             lanes.group.cta.mbarrier(int(place))
             del lanes.group.cta.mbarriers[int(place) - SHARED_START]
+            lanes.group.cta.shared.let_go(int(place) - SHARED_START, 8)
 
     return run
 
@@ -243,24 +252,24 @@ def _arrive(operands: Operands, step: Step) -> Handler:
     address = operands.address(step.operands[1])
     number = operands.read(step.operands[2], "u32") if len(step.operands) > 2 else None
     expects, drops = "expect_tx" in step.parts, step.parts[1] == "arrive_drop"
-    cluster, relaxed = _scope(step), "relaxed" in step.parts
+    cluster, relaxed, anywhere = _scope(step), "relaxed" in step.parts, _anywhere(step)
 
     def run(lanes: Lanes) -> None:
         numbers = np.ones(lanes.count, np.uint32) if number is None else number(lanes)
         tokens = np.zeros(lanes.count, np.uint64)
         lanes.group.machine.events += 1
         places = address(lanes)
-        if not (expects or drops) and _arrive_together(lanes, places, numbers, tokens, (cluster, relaxed)):
+        if not (expects or drops) and _arrive_together(lanes, places, numbers, tokens, (cluster, relaxed, anywhere)):
             put(lanes, tokens)
             return
         for k, (place, given) in enumerate(zip(places, numbers, strict=True)):
             one = Lanes(lanes.group, lanes.front, lanes.index[k : k + 1])
-            barrier = _barrier_at(one, int(place))
+            barrier = _barrier_at(one, int(place), anywhere)
             _arrive_at(one, barrier, cluster, relaxed)
             tokens[k] = barrier.phase
             arrivals = 1 if expects else int(given)
             if expects:
-                barrier.bytes += int(given)
+                barrier.expect(int(given))
             if drops:
                 barrier.count -= arrivals
             barrier.arrive(arrivals)
@@ -269,14 +278,15 @@ def _arrive(operands: Operands, step: Step) -> Handler:
     return run
 
 
-def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array, order: tuple[bool, bool]) -> bool:
+def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array, how: tuple[bool, bool, bool]) -> bool:
     """The arrivals of all threads at once, where they are on one barrier and of one phase; whether they were."""
     if (places != places[0]).any():
         return False
-    barrier, total = _barrier_at(lanes, int(places[0])), int(numbers.sum())
-    if total > barrier.pending:
+    cluster, relaxed, anywhere = how
+    barrier, total = _barrier_at(lanes, int(places[0]), anywhere), int(numbers.sum())
+    if total > barrier.pending or not numbers.all():
         return False
-    _arrive_at(lanes, barrier, *order)
+    _arrive_at(lanes, barrier, cluster, relaxed)
     tokens[:] = barrier.phase
     barrier.arrive(total)
     return True
@@ -284,12 +294,12 @@ def _arrive_together(lanes: Lanes, places: Array, numbers: Array, tokens: Array,
 
 def _count_bytes(operands: Operands, step: Step) -> Handler:
     address, number = operands.address(step.operands[0]), operands.read(step.operands[1], "u32")
-    sign = 1 if step.parts[1] == "expect_tx" else -1
+    sign, anywhere = 1 if step.parts[1] == "expect_tx" else -1, _anywhere(step)
 
     def run(lanes: Lanes) -> None:
         for place, given in zip(address(lanes), number(lanes), strict=True):
-            barrier = _barrier_at(lanes, int(place))
-            barrier.bytes += sign * int(given)
+            barrier = _barrier_at(lanes, int(place), anywhere)
+            barrier.expect(sign * int(given))
             barrier.settle()
         lanes.group.machine.events += 1
 
@@ -308,7 +318,8 @@ def _wait(operands: Operands, step: Step) -> Handler:
         if lanes.count > 1 and (places == places[0]).all() and (wanteds == wanteds[0]).all():
             places, wanteds = places[:1], wanteds[:1]
         for k, (place, wanted) in enumerate(zip(places, wanteds, strict=True)):
-            barrier = _barrier_at(lanes, int(place))
+            # Only a CTA's own threads can wait (PTX ISA, "mbarrier.try_wait").
+            barrier = _barrier_at(lanes, int(place), False)
             phase = barrier.phase
             done[k] = (phase & 1) != (int(wanted) & 1) if parity else phase != int(wanted)
             if done[k] and not relaxed:
@@ -329,6 +340,8 @@ def _fence(operands: Operands, step: Step) -> Handler:
         return _between_ordinary(step)
     if not any(part.startswith("async") for part in step.parts):
         return lambda lanes: None
+    if "global" in step.parts:
+        raise Unknown("a proxy fence for global memory alone")
 
     def run(lanes: Lanes) -> None:
         # A fence covers what it is ordered behind, other threads' writes among it. Time stands for that order where

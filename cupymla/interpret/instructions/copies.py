@@ -72,7 +72,7 @@ def _arrive_when_done(operands: Operands, step: Step) -> Handler:
         places = np.array(address(lanes))
         if counts:
             for place in places:
-                lanes.group.cta.mbarrier(int(place)).pending += 1
+                lanes.group.cta.mbarrier(int(place)).expect_arrival()
         lanes.group.copies.arrive_when_done(lanes, places)
 
     return run
@@ -154,11 +154,15 @@ def _later(
             if len(numbers) == 1:
                 units = np.unique(units)[:, None]
             to.shared.shadow.require_free(units, np.broadcast_to(numbers, len(units)))
+            if not ordinary:
+                to.shared.shadow.require_fenced_writes(units, np.broadcast_to(numbers, len(units)))
+        if not ordinary:
+            to.shared.require_fenced(np.unique(place >> 4), "write")
 
     def finish() -> None:
         values = fetch()
         for (to, place, words), barrier in zip(marked, barriers, strict=True):
-            if not to.live and to is not cta:
+            if not to.live:
                 raise Trap(f"a copy lands in shared memory of CTA {to.number}, which has exited")
             to.shared.end_landing(words)
             to.shared.store(place, values, ordinary)
@@ -169,7 +173,7 @@ def _later(
                 barrier.releases.add(*sender, landed)
                 if barrier.waits is not None:
                     barrier.waits.know(before)
-            barrier.bytes -= values.nbytes
+            barrier.expect(-values.nbytes)
             barrier.settle()
 
     cta.late.append((finish, finish))
@@ -188,6 +192,8 @@ def _receivers(
     """The CTAs that get a copy, the offset in each, and the mbarrier that is told, if thread k's copy may tell it."""
     cta, causality = lanes.group.cta, lanes.group.causality
     if mask is None:
+        if cta.peer(destination)[0] is not cta.peer(barrier)[0]:
+            raise Trap("a bulk copy to one CTA with an mbarrier of another")
         made = [(*cta.peer(destination), cta.mbarrier(barrier))]
     else:
         offset_bits = (1 << RANK_SHIFT) - 1
@@ -197,6 +203,8 @@ def _receivers(
             window = (rank + 1) << RANK_SHIFT
             to, offset = cta.peer((destination & offset_bits) | window)
             made.append((to, offset, cta.mbarrier((barrier & offset_bits) | window)))
+    for to, _, _ in made:
+        lanes.require_started(to)
     if causality is not None:
         for _, _, told in made:
             require_fenced_init(causality, lanes.numbers[k : k + 1], told.maker)
@@ -229,6 +237,7 @@ def store_async(operands: Operands, step: Step) -> Handler:
             receiver, first = cta.peer(int(to[which][0]))
             offset = to[which] - int(to[which][0]) + first
             values = functools.partial(np.array, data[which])
+            lanes.require_started(receiver, which)
             told_there = [cta.mbarrier(int(share[2]))]
             causality = lanes.group.causality
             sender = (ANYONE if causality is None or causality.practice else cta.rank), True
@@ -305,7 +314,7 @@ def _store_later(lanes: Lanes, k: int, offset: Array, address: Array, bytes_: in
         if memory_writes is not None:
             memory_writes.write(lanes, address, bytes_, np.repeat(number, len(address)))
         if shadow is not None:
-            shadow.note_reads(units[None, :], number)
+            shadow.note_reads(units[None, :], number, ordinary=False)
         memory.store(address, shared.load(offset, unsigned(min(bytes_, 8)), max(1, bytes_ // 8)))
 
     group.copies.start_bulk(int(lanes.index[k]), finish)

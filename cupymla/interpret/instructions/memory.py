@@ -29,6 +29,11 @@ def space_of(step: Step) -> str:
     return next((p.split("::")[0] for p in step.parts[1:] if p.split("::")[0] in _SPACES), "generic")
 
 
+def _window_of(step: Step) -> str:
+    """The same, where an address of another CTA's shared memory is told from one of this CTA's."""
+    return "shared::cluster" if "shared::cluster" in step.parts else space_of(step)
+
+
 def _load(operands: Operands, step: Step) -> Handler:
     kind = kind_of(step)
     dtype = TYPES[kind]
@@ -36,7 +41,7 @@ def _load(operands: Operands, step: Step) -> Handler:
     parameter = operands.parameter(step.operands[1]) if "param" in step.parts else None
     if parameter is not None:
         return _load_parameter(puts, dtype, *parameter)
-    space, address, count = space_of(step), operands.address(step.operands[1]), len(puts)
+    space, address, count = _window_of(step), operands.address(step.operands[1]), len(puts)
     strong = any(part in _STRONG for part in step.parts)
     how = access.ATOMIC if strong else access.READ_ONLY if "nc" in step.parts else access.PLAIN
 
@@ -86,7 +91,7 @@ def _store(operands: Operands, step: Step) -> Handler:
         return store_async(operands, step)
     kind = kind_of(step)
     word = TYPES[kind]
-    space, address = space_of(step), operands.address(step.operands[0])
+    space, address = _window_of(step), operands.address(step.operands[0])
     values = [operands.read(item, kind) for item in items(step.operands[1])]
     strong = any(part in _STRONG for part in step.parts)
 
@@ -131,7 +136,7 @@ def _atomic(operands: Operands, step: Step) -> Handler:
     if ("noftz" in step.parts and kind.endswith("x2")) or "b128" in step.parts or (vector and returns):
         raise Unknown("atomic operations on pairs, and on vectors with a result")
     rest = step.operands[1:] if returns else step.operands
-    dtype, space, address = TYPES[kind], space_of(step), operands.address(rest[0])
+    dtype, space, address = TYPES[kind], _window_of(step), operands.address(rest[0])
     if vector:
         return _vector_reduction(operands, step)
     put = operands.write(step.operands[0], kind) if returns else None
@@ -160,7 +165,7 @@ def _combining(step: Step, read: Getter, dtype: DType) -> Callable[[Lanes], Call
 def _vector_reduction(operands: Operands, step: Step) -> Handler:
     """`red` on neighbouring elements: each is an operation of its own, the vector has to be aligned as a whole."""
     kind = kind_of(step)
-    dtype, space, address = TYPES[kind], space_of(step), operands.address(step.operands[0])
+    dtype, space, address = TYPES[kind], _window_of(step), operands.address(step.operands[0])
     reads = [operands.read(item, kind) for item in items(step.operands[1])]
 
     def at(place: int) -> Getter:

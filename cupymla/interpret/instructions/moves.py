@@ -108,7 +108,7 @@ def _set_registers(operands: Operands, step: Step) -> Handler:
     grows = "inc" in step.parts
 
     def run(lanes: Lanes) -> int | None:
-        if not lanes.converged():
+        if not (lanes.converged() and lanes.are_warpgroups()):
             return BLOCK
         registers, group = int(wanted(lanes)[0]), lanes.group
         if not group.machine.program.launch_registers:
@@ -125,9 +125,15 @@ def _set_registers(operands: Operands, step: Step) -> Handler:
     return run
 
 
+def _let_in(lanes: Lanes) -> None:
+    early = lanes.group.early
+    if early is not None and early[lanes.index].any():
+        lanes.group.machine.lets_in_early = True
+
+
 def _grid_dependency(operands: Operands, step: Step) -> Handler:
     if "wait" not in step.parts:
-        return nothing(operands, step)
+        return _let_in
 
     def run(lanes: Lanes) -> None:
         group = lanes.group

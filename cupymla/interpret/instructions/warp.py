@@ -130,10 +130,12 @@ def _elect(operands: Operands, step: Step) -> Handler:
     def run(lanes: Lanes) -> int | None:
         if not lanes.converged(mask(lanes)):
             return BLOCK
-        warp = lanes.index >> 5
-        leads = np.diff(warp, prepend=-1) != 0
-        leader = lanes.index[leads] & 31
-        put(lanes, np.repeat(leader, lanes.warps[lanes.warps > 0]).astype(np.uint32))
+        # Any lane, but always the same one of the same threads (PTX ISA, "elect.sync").
+        counts = lanes.warps[lanes.warps > 0]
+        chosen_at = np.cumsum(counts) - counts + lanes.group.machine.leader % counts
+        leads = np.zeros(lanes.count, np.bool_)
+        leads[chosen_at] = True
+        put(lanes, np.repeat(lanes.index[chosen_at] & 31, counts).astype(np.uint32))
         if chosen is not None:
             chosen(lanes, leads)
         return None

@@ -33,6 +33,9 @@ _COLUMN = 2 * (_THREAD % 4)
 
 _Register = tuple[DType, int]
 
+_ROW_BYTES, _ATOM = 128, 1024  # of the swizzle: a row, and the rows after which it repeats
+_UNUSED = 0x3FF1_C000_C000_C000  # bits of a descriptor that no field has
+
 
 @dataclass(slots=True)
 class Batch:
@@ -73,12 +76,21 @@ class Descriptor(NamedTuple):
 
 
 def decode(word: int) -> Descriptor:
-    """A matrix descriptor. Raises Unknown for another layout than the 128-byte swizzle at a multiple of 1024."""
+    """A matrix descriptor.
+
+    Raises Unknown for another layout than the 128-byte swizzle, Trap for one whose pattern of 1024 bytes does not begin
+    at a multiple of 1024: then its base offset may not be 0.
+    """
     if word >> 62 != 1:
         raise Unknown("a matrix in shared memory without the 128-byte swizzle")
     if word >> 49 & 7:
         raise Unknown("a matrix in shared memory with a base offset")
-    return Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4)
+    if word & _UNUSED:
+        raise Trap(f"matrix descriptor {word:#x} has bits that mean nothing")
+    found = Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4)
+    if found.start & (_ATOM - 1) >= _ROW_BYTES:
+        raise Trap(f"a matrix at {found.start:#x} of shared memory, in a later row of the swizzle's {_ATOM} bytes")
+    return found
 
 
 def element_addresses(matrix: Descriptor, rows: int, transposed: bool) -> Array:
@@ -88,6 +100,8 @@ def element_addresses(matrix: Descriptor, rows: int, transposed: bool) -> Array:
     lie in 128 bytes, 8 of K in a tile, tiles along K `stride` apart, along the rows `leading`.
     """
     r, c = np.arange(rows)[:, None], np.arange(16)[None, :]
+    if matrix.stride % _ATOM or (transposed and rows > 64 and matrix.leading % _ATOM):
+        raise Trap(f"tiles of a matrix are {matrix.leading} and {matrix.stride} bytes apart, not multiples of {_ATOM}")
     if transposed:
         offset = r // 64 * matrix.leading + c // 8 * matrix.stride + c % 8 * 128 + r % 64 * 2
     else:
@@ -125,6 +139,7 @@ def _fence(operands: Operands, step: Step) -> Handler:
         if lanes.count != lanes.group.size:
             return BLOCK
         products_of(lanes.group).fenced = True
+        lanes.group.watch_products()
         return None
 
     return run
@@ -192,12 +207,12 @@ def _scale(operands: Operands, step: Step) -> Callable[[Lanes], bool]:
     if given is not None:
         return lambda lanes: given != 0
     keep = operands.read(step.operands[3], "pred")
-    return lambda lanes: bool(keep(lanes)[0])
+    return lambda lanes: bool(_uniform(keep(lanes), "scale-d"))
 
 
-def _uniform(values: Array) -> int:
+def _uniform(values: Array, what: str = "matrix descriptors") -> int:
     if (values != values[0]).any():
-        raise Trap("the threads of a warpgroup give different matrix descriptors")
+        raise Trap(f"the threads of a warpgroup give different {what}")
     return int(values[0])
 
 
@@ -221,6 +236,7 @@ def _multiply(operands: Operands, step: Step) -> Handler:
         raise Unknown("accumulators of wgmma")
     rows = np.array([row for _, row in places])
     used = frozenset([*places, *of_a])
+    operands.program.product_registers |= used
     k = np.arange(len(places))[:, None]
     from_row, from_column = _ROW + 8 * (k // 2 % 2), _COLUMN + 8 * (k // 4) + k % 2
     file = places[0][0]
@@ -234,6 +250,8 @@ def _multiply(operands: Operands, step: Step) -> Handler:
         products = products_of(group)
         if not products.fenced:
             raise Trap("wgmma.mma_async without a wgmma.fence before it")
+        if not group.touched.isdisjoint(used):
+            raise Trap("wgmma.mma_async with registers that other instructions use behind the wgmma.fence")
         batch = products.batches[-1]
         a = _left(lanes, batch, first, of_a, shape)
         b, granules = _operand(group, _uniform(second(lanes)), shape.columns, shape.transposed[1], shape.element)

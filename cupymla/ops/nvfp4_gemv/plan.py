@@ -33,6 +33,9 @@ _TILE_ROWS = 16
 _MOST_COLUMNS = (1, 8, 16)
 _TENSOR_COLUMNS = (8, 16)
 
+# Bytes that a column of a group's part of b takes beside its elements and factors.
+_COLUMN_PADDING = 80
+
 # In rows: what a part costs beside its rows (its vectors, its sums), and what a tile row costs to multiply where a row
 # that is read costs 1.
 _PART_ROWS = 8.0
@@ -143,15 +146,25 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
     return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
 
 
-def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, pass_rows: int) -> Work:
+def deal(
+    problem: Problem,
+    multiprocessors: int,
+    vector_bytes: int,
+    phase_elements: int,
+    chunk: int,
+    pass_rows: int,
+    groups: int,
+) -> Work:
     """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
 
     Args:
         problem: the problem.
         multiprocessors: of the device; each runs one CTA.
-        vector_bytes: shared memory for b, a fact of the kernel.
+        vector_bytes: shared memory for b of a phase, a fact of the kernel.
+        phase_elements: of all columns of b that a phase may have, a fact of the kernel.
         chunk: elements of k that a warp takes at a time, a fact of the kernel.
         pass_rows: rows that a CTA holds the sums of, a fact of the kernel.
+        groups: of warps, the most among which chunks are dealt, a fact of the kernel.
 
     Raises UnsupportedError for more parts than can be counted.
     """
@@ -159,7 +172,7 @@ def deal(problem: Problem, multiprocessors: int, vector_bytes: int, chunk: int, 
     items = parts * problem.batches
     if items > MAX_ITEMS:
         raise UnsupportedError(f"{OPERATOR} on {problem.batches} batches", str(problem.device), f"up to {MAX_ITEMS}")
-    phase = _phase_chunks(problem, vector_bytes, chunk)
+    phase = _phase_chunks(problem, vector_bytes, phase_elements, chunk, groups)
     return Work(parts, items, min(items, multiprocessors), phase)
 
 
@@ -188,10 +201,12 @@ def _cost(rows: int, pass_rows: int) -> float:
     return max(float(rows), _MULTIPLIED_ROW * (passes * pass_rows + tiles * _TILE_ROWS))
 
 
-def _phase_chunks(problem: Problem, vector_bytes: int, chunk: int) -> int:
-    """Chunks of b that fit into shared memory, evenly dealt to phases; 64 bytes per column are padding."""
+def _phase_chunks(problem: Problem, vector_bytes: int, phase_elements: int, chunk: int, groups: int) -> int:
+    """Chunks of b that a phase may have, evenly dealt to phases and to groups of warps."""
     scales = 4 * (chunk // problem.format.block) if _factors_beside(problem) else 0
-    fitting = (vector_bytes // problem.n - 64) // (2 * chunk + scales)
+    fitting = (vector_bytes // problem.n - groups * _COLUMN_PADDING) // (2 * chunk + scales)
+    fitting = min(fitting, phase_elements // (problem.n * chunk))
+    fitting = max(fitting // groups, 1) * groups
     chunks = max(-(-problem.k // chunk), 1)
     phases = -(-chunks // fitting)
     even = -(-chunks // phases)
