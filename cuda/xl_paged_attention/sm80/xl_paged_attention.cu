@@ -94,6 +94,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
     merge.finish(engine);
     is_first = false;
   }
+  // Where lengths changed under way, copies may be left that nobody has waited for.
+  cupymla::stream_copy_wait<0>();
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 1,
