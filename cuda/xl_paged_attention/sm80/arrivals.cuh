@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t* counter_set(uint32_t* arrivals, uint32_t tu
   return arrivals + 4 + turn % 2 * kSetCounters;
 }
 
-// By one thread of each CTA, once: asks whose turn it is, which `turn_of` tells from what comes. What the others of this
-// launch have added does not matter: it is less than kRound until this CTA adds its part.
+// By one thread of each CTA, once: asks whose turn it is, which `turn_of` tells from what comes. What the others of
+// this launch have added does not matter: it is less than kRound until this CTA adds its part.
 __device__ __forceinline__ uint32_t take_turn(uint32_t* arrivals) {
   const uint32_t found = load_relaxed(arrivals);
   add_relaxed(arrivals, blockIdx.x == 0 ? kRound - (gridDim.x - 1) : 1);

@@ -37,7 +37,8 @@ struct BiasRow {
     const bool is_dense = params.bias_form == kDenseBias;
     const int32_t index = is_dense ? position : count - 1 - position;
     if (position < count && (is_dense || index < params.extent)) {
-      prefetch_l2(entries + static_cast<int64_t>(index) * (params.bias_wide != 0 ? 4 : static_cast<int>(sizeof(Query))));
+      const int bytes = params.bias_wide != 0 ? 4 : static_cast<int>(sizeof(Query));
+      prefetch_l2(entries + static_cast<int64_t>(index) * bytes);
     }
   }
 
