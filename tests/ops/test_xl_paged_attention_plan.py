@@ -119,6 +119,9 @@ def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None
     assert plan.ctas(long, 132, 2) == 264
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=32), FACTS)
     assert 8 <= plan.ctas(alone, 132, 2) <= 36
+    # Two tiles for each SM: one CTA has both on their way.
+    short = plan.units(replace(PROBLEM, num_seqs=1, num_heads=16, num_kv_heads=16, max_blocks=17), FACTS)
+    assert short.count * short.tiles == 272 and plan.ctas(short, 132, 2) <= 132
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_few_units_with_much_to_read_take_most_sms(
 
 @pytest.mark.parametrize(
     ("num_heads", "threads", "batch", "at_once"),
-    [(32, 128, 12, 36), (32, 128, 6, 18), (32, 128, 4, 12), (32, 64, 12, 12), (40, 128, 12, 12)],
+    [(32, 128, 12, 32), (32, 128, 6, 18), (32, 128, 4, 12), (32, 64, 12, 12), (40, 128, 12, 12)],
 )
 def test_few_vectors_are_put_together_in_one_step(num_heads: int, threads: int, batch: int, at_once: int) -> None:
     """Four rows of 128 channels are one vector for each of 128 threads; the rule is that of merge.cuh."""

@@ -21,18 +21,20 @@ __device__ __forceinline__ uint32_t* counter_set(uint32_t* arrivals, uint32_t tu
   return arrivals + 4 + turn % 2 * kSetCounters;
 }
 
-// By one thread of each CTA, once: whose turn it is. What the others of this launch have added does not matter: it is
-// less than kRound until this CTA adds its part.
+// By one thread of each CTA, once: asks whose turn it is, which `turn_of` tells from what comes. What the others of
+// this launch have added does not matter: it is less than kRound until this CTA adds its part.
 __device__ __forceinline__ uint32_t take_turn(uint32_t* arrivals) {
-  const uint32_t turn = load_relaxed(arrivals) / kRound;
+  const uint32_t found = load_relaxed(arrivals);
   add_relaxed(arrivals, blockIdx.x == 0 ? kRound - (gridDim.x - 1) : 1);
-  return turn;
+  return found;
 }
 
-// By all threads: the counters of the next launch.
+__device__ __forceinline__ uint32_t turn_of(uint32_t found) { return found / kRound; }
+
+// By a warp of each CTA: the counters of the next launch.
 __device__ __forceinline__ void clear_next_set(uint32_t* arrivals, uint32_t turn) {
   uint4* const next = reinterpret_cast<uint4*>(counter_set(arrivals, turn + 1));
-  for (uint32_t place = blockIdx.x * kThreads + threadIdx.x; place < kSetCounters / 4; place += gridDim.x * kThreads) {
+  for (uint32_t place = blockIdx.x * 32 + threadIdx.x % 32; place < kSetCounters / 4; place += gridDim.x * 32) {
     next[place] = uint4{};
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/math.cuh"
+#include "../../common/prefetch.cuh"
 #include "schedule.cuh"
 
 namespace cupymla::xl_paged_attention {
@@ -31,6 +32,16 @@ struct BiasRow {
     return to_float(__ldg(reinterpret_cast<const Query*>(entries) + index));
   }
 
+  // Brings the entry of a key into L2, if the key has one of its own.
+  __device__ __forceinline__ void prefetch(const Parameters& params, int32_t position, int32_t count) const {
+    const bool is_dense = params.bias_form == kDenseBias;
+    const int32_t index = is_dense ? position : count - 1 - position;
+    if (position < count && (is_dense || index < params.extent)) {
+      const int bytes = params.bias_wide != 0 ? 4 : static_cast<int>(sizeof(Query));
+      prefetch_l2(entries + static_cast<int64_t>(index) * bytes);
+    }
+  }
+
   // The bias of the key at `position` < count.
   __device__ __forceinline__ float at(const Parameters& params, int32_t position, int32_t count) const {
     const int32_t distance = count - 1 - position;
@@ -55,6 +66,14 @@ struct TileBias {
     return to_float(*reinterpret_cast<const Query*>(&narrow));
   }
 
+  // Brings the bias of later tokens into L2: what is loaded must not wait behind the copies that are under way.
+  __device__ __forceinline__ void prefetch(const Parameters& params, const BiasRow<Query> (&lines)[2], int32_t rows,
+                                           int32_t first, int32_t tile_tokens, int32_t count) const {
+    const int32_t position = first + static_cast<int32_t>(threadIdx.x % 4) * (tile_tokens / 4);
+    lines[0].prefetch(params, position, count);
+    if (rows > 8) lines[1].prefetch(params, position, count);
+  }
+
   // Asks for the bias of tokens first + token_of(pair), + 1 of `tile_tokens` from `first` on. Rows past `rows` get
   // something finite or what another row gets; tokens past `count` get anything.
   template <typename TokenOf>
@@ -63,14 +82,16 @@ struct TileBias {
     const int32_t farthest = count - 1 - first;
     const bool inside = farthest >= tile_tokens - 1;
     wide = params.bias_wide != 0;
-    if (params.bias_form == kDenseBias && inside) {
+    if (params.bias_form == kAlibi) {
+      slope(lines, farthest, token_of);
+    } else if (params.bias_form == kDenseBias && inside) {
       fetch<1>(lines, rows, first, token_of);
     } else if (params.bias_form == kRelativeBias && inside && farthest < params.extent) {
       fetch<-1>(lines, rows, farthest, token_of);
     } else if (params.bias_form == kRelativeBias && farthest - (tile_tokens - 1) >= params.extent) {
       repeat(params, lines);
     } else {
-      fetch_each(params, lines, first, count, token_of);
+      fetch_each(params, lines, rows, first, count, token_of);
     }
   }
 
@@ -114,30 +135,53 @@ struct TileBias {
 
   // The whole tile lies past the extent.
   __device__ __forceinline__ void repeat(const Parameters& params, const BiasRow<Query> (&lines)[2]) {
-    wide = true;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float same = params.clamp != 0 ? lines[row].entry(params, params.extent - 1) : 0.0f;
+      const uint32_t same = params.clamp != 0 ? raw(lines[row], params.extent - 1) : 0u;
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) bits[pair][row][0] = bits[pair][row][1] = __float_as_uint(same);
+      for (int pair = 0; pair < kPairs; ++pair) bits[pair][row][0] = bits[pair][row][1] = same;
     }
   }
 
+  // Some tokens have no entry, or the last one. All entries are on their way before the first is looked at.
   template <typename TokenOf>
-  __device__ __forceinline__ void fetch_each(const Parameters& params, const BiasRow<Query> (&lines)[2], int32_t first,
-                                             int32_t count, TokenOf token_of) {
-    wide = true;
+  __device__ __forceinline__ void fetch_each(const Parameters& params, const BiasRow<Query> (&lines)[2], int32_t rows,
+                                             int32_t first, int32_t count, TokenOf token_of) {
+    const bool is_dense = params.bias_form == kDenseBias;
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
       for (int token = 0; token < 2; ++token) {
         const int32_t position = first + token_of(pair) + token;
+        const int32_t distance = count - 1 - position;
+        const int32_t index = is_dense ? position : min(distance, params.extent - 1);
+        const bool has_entry = distance >= 0 && (is_dense || distance < params.extent || params.clamp != 0);
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-          bits[pair][row][token] = __float_as_uint(position < count ? lines[row].at(params, position, count) : 0.0f);
+          bits[pair][row][token] = has_entry && (row == 0 || rows > 8) ? raw(lines[row], index) : 0u;
         }
       }
     }
+  }
+
+  template <typename TokenOf>
+  __device__ __forceinline__ void slope(const BiasRow<Query> (&lines)[2], int32_t farthest, TokenOf token_of) {
+    wide = true;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+      for (int token = 0; token < 2; ++token) {
+        const float distance = static_cast<float>(farthest - token_of(pair) - token);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) bits[pair][row][token] = __float_as_uint(-lines[row].slope * distance);
+      }
+    }
+  }
+
+  // An entry as it is stored.
+  __device__ __forceinline__ uint32_t raw(const BiasRow<Query>& line, int32_t index) const {
+    if (wide) return __ldg(reinterpret_cast<const uint32_t*>(line.entries) + index);
+    return __ldg(reinterpret_cast<const uint16_t*>(line.entries) + index);
   }
 };
 

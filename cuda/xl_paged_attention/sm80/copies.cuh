@@ -1,9 +1,13 @@
 // Bringing tiles of keys and values into a warp's ring.
 //
 // A tile is prepared one step before it is copied, because its block-table entries take a memory access of their own.
+// Behind the copies that are under way that would be long: what is read otherwise, table, query and bias, is asked into
+// L2 well before.
 #pragma once
 
+#include "../../common/prefetch.cuh"
 #include "../../common/stream_copy.cuh"
+#include "bias.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"
 
@@ -16,7 +20,7 @@ struct SegmentSource {
   const uint8_t* values;
 
   __device__ __forceinline__ SegmentSource(const Parameters& params, const Segment& segment) {
-    const int32_t kv_head = segment.unit / params.row_blocks;
+    const int32_t kv_head = segment.kv_head;
     table = params.block_tables + segment.seq * params.tables_seq;
     keys = params.k_cache + kv_head * params.k_head_bytes;
     values = params.v_cache + kv_head * params.v_head_bytes;
@@ -27,16 +31,13 @@ struct SegmentSource {
 template <typename Config>
 struct TileSource {
   static constexpr int kEntries = Config::kPages ? Config::kSubs : 1;
-  const uint8_t* keys;
-  const uint8_t* values;
   int32_t tokens;            // keys of the sequence from the tile's first token on
   int32_t block[kEntries];   // whatever the table holds; -1 where the sequence has no token
   int32_t inside[kEntries];  // first token in the block
 
   __device__ __forceinline__ void prepare(const Parameters& params, const SegmentSource& segment, int32_t count,
                                           int32_t tile) {
-    keys = segment.keys;
-    values = segment.values;
+    constexpr int kLine = 32;  // entries
     tokens = count - tile * Config::kTile;
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
@@ -50,6 +51,7 @@ struct TileSource {
       }
       inside[i] = static_cast<int32_t>(position - column * static_cast<uint32_t>(params.block_size));
       block[i] = token < min(tokens, Config::kTile) ? __ldg(segment.table + column) : -1;
+      if (i == 0 && tokens - token > kLine * params.block_size) prefetch_l2(segment.table + column + kLine);
     }
   }
 
@@ -65,8 +67,8 @@ struct TileSource {
 // elements the two chunks of a channel's 16 tokens change places in every other group of four channels, for fp8 keys
 // tokens 8-15 change places in pairs: the eight rows of each matrix that `ldmatrix` reads lie in different banks.
 template <typename Config, bool kSmallBlock>
-__device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const TileSource<Config>& source,
-                                               uint32_t stage) {
+__device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const SegmentSource& segment,
+                                               const TileSource<Config>& source, uint32_t stage) {
   constexpr int kSub = Config::kSub;
   constexpr int kValueChunks = kSub * Config::kItem / 16;  // 16-byte chunks of a channel's 16 tokens
   constexpr int kPassChannels = 32 / kValueChunks;
@@ -88,7 +90,7 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const T
     existing |= ((1u << tokens) - 1u) << (sub * kSub);
 
     const bool take_key = token < tokens;
-    const uint8_t* key = source.keys + block * params.k_block_bytes + (inside + token) * 16 + half * (key_step / 2);
+    const uint8_t* key = segment.keys + block * params.k_block_bytes + (inside + token) * 16 + half * (key_step / 2);
     const int key_place = Config::kFp8 ? token ^ ((token >> 2) & 2) : token;
     const uint32_t key_to = stage + (half * Config::kTile + sub * kSub + key_place) * 16;
 #pragma unroll
@@ -99,7 +101,7 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const T
     }
 
     const bool take_value = value_chunk * Config::kChunk < tokens;
-    const uint8_t* value = source.values + block * params.v_block_bytes + channel * channel_step +
+    const uint8_t* value = segment.values + block * params.v_block_bytes + channel * channel_step +
                            inside * Config::kItem + value_chunk * 16;
     const int value_place = kValueChunks == 2 ? value_chunk ^ ((channel >> 2) & 1) : value_chunk;
     const uint32_t value_to = stage + Config::kKeyBytes + sub * Config::kValueSubBytes +
@@ -123,8 +125,8 @@ __device__ __forceinline__ const uint8_t* from_lane(const uint8_t* pointer, int 
 // Copies a tile of a cache whose tokens are rows of contiguous channels, one row of kPitch bytes for each token;
 // returns which tokens exist. What does not exist, and channels past the head, become zero.
 template <typename Config>
-__device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const TileSource<Config>& source,
-                                              uint32_t stage) {
+__device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const SegmentSource& segment,
+                                              const TileSource<Config>& source, uint32_t stage) {
   constexpr bool kHalves = Config::kFp8 && Config::kHeadSize % 16 != 0;  // rows are aligned to 8 bytes only
   constexpr int kUnitBytes = kHalves ? 8 : 16;
   constexpr int kUnits = Config::kPaddedChunks * 16 / kUnitBytes;
@@ -134,8 +136,8 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
   const uint32_t existing = __ballot_sync(kFullWarp, exists);
   const int64_t block = exists ? source.block[0] : 0;
   const int64_t inside = exists ? source.inside[0] : 0;
-  const uint8_t* const k_row = source.keys + block * params.k_block_bytes + inside * params.k_token_bytes;
-  const uint8_t* const v_row = source.values + block * params.v_block_bytes + inside * params.v_token_bytes;
+  const uint8_t* const k_row = segment.keys + block * params.k_block_bytes + inside * params.k_token_bytes;
+  const uint8_t* const v_row = segment.values + block * params.v_block_bytes + inside * params.v_token_bytes;
 #pragma unroll
   for (int pass = 0; pass < divide_up(Config::kTile * kUnits, 32); ++pass) {
     // The last pass may be half a warp's; its other half only lends its rows.
@@ -165,8 +167,8 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Ti
 template <typename Config>
 struct Feeder {
   const Parameters& params;
-  const Line<Config::kTile>& line;
-  Walk<Config::kTile> walk;
+  const Line<Config>& line;
+  Walk<Config> walk;
   SegmentSource segment;
   TileSource<Config> next;   // of the tile to copy next
   int32_t tile;
@@ -175,11 +177,32 @@ struct Feeder {
   int stage = 0;             // next to fill
   uint32_t existing_of = 0;  // lane s holds the tokens that exist in stage s
 
-  __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config::kTile>& line,
-                                    const Walk<Config::kTile>& start, uint32_t ring)
+  __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config>& line,
+                                    const Walk<Config>& start, uint32_t ring)
       : params(params), line(line), walk(start), segment(params, start.segment), ring(ring) {
     tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+    if (walk.any()) begin_segment();
     settle();
+  }
+
+  // Asks for what the arithmetic will want first of the segment.
+  __device__ __forceinline__ void begin_segment() {
+    constexpr int kLine = 128;
+    const int lane = threadIdx.x % 32;
+    const Segment& now = walk.segment;
+    const int32_t row = lane % Config::kRows;
+    if (row >= now.rows) return;
+    const int32_t head = now.first_head + row;
+    const uint8_t* const query = params.query + now.seq * params.query_seq_bytes + head * params.query_head_bytes;
+    const uint8_t* const offsets = params.pos_bias_u + head * params.u_head_bytes;
+    for (int byte = lane / Config::kRows * kLine; byte < Config::kHeadSize * 4; byte += 32 / Config::kRows * kLine) {
+      if (byte < Config::kHeadSize * 2) prefetch_l2(query + byte);
+      if (params.pos_bias_u != nullptr && byte < Config::kHeadSize << (1 + params.u_wide)) prefetch_l2(offsets + byte);
+    }
+    if (params.bias != nullptr) {
+      const BiasRow<typename Config::Query> bias(params, now.seq, now.first_head + row);
+      bias.prefetch(params, tile * Config::kTile + (lane < Config::kRows ? 0 : Config::kTile - 1), now.count);
+    }
   }
 
   // Moves on to the segment that holds this warp's next tile, and asks for its block-table entries.
@@ -190,6 +213,7 @@ struct Feeder {
         tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
       } while (walk.any() && tile >= walk.segment.end);
       segment = SegmentSource(params, walk.segment);
+      if (walk.any()) begin_segment();
     }
     more = walk.any();
     if (more) next.prepare(params, segment, walk.segment.count, tile);
@@ -199,19 +223,19 @@ struct Feeder {
   __device__ __forceinline__ void feed() {
     if (more) {
       const uint32_t to = ring + stage * Config::kStageBytes;
-      const TileSource<Config> now = next;
-      tile += kWarps;
-      settle();
       uint32_t existing;
       if constexpr (!Config::kPages) {
-        existing = copy_rows<Config>(params, now, to);
+        existing = copy_rows<Config>(params, segment, next, to);
       } else if (params.block_size == Config::kSub) {
-        existing = copy_pages<Config, true>(params, now, to);
+        existing = copy_pages<Config, true>(params, segment, next, to);
       } else {
-        existing = copy_pages<Config, false>(params, now, to);
+        existing = copy_pages<Config, false>(params, segment, next, to);
       }
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
       stage = stage + 1 == Config::kStages ? 0 : stage + 1;
+      // Not before the copies: the new entries would need registers beside those of the old ones, and moves that wait.
+      tile += kWarps;
+      settle();
     }
     stream_copy_commit();
   }

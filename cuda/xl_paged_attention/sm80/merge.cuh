@@ -23,17 +23,15 @@ struct Merge {
   static constexpr int kSlotFloats = kRows * (kHeadSize + 2);
   static constexpr int kBatch = Config::kMergeBatch;  // loads that a thread has under way when it puts parts together
   static constexpr int kGroup = 12;  // parts that are put together at once: 144 CTAs take two levels of one batch
-  // Where every thread has one vector of a part, more parts at once cost less than another level.
-  static constexpr int kMostAtOnce = 3 * kBatch > kGroup ? 3 * kBatch : kGroup;
-  // Groups of as many parts as there are groups, of all CTAs that a GPU can hold.
-  static_assert(kRows * 64 <= kMergeFloats / 2 && kMostAtOnce <= 64, "statistics of the largest group");
+  // Where every thread has one vector of a part, more parts at once cost less than another level. A lane for each.
+  static constexpr int kMostAtOnce = 3 * kBatch > 32 ? 32 : 3 * kBatch > kGroup ? 3 * kBatch : kGroup;
+  static_assert(27 * 27 >= kMaxCtas, "the largest group has a lane for each part");
 
   const Parameters& params;
   Storage<Config>& storage;
-  const Line<Config::kTile>& line;
+  const Line<Config>& line;
   const Segment& segment;
-  const int32_t first_head;
-  const int32_t rows;
+  const bool is_first;  // segment of this CTA
 
   // exp2(maximum - top) with weight 0 for parts that saw no score above -inf.
   static __device__ __forceinline__ float weight(float maximum, float top) {
@@ -49,12 +47,16 @@ struct Merge {
     return accurate_exp2(excess(maximum, top));
   }
 
-  // Writes one element of the result.
-  __device__ __forceinline__ void store_out(int row, int channel, float sum, float v_scale) const {
-    const float total = storage.merged_sum[row];
-    const float value = total == 0.0f ? 0.0f : sum / total * v_scale;
-    uint8_t* to = params.out + segment.seq * params.out_seq_bytes + (first_head + row) * params.out_head_bytes;
-    reinterpret_cast<Query*>(to)[channel] = static_cast<Query>(value);
+  // Writes four elements of the result.
+  __device__ __forceinline__ void store_out(int row, int channel, float4 sum, float total, float v_scale) const {
+    struct alignas(4 * sizeof(Query)) Packed {
+      Query values[4];
+    };
+    const auto rounded = [&](float value) {
+      return static_cast<Query>(total == 0.0f ? 0.0f : value / total * v_scale);
+    };
+    uint8_t* to = params.out + segment.seq * params.out_seq_bytes + (segment.first_head + row) * params.out_head_bytes;
+    reinterpret_cast<Packed*>(to)[channel / 4] = {rounded(sum.x), rounded(sum.y), rounded(sum.z), rounded(sum.w)};
   }
 
   // The maximum and the logarithm of the sum, in units of lse, rounded once. In fp32 the logarithm, its product with
@@ -69,78 +71,101 @@ struct Merge {
                                   log2_total * static_cast<double>(params.lse_unit)));
   }
 
-  __device__ __forceinline__ void store_lse() const {
-    const int row = threadIdx.x;
-    if (params.lse != nullptr && row < rows) {
-      const float total = storage.merged_sum[row];
-      params.lse[segment.seq * params.lse_seq + (first_head + row) * params.lse_head] =
-          total == 0.0f ? positive_infinity() : log_sum(storage.merged_max[row], total);
+  __device__ __forceinline__ void store_lse(int row, float top, float total) const {
+    if (params.lse != nullptr) {
+      params.lse[segment.seq * params.lse_seq + (segment.first_head + row) * params.lse_head] =
+          total == 0.0f ? positive_infinity() : log_sum(top, total);
     }
   }
 
   __device__ __forceinline__ float v_scale() const {
-    const int32_t kv_head = segment.unit / params.row_blocks;
-    return params.v_scales != nullptr ? params.v_scales[kv_head * params.v_scales_head] : params.v_scale;
+    return params.v_scales != nullptr ? params.v_scales[segment.kv_head * params.v_scales_head] : params.v_scale;
   }
 
   __device__ __forceinline__ float* slot(uint32_t cta, bool is_first) const {
     return params.partials + (2 * static_cast<int64_t>(cta) + (is_first ? 0 : 1)) * kSlotFloats;
   }
 
-  // All threads. Ends with a barrier, after which the shared memory in use here and `query` are free.
+  // The largest of a row's scores in this CTA.
+  __device__ __forceinline__ float top_of(int row) const {
+    float top = storage.row_max[0][row];
+#pragma unroll
+    for (int other = 1; other < kWarps; ++other) top = max_nan(top, storage.row_max[other][row]);
+    return top;
+  }
+
+  // By a warp, while the others are at work: whose parts are to be put together, and in which groups.
+  __device__ __forceinline__ void prepare() const {
+    if (segment.whole()) return;
+    Spread spread;
+    spread.first_cta = line.owner(segment.start);
+    spread.begins_with_it = line.part(spread.first_cta) == segment.start;
+    spread.parts = static_cast<int>(line.owner(segment.start + segment.tiles - 1) - spread.first_cta) + 1;
+    spread.group = spread.parts;
+    spread.first = 0;
+    spread.groups = 1;
+    if (spread.parts > (segment.rows * kHeadSize / 4 <= kThreads ? kMostAtOnce : kGroup)) {
+      spread.group = kGroup;  // at most 27 for kMaxCtas
+      while (spread.group * spread.group < spread.parts) ++spread.group;
+      spread.first = static_cast<int>(blockIdx.x - spread.first_cta) / spread.group * spread.group;
+      spread.groups = divide_up(spread.parts, spread.group);
+    }
+    if (threadIdx.x % 32 == 0) storage.spread = spread;
+  }
+
+  // All threads. What it leaves in shared memory is written again behind the barrier of the next segment's query.
   template <typename Engine>
-  __device__ __forceinline__ void finish(Engine& engine) {
+  __device__ __forceinline__ void finish(Engine& engine) const {
     engine.store_statistics();
     __syncthreads();
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x < rows) {
-      const int row = threadIdx.x;
-      float top = storage.row_max[0][row];
-      for (int other = 1; other < kWarps; ++other) top = max_nan(top, storage.row_max[other][row]);
-      float total = 0.0f;
-      for (int other = 0; other < kWarps; ++other) {
-        total += storage.row_sum[other][row] * accurate_weight(storage.row_max[other][row], top);
-      }
-      storage.merged_max[row] = top;
-      storage.merged_sum[row] = total;
-    }
-    __syncthreads();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int rows = segment.rows;
     const bool whole = segment.whole();
-    // The first segment of this CTA's part is the one that the part begins in.
-    float* const partial = slot(blockIdx.x, line.part(blockIdx.x) == segment.start + segment.first);
-    if (whole) store_lse();
+    float* const partial = slot(blockIdx.x, is_first);
+    if (warp == kWarps - 1 && lane < rows) {
+      const float top = top_of(lane);
+      float total = 0.0f;
+#pragma unroll
+      for (int other = 0; other < kWarps; ++other) {
+        total += storage.row_sum[other][lane] * accurate_weight(storage.row_max[other][lane], top);
+      }
+      storage.merged_sum[lane] = total;
+      if (whole) {
+        store_lse(lane, top, total);
+      } else {
+        reinterpret_cast<float2*>(partial + rows * kHeadSize)[lane] = {top, total};
+      }
+    }
     const float scale = v_scale();
     const int columns_at_once = min(round_up(kHeadSize, 16), kMergeFloats / (kWarps * rows) / 16 * 16);
     for (int first = 0; first < kHeadSize; first += columns_at_once) {
       const int columns = min(columns_at_once, round_up(kHeadSize - first, 16));
       engine.store_columns(storage.exchange + warp * rows * columns, rows, first, columns, [&](int row) {
-        return row < rows ? weight(storage.row_max[warp][row], storage.merged_max[row]) : 0.0f;
+        return row < rows ? weight(storage.row_max[warp][row], top_of(row)) : 0.0f;
       });
       __syncthreads();
-      for (int index = threadIdx.x; index < rows * columns; index += kThreads) {
-        const int row = index / columns;
-        const int channel = first + index % columns;
-        if (channel >= kHeadSize) continue;
-        float sum = 0.0f;
+      for (int row = warp; row < rows; row += kWarps) {
+        for (int place = 4 * lane; place < min(columns, kHeadSize - first); place += 128) {
+          float4 sum = {};
 #pragma unroll
-        for (int other = 0; other < kWarps; ++other) sum += storage.exchange[other * rows * columns + index];
-        if (whole) {
-          store_out(row, channel, sum, scale);
-        } else {
-          partial[row * kHeadSize + channel] = sum;
+          for (int other = 0; other < kWarps; ++other) {
+            const float* const part = storage.exchange + (other * rows + row) * columns + place;
+            const float4 found = *reinterpret_cast<const float4*>(part);
+            sum.x += found.x;
+            sum.y += found.y;
+            sum.z += found.z;
+            sum.w += found.w;
+          }
+          if (whole) {
+            store_out(row, first + place, sum, storage.merged_sum[row], scale);
+          } else {
+            *reinterpret_cast<float4*>(partial + row * kHeadSize + first + place) = sum;
+          }
         }
       }
-      __syncthreads();
+      if (first + columns_at_once < kHeadSize) __syncthreads();
     }
-    if (whole) return;
-    if (threadIdx.x < rows) {
-      partial[rows * kHeadSize + 2 * threadIdx.x] = storage.merged_max[threadIdx.x];
-      partial[rows * kHeadSize + 2 * threadIdx.x + 1] = storage.merged_sum[threadIdx.x];
-    }
-    const uint32_t first_cta = line.owner(segment.start);
-    const int parts = static_cast<int>(line.owner(segment.start + segment.tiles - 1) - first_cta) + 1;
-    merge(first_cta, parts, scale);
-    __syncthreads();
+    if (!whole) merge(scale);
   }
 
   // What the CTAs of a unit have left of it: every `stride`-th from `offset` on. All but the first begin with it.
@@ -158,123 +183,109 @@ struct Merge {
   // The last CTA to arrive puts the parts together. Many parts are first put together in groups, each by the last of
   // its CTAs, in the slot of the group's first: what one CTA reads alone, and waits for, stays short. `Units.merging`
   // in plan.py follows this.
-  __device__ __forceinline__ void merge(uint32_t first_cta, int parts, float scale) {
-    Parts left{slot(first_cta, line.part(first_cta) == segment.start), slot(first_cta + 1, true), 0, 1};
+  __device__ __forceinline__ void merge(float scale) const {
+    const Spread& spread = storage.spread;
+    Parts left{slot(spread.first_cta, spread.begins_with_it), slot(spread.first_cta + 1, true), spread.first, 1};
     // A CTA is the first of one unit at most, and a later one of one unit at most.
-    uint32_t* const unit_counter = counter_set(params.arrivals, storage.turn) + 3 * static_cast<int64_t>(first_cta);
-    int group = kGroup;  // at most 27 for kMaxCtas
-    while (group * group < parts) ++group;
-    const bool at_once = parts <= (rows * kHeadSize / 4 <= kThreads ? kMostAtOnce : kGroup);
-    const int first = at_once ? 0 : static_cast<int>(blockIdx.x - first_cta) / group * group;
+    uint32_t* const unit_counter =
+        counter_set(params.arrivals, storage.turn) + 3 * static_cast<int64_t>(spread.first_cta);
+    const int first = spread.first;
     uint32_t* counter = first == 0 ? unit_counter + 1 : unit_counter + 3 * static_cast<int64_t>(first) + 2;
-    bool is_result = at_once;
-    int members = at_once ? parts : min(group, parts - first);
-    left.offset = first;
+    bool is_result = spread.groups == 1;
+    int members = min(spread.group, spread.parts - first);
     while (arrive(counter, members)) {
       merge_parts(left, members, is_result, scale);
       if (is_result) break;
       is_result = true;
-      members = divide_up(parts, group);
+      members = spread.groups;
       left.offset = 0;
-      left.stride = group;
+      left.stride = spread.group;
       counter = unit_counter;
     }
   }
 
   // Whether this CTA is the last of `parts` to leave its part.
-  __device__ __forceinline__ bool arrive(uint32_t* counter, int parts) {
+  __device__ __forceinline__ bool arrive(uint32_t* counter, int parts) const {
     __syncthreads();
     if (threadIdx.x == 0) storage.last = arrive_at(counter) == static_cast<uint32_t>(parts - 1);
     __syncthreads();
     return storage.last;
   }
 
-  // Puts parts together into the result, or into the first of them. Reads past L1, which may hold what another CTA of
-  // this SM has read there.
-  __device__ __forceinline__ void merge_parts(const Parts& left, int parts, bool is_result, float scale) {
-    const int vectors = rows * kHeadSize / 4;  // of four channels
-    float4 values[kBatch];
-    int index = threadIdx.x;
-    if (index < vectors) fetch(values, left, 0, parts, index);
-    for (int place = threadIdx.x; place < parts * rows; place += kThreads) {
-      const float* statistics = left[place / rows] + rows * kHeadSize + 2 * (place % rows);
-      const float2 found = __ldcg(reinterpret_cast<const float2*>(statistics));
-      storage.exchange[place] = found.x;
-      storage.exchange[kMergeFloats / 2 + place] = found.y;
-    }
-    __syncthreads();
-    merge_statistics(parts);
-    __syncthreads();
-    if (is_result) store_lse();
+  // Puts parts together into the result, or into the first of them; a warp for a row, which meets no barrier. Lane l
+  // knows what part l weighs. Reads past L1, which may hold what another CTA of this SM has read there.
+  __device__ __forceinline__ void merge_parts(const Parts& left, int parts, bool is_result, float scale) const {
+    constexpr int kVectors = kHeadSize / 4;  // of a row, of four channels each
+    const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (; index < vectors; index += kThreads) {
-      if (index >= kThreads) fetch(values, left, 0, parts, index);
-      const int row = index * 4 / kHeadSize;
-      const float4 sum = sum_parts(values, left, parts, index, row);
-      if (is_result) {
-        const int channel = index * 4 % kHeadSize;
-        store_out(row, channel, sum.x, scale);
-        store_out(row, channel + 1, sum.y, scale);
-        store_out(row, channel + 2, sum.z, scale);
-        store_out(row, channel + 3, sum.w, scale);
-      } else {
-        reinterpret_cast<float4*>(left[0])[index] = sum;
-      }
-    }
-    if (!is_result && threadIdx.x < rows) {
-      float* const statistics = left[0] + rows * kHeadSize + 2 * threadIdx.x;
-      statistics[0] = storage.merged_max[threadIdx.x];
-      statistics[1] = storage.merged_sum[threadIdx.x];
-    }
-  }
-
-  static __device__ __forceinline__ void fetch(float4 (&values)[kBatch], const Parts& left, int begin, int end,
-                                               int index) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (begin + i < end) values[i] = __ldcg(reinterpret_cast<const float4*>(left[begin + i]) + index);
-    }
-  }
-
-  // The sum of one vector over all parts, of which `values` holds the first.
-  __device__ __forceinline__ float4 sum_parts(float4 (&values)[kBatch], const Parts& left, int parts, int index,
-                                              int row) const {
-    float4 sum = {};
+    for (int row = threadIdx.x / 32; row < segment.rows; row += kWarps) {
+      float2 known = {negative_infinity(), 0.0f};
+      if (lane < parts) known = __ldcg(statistics(left[lane]) + row);
+      float4 values[kBatch];
+      fetch(values, left, 0, parts, row, lane);
+      const float top = warp_max(known.x);
+      const float factor = accurate_weight(known.x, top);
+      const float total = warp_sum(known.y * factor);
 #pragma unroll 1
-    for (int done = 0; done < parts; done += kBatch) {
-      if (done > 0) fetch(values, left, done, parts, index);
+      for (int first = 0; first < kVectors; first += 32) {
+        const int vector = first + lane;
+        float4 sum = {};
+#pragma unroll 1
+        for (int done = 0; done < parts; done += kBatch) {
+          if (first + done > 0) fetch(values, left, done, parts, row, vector);
+          float factors[kBatch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (done + i < parts) {
-          const float factor = weight(storage.exchange[(done + i) * rows + row], storage.merged_max[row]);
-          sum.x = fmaf(values[i].x, factor, sum.x);
-          sum.y = fmaf(values[i].y, factor, sum.y);
-          sum.z = fmaf(values[i].z, factor, sum.z);
-          sum.w = fmaf(values[i].w, factor, sum.w);
+          for (int i = 0; i < kBatch; ++i) factors[i] = __shfl_sync(kFullWarp, factor, (done + i) % 32);
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (done + i < parts) {
+              sum.x = fmaf(values[i].x, factors[i], sum.x);
+              sum.y = fmaf(values[i].y, factors[i], sum.y);
+              sum.z = fmaf(values[i].z, factors[i], sum.z);
+              sum.w = fmaf(values[i].w, factors[i], sum.w);
+            }
+          }
+        }
+        if (vector >= kVectors) continue;
+        if (is_result) {
+          store_out(row, 4 * vector, sum, total, scale);
+        } else {
+          reinterpret_cast<float4*>(left[0])[row * kVectors + vector] = sum;
         }
       }
+      if (lane != 0) continue;
+      if (is_result) {
+        store_lse(row, top, total);
+      } else {
+        statistics(left[0])[row] = {top, total};
+      }
     }
-    return sum;
   }
 
-  // Maximum and sum of each row over the parts whose statistics are in shared memory; a warp for a row.
-  __device__ __forceinline__ void merge_statistics(int parts) {
-    const int lane = threadIdx.x % 32;
-    for (int row = threadIdx.x / 32; row < rows; row += kWarps) {
-      float top = negative_infinity();
-      for (int part = lane; part < parts; part += 32) top = max_nan(top, storage.exchange[part * rows + row]);
+  static __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) top = max_nan(top, __shfl_xor_sync(kFullWarp, top, step));
-      float total = 0.0f;
-      for (int part = lane; part < parts; part += 32) {
-        const int place = part * rows + row;
-        total += storage.exchange[kMergeFloats / 2 + place] * accurate_weight(storage.exchange[place], top);
-      }
+    for (int step = 16; step > 0; step /= 2) value = max_nan(value, __shfl_xor_sync(kFullWarp, value, step));
+    return value;
+  }
+
+  static __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(kFullWarp, total, step);
-      if (lane == 0) {
-        storage.merged_max[row] = top;
-        storage.merged_sum[row] = total;
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kFullWarp, value, step);
+    return value;
+  }
+
+  __device__ __forceinline__ float2* statistics(float* part) const {
+    return reinterpret_cast<float2*>(part + segment.rows * kHeadSize);
+  }
+
+  // One vector of a row of the parts from `begin` on.
+  static __device__ __forceinline__ void fetch(float4 (&values)[kBatch], const Parts& left, int begin, int end, int row,
+                                               int vector) {
+    if (vector >= kHeadSize / 4) return;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i < end) {
+        values[i] = __ldcg(reinterpret_cast<const float4*>(left[begin + i]) + row * (kHeadSize / 4) + vector);
       }
     }
   }

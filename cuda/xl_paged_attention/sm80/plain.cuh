@@ -38,18 +38,18 @@ struct PlainEngine {
   float row_max[kRows], row_sum[kRows];  // sums are this lane's part
 
   __device__ __forceinline__ PlainEngine(const Parameters& params, Storage<Config>& storage,
-                                         const Line<Config::kTile>&, const Walk<Config::kTile>&)
+                                         const Line<Config>&, const Walk<Config>&)
       : params(params), storage(storage) {}
 
   // Q + u in fp32, rounded to the query's dtype where that is narrower.
-  __device__ __forceinline__ void stage_query(const Segment& segment, int32_t first_head, int32_t rows) {
+  __device__ __forceinline__ void stage_query(const Segment& segment) {
     float* const staged = reinterpret_cast<float*>(storage.query);
     for (int index = threadIdx.x; index < kRows * Config::kHeadSize; index += kThreads) {
       const int row = index / Config::kHeadSize;
       const int channel = index % Config::kHeadSize;
       float value = 0.0f;
-      if (row < rows) {
-        const int32_t head = first_head + row;
+      if (row < segment.rows) {
+        const int32_t head = segment.first_head + row;
         const uint8_t* line = params.query + segment.seq * params.query_seq_bytes + head * params.query_head_bytes;
         value = to_float(reinterpret_cast<const Query*>(line)[channel]);
         if (params.pos_bias_u != nullptr) {
@@ -130,8 +130,7 @@ struct PlainEngine {
     }
   }
 
-  __device__ __forceinline__ void work_tile(const Segment& segment, int32_t first_head, int32_t rows, int32_t tile,
-                                            float score_factor) {
+  __device__ __forceinline__ void work_tile(const Segment& segment, int32_t tile, float score_factor) {
     const int32_t position = tile * Config::kTile + lane;
     const int32_t column = static_cast<uint32_t>(position) / static_cast<uint32_t>(params.block_size);
     const int64_t inside = position - column * params.block_size;
@@ -139,7 +138,7 @@ struct PlainEngine {
         position < segment.count ? params.block_tables[segment.seq * params.tables_seq + column] : -1;
     const bool exists = entry >= 0 && entry < params.num_blocks;
     const uint32_t existing = __ballot_sync(kFullWarp, exists);
-    const int64_t kv_head = segment.unit / params.row_blocks;
+    const int64_t kv_head = segment.kv_head;
     float scores[kRows] = {};
     if (exists) {
       multiply_key(scores, params.k_cache + entry * params.k_block_bytes + kv_head * params.k_head_bytes +
@@ -148,10 +147,10 @@ struct PlainEngine {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       float score = negative_infinity(), bias = 0.0f;
-      if (exists && row < rows) {
+      if (exists && row < segment.rows) {
         score = scores[row] * score_factor;
         if (params.bias_form != kNoBias) {
-          bias = BiasRow<Query>(params, segment.seq, first_head + row).at(params, position, segment.count);
+          bias = BiasRow<Query>(params, segment.seq, segment.first_head + row).at(params, position, segment.count);
           score = fmaf(bias, params.bias_log2, score);
         }
       }
@@ -176,9 +175,8 @@ struct PlainEngine {
     multiply_values(scores, value, existing);
   }
 
-  __device__ __forceinline__ void attend(const Segment& segment, int32_t first_head, int32_t rows) {
-    stage_query(segment, first_head, rows);
-    __syncthreads();
+  // Behind a barrier that follows `stage_query`.
+  __device__ __forceinline__ void attend(const Segment& segment) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       row_max[row] = negative_infinity();
@@ -186,10 +184,10 @@ struct PlainEngine {
 #pragma unroll
       for (int part = 0; part < Config::kLaneChannels; ++part) out[row][part] = 0.0f;
     }
-    const int32_t kv_head = segment.unit / params.row_blocks;
-    const float k_scale = params.k_scales != nullptr ? params.k_scales[kv_head * params.k_scales_head] : params.k_scale;
+    const float k_scale =
+        params.k_scales != nullptr ? params.k_scales[segment.kv_head * params.k_scales_head] : params.k_scale;
     for (int32_t tile = segment.first + warp; tile < segment.end; tile += kWarps) {
-      work_tile(segment, first_head, rows, tile, params.score_log2 * k_scale);
+      work_tile(segment, tile, params.score_log2 * k_scale);
     }
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {

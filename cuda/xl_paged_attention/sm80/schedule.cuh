@@ -20,6 +20,7 @@ __device__ __forceinline__ int32_t key_count(const Parameters& params, int32_t s
 // Tiles [first, end) of one unit.
 struct Segment {
   int32_t seq, unit;
+  int32_t kv_head, first_head, rows;  // of the unit: its KV head, its query heads
   int32_t count;       // keys of the sequence
   int32_t tiles;       // tiles of the unit, of which this segment holds [first, end)
   int32_t first, end;
@@ -28,8 +29,36 @@ struct Segment {
   __device__ __forceinline__ bool whole() const { return first == 0 && end == tiles; }
 };
 
-template <int kTile>
+// How the parts of a unit that several CTAs share are put together: all at once, or first in groups.
+struct Spread {
+  uint32_t first_cta;    // whose part is the first
+  bool begins_with_it;   // it is the first segment of that CTA
+  int32_t parts;
+  int32_t group;         // parts of a group; as many as there are parts where all are put together at once
+  int32_t first;         // part of this CTA's group
+  int32_t groups;
+};
+
+// What a warp has counted of the line; lane l knows of sequence l.
+struct Counted {
+  int32_t keys;    // of the sequence
+  uint32_t tiles;  // of one unit each of this sequence and all before it
+  int64_t total;   // of all
+};
+
+// Of this lane and all before it.
+__device__ __forceinline__ uint32_t running_sum(uint32_t value) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t lower = __shfl_up_sync(kFullWarp, value, step);
+    if (static_cast<int>(threadIdx.x % 32) >= step) value += lower;
+  }
+  return value;
+}
+
+template <typename Config>
 struct Line {
+  static constexpr int kTile = Config::kTile;
   const Parameters& params;
   const int32_t units;
   const int64_t total;  // tiles of all
@@ -41,13 +70,23 @@ struct Line {
         total(total),
         ctas(static_cast<uint32_t>(min(static_cast<int64_t>(gridDim.x), total))) {}
 
-  // Tiles of all sequences, counted by a warp.
-  static __device__ __forceinline__ int64_t count(const Parameters& params) {
-    int64_t tiles = 0;
-    for (int32_t seq = threadIdx.x % 32; seq < params.num_seqs; seq += 32) tiles += tiles_of(key_count(params, seq));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) tiles += __shfl_xor_sync(kFullWarp, tiles, step);
-    return tiles * (params.num_kv_heads * params.row_blocks);
+  // By a warp. A sequence has less than 2^27 tiles, so those of 32 are counted in 32 bits.
+  static __device__ __forceinline__ Counted count(const Parameters& params) {
+    Counted counted;
+    counted.keys = keys_of(params, 0);
+    counted.tiles = running_sum(tiles_of(counted.keys));
+    int64_t tiles = __shfl_sync(kFullWarp, counted.tiles, 31);
+    for (int32_t base = 32; base < params.num_seqs; base += 32) {
+      tiles += __shfl_sync(kFullWarp, running_sum(tiles_of(keys_of(params, base))), 31);
+    }
+    counted.total = tiles * (params.num_kv_heads * params.row_blocks);
+    return counted;
+  }
+
+  // Of sequence base + lane; 0 past the last.
+  static __device__ __forceinline__ int32_t keys_of(const Parameters& params, int32_t base) {
+    const int32_t seq = base + static_cast<int32_t>(threadIdx.x % 32);
+    return seq < params.num_seqs ? key_count(params, seq) : 0;
   }
 
   static __device__ __forceinline__ int32_t tiles_of(int32_t count) { return (count + kTile - 1) / kTile; }
@@ -72,7 +111,7 @@ struct Line {
 };
 
 // Goes through the segments of one CTA's part.
-template <int kTile>
+template <typename Config>
 struct Walk {
   int64_t left;  // tiles of the part from `segment` on
   Segment segment;
@@ -80,20 +119,21 @@ struct Walk {
   __device__ __forceinline__ bool any() const { return left > 0; }
 
   // A whole warp.
-  __device__ __forceinline__ void begin(const Line<kTile>& line) {
+  __device__ __forceinline__ void begin(const Line<Config>& line, const Counted& counted) {
     const int64_t place = line.part(blockIdx.x);
     left = line.part(blockIdx.x + 1) - place;
     segment = {};
-    if (left > 0) locate(line, place);
+    if (left > 0) locate(line, counted, place);
   }
 
   // A whole warp, so that all of its lanes go by the length that one has read.
-  __device__ __forceinline__ void next(const Line<kTile>& line) {
+  __device__ __forceinline__ void next(const Line<Config>& line) {
     left -= segment.end - segment.first;
     if (left <= 0) return;
     segment.start += segment.tiles;
-    if (++segment.unit == line.units) {
-      segment.unit = 0;
+    int32_t unit = segment.unit + 1;
+    if (unit == line.units) {
+      unit = 0;
       do {
         if (++segment.seq >= line.params.num_seqs) {
           left = 0;  // sequences became shorter after the line was measured
@@ -103,30 +143,32 @@ struct Walk {
         segment.tiles = line.tiles_of(segment.count);
       } while (segment.tiles == 0);
     }
+    take_unit(line.params, unit);
     segment.first = 0;
     segment.end = static_cast<int32_t>(min(static_cast<int64_t>(segment.tiles), left));
   }
 
  private:
+  __device__ __forceinline__ void take_unit(const Parameters& params, int32_t unit) {
+    segment.unit = unit;
+    segment.kv_head = params.row_blocks == 1 ? unit : unit / params.row_blocks;
+    const int32_t first_row = (unit - segment.kv_head * params.row_blocks) * Config::kRows;
+    segment.first_head = segment.kv_head * params.group + first_row;
+    segment.rows = min(Config::kRows, params.group - first_row);
+  }
+
   // The segment at a place that lies on the line.
-  __device__ __forceinline__ void locate(const Line<kTile>& line, int64_t place) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void locate(const Line<Config>& line, const Counted& counted, int64_t place) {
     int64_t before = 0;
     bool found = false;
     for (int32_t base = 0; base < line.params.num_seqs && !found; base += 32) {
-      const int32_t seq = base + lane;
-      const int32_t keys = seq < line.params.num_seqs ? key_count(line.params, seq) : 0;
-      const int64_t own = static_cast<int64_t>(line.tiles_of(keys)) * line.units;
-      int64_t up_to = own;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int64_t lower = __shfl_up_sync(kFullWarp, up_to, step);
-        if (lane >= step) up_to += lower;
-      }
-      const uint32_t past = __ballot_sync(kFullWarp, before + up_to > place);
+      const int32_t keys = base == 0 ? counted.keys : line.keys_of(line.params, base);
+      const uint32_t tiles = base == 0 ? counted.tiles : running_sum(line.tiles_of(keys));
+      const uint32_t past = __ballot_sync(kFullWarp, before + static_cast<int64_t>(tiles) * line.units > place);
       found = past != 0;
       const int first = found ? __ffs(static_cast<int>(past)) - 1 : 31;
-      before += __shfl_sync(kFullWarp, found ? up_to - own : up_to, first);
+      const uint32_t passed = __shfl_sync(kFullWarp, found ? tiles - line.tiles_of(keys) : tiles, first);
+      before += static_cast<int64_t>(passed) * line.units;
       segment.seq = base + first;
       segment.count = __shfl_sync(kFullWarp, keys, first);
     }
@@ -136,8 +178,8 @@ struct Walk {
     }
     segment.tiles = line.tiles_of(segment.count);
     const int64_t inside = place - before;
-    segment.unit = static_cast<int32_t>(inside <= 0xffffffffll ? static_cast<uint32_t>(inside) / segment.tiles
-                                                               : inside / segment.tiles);
+    take_unit(line.params, static_cast<int32_t>(inside <= 0xffffffffll ? static_cast<uint32_t>(inside) / segment.tiles
+                                                                       : inside / segment.tiles));
     segment.first = static_cast<int32_t>(inside - static_cast<int64_t>(segment.unit) * segment.tiles);
     segment.start = place - segment.first;
     segment.end = static_cast<int32_t>(min(static_cast<int64_t>(segment.tiles), segment.first + left));
@@ -145,10 +187,11 @@ struct Walk {
 };
 
 // Asks for the block-table entries that this CTA needs first if all sequences are as long as they can be: while the
-// lengths are on their way, nothing else is. A wrong guess is right for another CTA.
+// lengths are on their way, nothing else is. A wrong guess is right for another CTA. By a warp that does not wait for
+// the lengths.
 __device__ __forceinline__ void prefetch_tables(const Parameters& params) {
   constexpr int kEntries = 8;  // of 32 bytes
-  const int lines = threadIdx.x;
+  const int lines = threadIdx.x % 32;
   if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
   const int32_t units = params.num_kv_heads * params.row_blocks;
   const float place = static_cast<float>(blockIdx.x) / static_cast<float>(gridDim.x) * params.num_seqs;

@@ -6,14 +6,20 @@
 //              | past the head, once         |                     | __syncwarp for the other lanes'; a stage is
 //              |                             |                     | refilled after the __syncwarp that follows its
 //              |                             |                     | last read
-// query        | all warps, a segment begins | all warps           | __syncthreads after writing; the ones in
-//              |                             |                     | `finish` before the next segment's writes
+// query        | all warps, a segment begins | all warps           | __syncthreads after writing; the one after
+//              |                             |                     | `store_statistics` before the next segment's
 // query_scale  | one lane of the row's warp  | all warps           | the same
-// statistics   | each warp its own           | all warps           | __syncthreads in `finish`
-// exchange     | each warp its own, in       | all threads         | __syncthreads before and after each round
-//              | rounds of columns           |                     |
-// walk, tiles, | one warp at the start; then | all threads         | __syncthreads at the start; then the last one in
-// turn         | one, the walk not in use    |                     | `finish`, after which the two walks change places
+// statistics   | each warp its own           | all warps           | __syncthreads in `finish`; the one of the next
+//              |                             |                     | segment's query before it writes them
+// merged_sum   | the last warp               | all warps           | __syncthreads before results are stored; as above
+// exchange     | each warp its own, in       | all threads         | __syncthreads before results are stored, and
+//              | rounds of columns           |                     | between rounds; as above
+// tiles        | the first warp, once        | all threads         | __syncthreads at the start
+// turn         | the last warp, once         | all threads         | __syncthreads of the first segment's query
+// walk         | the first warp the first,   | all threads         | __syncthreads at the start; then those of
+//              | the last warp the next one, |                     | `finish`, after which the two walks change places;
+//              | not in use                  |                     | written behind the one of the query
+// spread       | the last warp, with `walk`  | all threads         | __syncthreads in `finish`
 // last         | thread 0                    | all threads         | __syncthreads in `arrive`
 //
 // Every warp runs its own ring: the warps of a CTA take every fourth tile of a segment and meet only where a segment
@@ -39,11 +45,11 @@ struct alignas(128) Storage {
   alignas(16) float exchange[kMergeFloats];
   float row_max[kWarps][Config::kRows];  // of scores in units of log2
   float row_sum[kWarps][Config::kRows];
-  float merged_max[Config::kRows];
   float merged_sum[Config::kRows];
   int64_t tiles;                // of the line
   uint32_t turn;                // of this launch (arrivals.cuh)
-  Walk<Config::kTile> walk[2];  // the segment that is worked on, and the next one
+  Walk<Config> walk[2];  // the segment that is worked on, and the next one
+  Spread spread;                // of the unit that is worked on
   bool last;
 };
 

@@ -37,7 +37,7 @@ struct TensorEngine {
   float score_factor[2];         // of the same rows
 
   __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
-                                          const Line<Config::kTile>& line, const Walk<Config::kTile>& start)
+                                          const Line<Config>& line, const Walk<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
     if constexpr (Config::kPages) clear_padding();
     for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed();
@@ -59,32 +59,38 @@ struct TensorEngine {
   // Q ---------------------------------------------------------------------------------------------------------------
 
   // Writes Q + u, rounded once, to shared memory; rows past `rows` and channels past the head are zero.
-  __device__ __forceinline__ void stage_query(const Segment& segment, int32_t first_head, int32_t rows) {
+  __device__ __forceinline__ void stage_query(const Segment& segment) {
     constexpr int kVectors = Config::kPadded / 8;
     for (int index = threadIdx.x; index < Config::kRows * kVectors; index += kThreads) {
       const int row = index / kVectors;
       const int channel = index % kVectors * 8;
       uint4 packed = {0, 0, 0, 0};
-      if (row < rows && channel < Config::kHeadSize) {
-        const uint8_t* from = params.query + segment.seq * params.query_seq_bytes +
-                              (first_head + row) * params.query_head_bytes + channel * 2;
+      if (row < segment.rows && channel < Config::kHeadSize) {
+        const int32_t head = segment.first_head + row;
+        const uint8_t* from = params.query + segment.seq * params.query_seq_bytes + head * params.query_head_bytes +
+                              channel * 2;
         packed = __ldg(reinterpret_cast<const uint4*>(from));
-        if (params.pos_bias_u != nullptr) add_offset(packed, first_head + row, channel);
+        if (params.pos_bias_u != nullptr) add_offset(packed, params.pos_bias_u + head * params.u_head_bytes, channel);
       }
       store_query(row, channel, packed);
     }
   }
 
-  __device__ __forceinline__ void add_offset(uint4& packed, int32_t head, int channel) const {
+  __device__ __forceinline__ void add_offset(uint4& packed, const uint8_t* offsets, int channel) const {
+    float added[8];
+    if (params.u_wide != 0) {
+      const float4* const from = reinterpret_cast<const float4*>(offsets) + channel / 4;
+      *reinterpret_cast<float4*>(added) = __ldg(from);
+      *reinterpret_cast<float4*>(added + 4) = __ldg(from + 1);
+    } else {
+      const uint4 found = __ldg(reinterpret_cast<const uint4*>(offsets) + channel / 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) added[i] = to_float(reinterpret_cast<const Query*>(&found)[i]);
+    }
     Query values[8];
     *reinterpret_cast<uint4*>(values) = packed;
-    const uint8_t* offsets = params.pos_bias_u + head * params.u_head_bytes;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float offset = params.u_wide != 0 ? reinterpret_cast<const float*>(offsets)[channel + i]
-                                              : to_float(reinterpret_cast<const Query*>(offsets)[channel + i]);
-      values[i] = static_cast<Query>(to_float(values[i]) + offset);
-    }
+    for (int i = 0; i < 8; ++i) values[i] = static_cast<Query>(to_float(values[i]) + added[i]);
     packed = *reinterpret_cast<const uint4*>(values);
   }
 
@@ -156,11 +162,15 @@ struct TensorEngine {
     return Config::kFp8 && Config::kPages ? 4 * quad + 2 * half + e : 8 * half + 2 * quad + e;
   }
 
-  // Asks for the bias of a tile, one step before it is used.
+  // Asks for the bias of a tile, one step before it is used, and brings that of a later one nearer.
   __device__ __forceinline__ void load_bias(Bias& next_bias, const BiasRow<Query> (&lines)[2], int32_t rows,
                                             int32_t tile, int32_t count) const {
     next_bias.load(params, lines, rows, tile * Config::kTile, Config::kTile, count,
                    [this](int pair) { return pair / 2 * Config::kSub + token_of(pair % 2, 0); });
+    constexpr int kAhead = 2 * kWarps;  // tiles
+    if (params.bias != nullptr) {
+      next_bias.prefetch(params, lines, rows, (tile + kAhead) * Config::kTile, Config::kTile, count);
+    }
   }
 
   // Clears the values of tokens that do not exist, which in a page may be NaN: their weights are zero.
@@ -413,19 +423,18 @@ struct TensorEngine {
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
 
-  __device__ __forceinline__ void attend(const Segment& segment, int32_t first_head, int32_t rows) {
-    const int32_t last = first_head + rows - 1;
-    const BiasRow<Query> bias[2] = {BiasRow<Query>(params, segment.seq, min(first_head + lane / 4, last)),
-                                    BiasRow<Query>(params, segment.seq, min(first_head + lane / 4 + 8, last))};
+  // Behind a barrier that follows `stage_query`.
+  __device__ __forceinline__ void attend(const Segment& segment) {
+    const int32_t rows = segment.rows, last = segment.first_head + rows - 1;
+    const BiasRow<Query> bias[2] = {BiasRow<Query>(params, segment.seq, min(segment.first_head + lane / 4, last)),
+                                    BiasRow<Query>(params, segment.seq, min(segment.first_head + lane / 4 + 8, last))};
     int32_t tile = segment.first + warp;
     Bias next_bias;
     if (params.bias_form != kNoBias && tile < segment.end) load_bias(next_bias, bias, rows, tile, segment.count);
-    stage_query(segment, first_head, rows);
-    __syncthreads();
     if constexpr (Config::kScaledQuery) scale_query();
     begin();
-    const int32_t kv_head = segment.unit / params.row_blocks;
-    const float k_scale = params.k_scales != nullptr ? params.k_scales[kv_head * params.k_scales_head] : params.k_scale;
+    const float k_scale =
+        params.k_scales != nullptr ? params.k_scales[segment.kv_head * params.k_scales_head] : params.k_scale;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       score_factor[row] = params.score_log2 * k_scale;

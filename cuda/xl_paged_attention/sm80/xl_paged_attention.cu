@@ -49,16 +49,22 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   extern __shared__ __align__(128) uint8_t shared_memory[];
   ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
 
-  using ThisLine = Line<ThisConfig::kTile>;
-  using ThisWalk = Walk<ThisConfig::kTile>;
-  prefetch_tables(params);
-  if (threadIdx.x < 32) {
-    const uint32_t turn = threadIdx.x == 0 ? take_turn(params.arrivals) : 0;
-    const ThisLine line(params, ThisLine::count(params));
+  using ThisLine = Line<ThisConfig>;
+  using ThisWalk = Walk<ThisConfig>;
+  // The last warp has the fewest tiles.
+  const bool in_first_warp = threadIdx.x < 32, in_last_warp = threadIdx.x / 32 == kWarps - 1;
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  uint32_t launches = 0;
+  if (in_last_warp) {
+    if (is_first_lane) launches = take_turn(params.arrivals);
+    prefetch_tables(params);
+  }
+  if (in_first_warp) {
+    const Counted counted = ThisLine::count(params);
+    const ThisLine line(params, counted.total);
     ThisWalk start;
-    start.begin(line);
-    if (threadIdx.x == 0) {
-      storage.turn = turn;
+    start.begin(line, counted);
+    if (is_first_lane) {
       storage.tiles = line.total;
       storage.walk[0] = start;
     }
@@ -66,22 +72,30 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   __syncthreads();
   const ThisLine line(params, storage.tiles);
   ThisEngine engine(params, storage, line, storage.walk[0]);
-  clear_next_set(params.arrivals, storage.turn);
+  if (in_last_warp) {
+    const uint32_t turn = turn_of(__shfl_sync(kFullWarp, launches, 0));
+    clear_next_set(params.arrivals, turn);
+    if (is_first_lane) storage.turn = turn;
+  }
   clear_empty<ThisConfig>(params);
+  bool is_first = true;
   for (int turn = 0; storage.walk[turn].any(); turn ^= 1) {
     const Segment& segment = storage.walk[turn].segment;
-    const int32_t first_row = segment.unit % params.row_blocks * ThisConfig::kRows;
-    const int32_t first_head = segment.unit / params.row_blocks * params.group + first_row;
-    const int32_t rows = min(ThisConfig::kRows, params.group - first_row);
-    engine.attend(segment, first_head, rows);
-    // By the last warp, which has the fewest tiles.
-    if (threadIdx.x / 32 == kWarps - 1) {
+    const Merge<ThisConfig> merge{params, storage, line, segment, is_first};
+    engine.stage_query(segment);
+    __syncthreads();
+    if (in_last_warp) {
       ThisWalk next = storage.walk[turn];
       next.next(line);
-      if (threadIdx.x % 32 == 0) storage.walk[turn ^ 1] = next;
+      if (is_first_lane) storage.walk[turn ^ 1] = next;
+      merge.prepare();
     }
-    Merge<ThisConfig>{params, storage, line, segment, first_head, rows}.finish(engine);
+    engine.attend(segment);
+    merge.finish(engine);
+    is_first = false;
   }
+  // Where lengths changed under way, copies may be left that nobody has waited for.
+  cupymla::stream_copy_wait<0>();
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 1,

@@ -37,14 +37,18 @@ _SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
 # the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 64 KB on their way, which take
 # 1.4 us under load; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its
-# bytes: leaving parts, counting arrivals, reading statistics.
+# bytes: leaving parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end to the next
+# unit's beginning.
 _DEVICE_RATE = 4.4e6
 _SM_RATE = 100e3
 _CTA_RATE = 45e3
+_CTA_BYTES = 64e3
 _MERGE_RATE = 50e3
 _MERGE_LEVEL = 1.5
+_SEGMENT = 1.0
 
 _MERGE_GROUP = 12  # `kGroup` in cuda/xl_paged_attention/sm80/merge.cuh
+_MERGE_LANES = 32  # a lane for each part that is put together at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ def units(problem: Problem, facts: Mapping[str, int]) -> Units:
         tiles=-(-problem.capacity // tile),
         tile_bytes=2 * tile * problem.head_size * ITEMSIZE[problem.kv_dtype],
         part_bytes=4 * used * (problem.head_size + 2),
-        at_once=max(_MERGE_GROUP, 3 * facts["merge_batch"]) if one_vector_each else _MERGE_GROUP,
+        at_once=min(max(_MERGE_GROUP, 3 * facts["merge_batch"]), _MERGE_LANES) if one_vector_each else _MERGE_GROUP,
     )
 
 
@@ -263,14 +267,22 @@ def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
     if tiles == 0:
         return min(resident, max(work.count, 1))
 
+    # Where one CTA on each SM has all of its tiles on their way at once, a second one leaves more parts to be merged
+    # and brings none of them sooner. Nor does anything then hide merging, or the way from unit to unit of CTAs whose
+    # parts do not end where units do.
+    is_short = work.count <= multiprocessors and tiles * work.tile_bytes <= multiprocessors * _CTA_BYTES
+
     def microseconds(number: int) -> float:
         rate = min(_CTA_RATE, _SM_RATE / -(-number // multiprocessors))
         reading = max(tiles * work.tile_bytes / _DEVICE_RATE, -(-tiles // number) * work.tile_bytes / rate)
         parts = min(number, tiles) / work.count
-        return reading + (work.merging(parts) if parts > 2 else 0.0)
+        crossing = _SEGMENT if is_short and parts > 1 and number % work.count else 0.0
+        return reading + crossing + (work.merging(parts) if parts > (1 if is_short else 2) else 0.0)
 
+    most = 1 if is_short else ctas_per_sm
     part_of_sms = {max(1, multiprocessors * eighths // 8) for eighths in range(1, 8)}
-    candidates = part_of_sms | {multiprocessors * per_sm for per_sm in range(1, ctas_per_sm + 1)}
+    candidates = part_of_sms | {multiprocessors * per_sm for per_sm in range(1, most + 1)}
+    candidates |= {number - number % work.count for number in candidates if number > work.count}
     times = {number: microseconds(number) for number in candidates}
     # Where the model sees no difference, more copies in flight are what evens out its errors.
     return max(number for number, time in times.items() if time <= 1.01 * min(times.values()))
