@@ -407,8 +407,8 @@ def _aligned(array: Array) -> Array:
     memory = _aligned_bytes(max(span_bytes(array), array.itemsize))
     if array.size:
         ctypes.memmove(memory.ctypes.data, array.ctypes.data, span_bytes(array))
-    copy: Array = np.lib.stride_tricks.as_strided(memory.view(array.dtype), array.shape, array.strides)
-    return copy
+    # as_strided goes by the names of dtypes, which ml_dtypes' e5m2 has none of that NumPy knows.
+    return np.ndarray(array.shape, array.dtype, memory, 0, array.strides)
 
 
 def _install_cupy(module: ModuleType | None) -> None:
