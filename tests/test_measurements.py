@@ -12,7 +12,7 @@ from cupymla import cli, driver
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
-from cupymla.testing import bench, machine, operators, report, scaling, timing, training_step
+from cupymla.testing import bench, cycles, machine, operators, report, scaling, timing, training_step, without_gpu
 from cupymla.testing.timing import Ceilings
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
@@ -124,10 +124,24 @@ def test_gpu_folders(name: str, slug: str) -> None:
     assert machine.gpu_slug(name) == slug
 
 
-def test_unknown_benchmark_case_is_an_input_error() -> None:
-    subject = operators.Subject(registry.OPERATORS[0].name)
-    with pytest.raises(InputError, match="no_such_case"):
-        bench.chosen(subject, ["no_such_case"])
+def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    subject = operators.Subject("attn_dist")
+    name = subject.cases.BENCH[0].name
+    assert [case.name for case in bench.chosen(subject, [name])] == [name]
+    with pytest.raises(InputError) as caught:
+        bench.chosen(subject, [name + "0"])
+    messages = [str(caught.value)]
+    for command in (cycles.main, without_gpu.main):
+        with pytest.raises(SystemExit):
+            command(["attn_dist", "--case", name + "0"])
+        messages.append(capsys.readouterr().err)
+    for message in messages:
+        assert "'--case': expected a case of cupymla/ops/attn_dist/cases.py such as " in message
+        assert f", got '{name}0'" in message
+    assert ", ".join(case.name for case in subject.cases.BENCH) in messages[0], "a few are all shown"
+    assert f"such as {name}" in messages[1] and messages[1].count("such as") == 1
+    with pytest.raises(InputError, match="such as h"):
+        subject.those(subject.cases.CASES, ["nothing like it"])
 
 
 def test_a_training_step_counts_both_ways() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import InputError, UnsupportedError
+from ..errors import UnsupportedError
 from ..ops.case import Case
 from . import machine, rivals, timing
 from .operators import Subject
@@ -21,11 +21,8 @@ FRAMEWORK_COLUMNS = ("torch", "jax")
 
 def chosen(subject: Subject, names: Sequence[str]) -> list[Case]:
     """The benchmark cases of these names, all when there are no names. Raises InputError for an unknown one."""
-    known = {case.name: case for case in subject.cases.BENCH}
-    for name in names:
-        if name not in known:
-            raise InputError("case", "one of " + ", ".join(known), repr(name), operator=subject.name)
-    return [known[name] for name in names] if names else list(known.values())
+    cases: Sequence[Case] = subject.cases.BENCH
+    return subject.those(cases, names) if names else list(cases)
 
 
 def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:

@@ -8,7 +8,6 @@ An estimate: docs/cycles.md says what it takes for granted. Cases are those of `
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -150,15 +149,6 @@ def halved(case: Case) -> Case | None:
     return replace(case, topk=topk // 2) if topk >= 4 * BLOCK else None  # type: ignore[call-arg]
 
 
-def named(subject: Subject, name: str) -> Case:
-    """A case by its name. Raises InputError for an unknown one."""
-    known: dict[str, Case] = {case.name: case for case in (*subject.cases.CASES, *subject.cases.BENCH)}
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3) or sorted(known)[:3]
-        raise InputError("--case", "a case such as " + ", ".join(near), repr(name), subject.name)
-    return known[name]
-
-
 def rates_from(settings: Sequence[str], base: Rates | None = None) -> Rates:
     """The default rates, or others, with some of them set, as NAME=VALUE. Raises InputError for what is none."""
     known = [field.name for field in fields(Rates)]
@@ -233,7 +223,8 @@ def _run(options: argparse.Namespace) -> int:
     for name in ("queries", "multiprocessors", "ctas", "resident"):
         if (given := getattr(options, name)) is not None and given < 1:
             raise InputError(f"--{name}", "at least 1", str(given), subject.name)
-    case = shortened(named(subject, options.case), options.queries)
+    every = (*subject.cases.CASES, *subject.cases.BENCH)
+    case = shortened(subject.those(every, [options.case])[0], options.queries)
     few = hasattr(case, "s_q")
     multiprocessors = options.multiprocessors or (MULTIPROCESSORS if few else ALL_MULTIPROCESSORS)
     ctas = options.ctas or (None if few else options.resident)

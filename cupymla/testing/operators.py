@@ -6,7 +6,8 @@ parameters, in the order in which it returns them; and, where there are any, `WR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
@@ -23,6 +24,9 @@ from . import compare
 from .compare import Mismatch, Report
 
 Array = npt.NDArray[Any]
+
+_FEW_CASES = 30
+"""So many names an error shows; of more the nearest."""
 
 
 class Subject:
@@ -76,6 +80,19 @@ class Subject:
         """The cases that a kernel can run."""
         choice = self.choice(kernel)
         return [case for case in self.cases.CASES if choice is None or choice.serves(case)]
+
+    def those(self, cases: Iterable[Case], names: Sequence[str]) -> list[Case]:
+        """Those of the operator's cases that have these names, in their order. Raises InputError for an unknown one."""
+        known = {case.name: case for case in cases}
+        for name in names:
+            if name not in known:
+                shown = list(known)
+                if len(known) > _FEW_CASES:
+                    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+                    shown = alike or [n for n in known if name in n][:3] or shown[:3]
+                expected = f"a case of {self.entry.module.replace('.', '/')}/cases.py such as {', '.join(shown)}"
+                raise InputError("--case", expected, repr(name), self.name)
+        return [known[name] for name in names]
 
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""

@@ -11,7 +11,6 @@ It never makes a kernel "verified".
 from __future__ import annotations
 
 import argparse
-import difflib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -149,18 +148,6 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
     )
 
 
-def named(subject: Subject, names: Sequence[str]) -> list[Case]:
-    """The cases of these names. Raises InputError for an unknown one."""
-    known = {case.name: case for case in subject.cases.CASES}
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(n for n in known if name in n)[:3]
-            like = f" such as {', '.join(near)}" if near else ""
-            expected = f"a case of cupymla/ops/{subject.name}/cases.py{like} (--list shows all)"
-            raise InputError("--case", expected, repr(name), subject.name)
-    return [known[name] for name in names]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all cases passed, 1 when one failed."""
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.without_gpu", description=__doc__.splitlines()[0])
@@ -194,7 +181,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(f"{case.name}  ({case.intent})")
             continue
         if options.case:
-            cases = named(subject, options.case)
+            cases = subject.those(subject.cases.CASES, options.case)
             if unserved := [case.name for case in cases if not any(case in subject.cases_of(k) for k in kernels)]:
                 raise InputError("--case", f"cases of {options.kernel}", ", ".join(unserved), name)
             for kernel in kernels:

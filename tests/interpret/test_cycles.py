@@ -264,7 +264,7 @@ def test_a_variant_is_what_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--case", "h1_k1"], "expected a case such as"),
+        (["--case", "h1_k1"], "expected a case of cupymla/ops/sparse_mla_fwd/cases.py such as"),
         (["--case", "h128_d576_k256_q2_kv1000", "--rate", "l2=5"], "NAME=NUMBER"),
         *((["--case", "h128_d576_k256_q2_kv1000", "--rate", rate], "NAME=NUMBER") for rate in BAD_RATES),
         (["--case", "h16_d576_k65_q0_kv100"], "a case that launches a kernel"),
