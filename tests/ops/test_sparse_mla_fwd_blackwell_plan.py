@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import MLA, require_twin
 
-from cupymla import InputError, UnsupportedError, arch
+from cupymla import InputError, UnsupportedError, arch, build, driver
+from cupymla.device import Device
 from cupymla.ops.kv_rows import MAX_ROWS, kv_rows
 from cupymla.ops.mla import SoftmaxOptions
 from cupymla.ops.sparse_mla_fwd import binding, blackwell_plan, plan
@@ -86,6 +88,29 @@ def test_a_split_never_asks_for_more_ctas_than_run_at_once(
     parts = blackwell_plan.parts(items, topk, multiprocessors, ctas)
     assert parts == 1 or ctas * parts * items <= multiprocessors
     assert ctas * parts <= 16
+
+
+@pytest.mark.parametrize(
+    ("h_q", "active", "parts"),
+    [
+        (128, {2: 74, 4: 37, 8: 18, 16: 8}, 8),
+        (128, {2: 74, 4: 37, 8: 18, 16: 0}, 4),
+        (64, {2: 74, 4: 37, 8: 18, 16: 0}, 8),
+        (64, dict.fromkeys((2, 4, 8, 16), 0), 1),
+    ],
+)
+def test_clusters_that_do_not_all_run_at_once_are_not_asked_for(
+    h_q: int, active: dict[int, int], parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"threads": 384, "smem_bytes": 1024}
+    monkeypatch.setattr(driver, "arch_of", lambda device: BLACKWELL)
+    monkeypatch.setattr(driver, "multiprocessor_count", lambda index: 148)
+    monkeypatch.setattr(build, "kernel", lambda source, device: SimpleNamespace(function=1, facts=facts))
+    monkeypatch.setattr(binding, "active_clusters", lambda kernel, geometry: active[geometry.cluster])
+    problem = replace(MLA, h_q=h_q, s_q=1, topk=2048)
+    chosen = binding.running_plan(blackwell_plan.blackwell_plan, problem, Device("cuda", 0))
+    assert chosen.parts == parts
+    assert parts == 1 or chosen.clusters <= active[chosen.cluster]
 
 
 @pytest.mark.parametrize(("sm_scale", "any_scale"), [(0.1, 0), (0.0, 1), (-0.1, 1), (1e-38, 1), (1e30, 0)])

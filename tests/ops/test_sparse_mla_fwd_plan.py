@@ -102,7 +102,7 @@ def test_clusters_that_do_not_all_run_at_once_are_not_asked_for(
     monkeypatch.setattr(driver, "multiprocessor_count", lambda index: 132)
     monkeypatch.setattr(build, "kernel", lambda source, device: SimpleNamespace(function=1, facts=facts))
     monkeypatch.setattr(binding, "active_clusters", lambda kernel, geometry: active[geometry.cluster])
-    chosen = binding.running_plan(replace(MLA, s_q=s_q, topk=2048), Device("cuda", 0))
+    chosen = binding.running_plan(plan.plan, replace(MLA, s_q=s_q, topk=2048), Device("cuda", 0))
     assert chosen.parts == parts
     assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == int(parts > 1)
     assert parts == 1 or chosen.tokens * chosen.head_blocks <= active[parts] or not s_q

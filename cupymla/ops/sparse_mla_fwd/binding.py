@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 from ... import build, driver
+from ...arch import Arch
 from ...build import Kernel
 from ...build.source import KernelSource
 from ...device import Device
@@ -22,6 +23,8 @@ from ..log2_scales import lse_scales
 from ..mla import lead_strides, record_fields
 from . import blackwell_plan, plan
 from .spec import OPERATOR, Problem, Views
+
+PlanT = TypeVar("PlanT", plan.Plan, blackwell_plan.BlackwellPlan)
 
 _OPTIONAL = (*((name, ctypes.c_void_p) for name in ("indices", "topk_length", "attn_sink")),)
 _OUTPUTS = (*((name, ctypes.c_void_p) for name in ("out", "max_logits", "lse")),)
@@ -79,25 +82,20 @@ def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
     return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster=cluster)
 
 
-def running_plan(problem: Problem, device: Device) -> plan.Plan:
-    """The plan for a Hopper GPU, whose clusters, if it has any, all run at once as the driver has it."""
+def running_plan(
+    planned: Callable[[Problem, Arch, int, Collection[int]], PlanT], problem: Problem, device: Device
+) -> PlanT:
+    """The plan of a GPU whose clusters, where it splits queries, all run at once as the driver has it.
+
+    Args:
+        planned: `plan.plan` for a Hopper GPU, `blackwell_plan.blackwell_plan` for a Blackwell GPU.
+        problem: what to plan for.
+        device: the GPU.
+    """
+    arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
     without: set[int] = set()
     while True:
-        chosen = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index), without)
-        if chosen.parts == 1 or not chosen.tokens:
-            return chosen
-        kernel = build.kernel(chosen.source, device.index)
-        if active_clusters(kernel, _geometry(kernel, chosen.ctas, chosen.parts)) >= chosen.tokens * chosen.head_blocks:
-            return chosen
-        without.add(chosen.parts)
-
-
-def running_blackwell_plan(problem: Problem, device: Device) -> blackwell_plan.BlackwellPlan:
-    """The same for a Blackwell GPU."""
-    without: set[int] = set()
-    while True:
-        arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
-        chosen = blackwell_plan.blackwell_plan(problem, arch, count, without)
+        chosen = planned(problem, arch, count, without)
         if chosen.parts == 1 or not chosen.tokens:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
@@ -169,7 +167,7 @@ class HopperBinding(Binding):
     """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
 
     def __init__(self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = running_plan(problem, device)
+        chosen = running_plan(plan.plan, problem, device)
         kv_batch, kv_token = problem.kv_strides
         self._record = Parameters(
             kv_batch_bytes=kv_batch * 2,
@@ -192,7 +190,7 @@ class BlackwellBinding(Binding):
     """Of a Blackwell kernel: pairs of CTAs, or CTAs by themselves."""
 
     def __init__(self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
-        chosen = running_blackwell_plan(problem, device)
+        chosen = running_plan(blackwell_plan.blackwell_plan, problem, device)
         self._rows: KvRows = chosen.rows
         self._keys_ptr: int | None = None
         parameters = BlackwellParameters(

@@ -68,9 +68,19 @@ class Plan:
     prefetch_blocks: int
 
     @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.parts
+
+    @property
+    def clusters(self) -> int:
+        """Clusters in the grid."""
+        return self.shares.ctas * self.head_blocks
+
+    @property
     def ctas(self) -> int:
         """The grid."""
-        return self.shares.ctas * self.head_blocks * self.parts
+        return self.clusters * self.cluster
 
 
 def cta_heads(h_q: int) -> int:
