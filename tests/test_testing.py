@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -12,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cupymla.emulate import Settings
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import gpu, operators
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
-from cupymla.testing.poison import GUARD_BYTES, Guarded, strided_like
+from cupymla.testing.emulated import Emulated
+from cupymla.testing.interpreted import Interpreted
+from cupymla.testing.poison import GUARD_BYTES, Guarded, span_bytes, strided_like
 
 Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -214,6 +219,40 @@ def test_copies_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any]) -
     memory = np.lib.stride_tricks.as_strided(gaps, (extent,), (dtype.itemsize,))
     poisoned = np.isnan(memory.astype(np.float64)) | (memory.astype(np.float64) == -1)
     assert np.count_nonzero(poisoned) == extent - gaps.size
+
+
+E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+
+
+@pytest.mark.parametrize("machine", [Interpreted("sm_90a", 2, 0, 1, 1), Emulated("sm_100a", 2, Settings())])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16, E5M2])
+def test_arrays_of_a_machine_keep_their_strides_and_poison_their_gaps(
+    dtype: np.dtype[Any], machine: Interpreted
+) -> None:
+    wide = (np.arange(6 * 4 * 10) % 4).reshape(6, 4, 10).astype(dtype)
+    for view in (wide[::2, 1:3, :7], wide.transpose(2, 0, 1), np.broadcast_to(wide[:1, :, :5], (3, 4, 5)), wide):
+        copy = machine.array(view).host
+        assert copy.strides == view.strides and copy.dtype == dtype
+        np.testing.assert_array_equal(copy.astype(np.float64), view.astype(np.float64))
+        assert not np.shares_memory(copy, wide)
+    copy = machine.array(wide[::2, :, :7]).host
+    span = span_bytes(copy)
+    memory = np.frombuffer(memoryview((ctypes.c_ubyte * span).from_address(copy.ctypes.data)), np.uint8)
+    poisoned = np.ones(span, bool)
+    for first in np.ndindex(copy.shape):
+        start = sum(i * stride for i, stride in zip(first, copy.strides, strict=True))
+        poisoned[start : start + dtype.itemsize] = False
+    assert poisoned.any() and (memory[poisoned] == 0xFF).all() and not (memory[~poisoned] == 0xFF).all()
+
+
+def test_an_interpreted_array_is_copied_once() -> None:
+    machine, host = Interpreted("sm_90a", 2, 0, 1, 1), np.ones((1 << 11, 1 << 10), np.float32)
+    for array in (host, host[:, 1:]):
+        tracemalloc.start()
+        machine.array(array)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert array.nbytes < peak < 1.5 * host.nbytes
 
 
 # Operators -------------------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ class Emulated(Interpreted):
 
     def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:
         """A copy of a NumPy array, strides kept, gaps poisoned and guarded, as an array of the device."""
-        room = self._guarded(name, span_bytes(host)).view(host.dtype)
-        copy = np.lib.stride_tricks.as_strided(room, host.shape, host.strides)
+        room = self._guarded(name, span_bytes(host))
+        copy: Array = np.ndarray(host.shape, host.dtype, room, 0, host.strides)
         copy[...] = host
         self._memory.add(name, copy, writable)
         return DeviceArray(copy)

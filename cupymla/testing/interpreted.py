@@ -33,7 +33,7 @@ from ..ptx.approximation import Approximation
 from ..tensormap import TileMap
 from .compare import Report
 from .operators import Array, Subject
-from .poison import span_bytes, strided_like
+from .poison import span_bytes
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"interpreted tensor map "
@@ -174,7 +174,7 @@ class Interpreted:
             writable: whether kernels may write to it.
             name: for traps.
         """
-        copy = _aligned(strided_like(np, host))
+        copy = _aligned(host)
         self._memory.add(name, copy, writable)
         return DeviceArray(copy)
 
@@ -403,12 +403,16 @@ def _aligned_bytes(size: int) -> Array:
 
 
 def _aligned(array: Array) -> Array:
-    """A copy with the same strides, gaps included, which lies as it would on a GPU."""
-    memory = _aligned_bytes(max(span_bytes(array), array.itemsize))
-    if array.size:
-        ctypes.memmove(memory.ctypes.data, array.ctypes.data, span_bytes(array))
+    """A copy with the same strides, gaps poisoned, which lies as it would on a GPU. Axes of stride 0 stay so.
+
+    Raises ValueError for negative strides.
+    """
+    strides, size = (None, array.nbytes) if array.flags.c_contiguous else (array.strides, span_bytes(array))
     # as_strided goes by the names of dtypes, which ml_dtypes' e5m2 has none of that NumPy knows.
-    return np.ndarray(array.shape, array.dtype, memory, 0, array.strides)
+    copy = np.ndarray(array.shape, array.dtype, _aligned_bytes(max(size, array.itemsize)), 0, strides)
+    distinct = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in copy.strides)
+    copy[distinct] = array[distinct]
+    return copy
 
 
 def _install_cupy(module: ModuleType | None) -> None:
