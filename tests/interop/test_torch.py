@@ -11,12 +11,14 @@ import pytest
 
 import cupymla
 from cupymla import InputError, UnsupportedError
+from cupymla.interop.table import DECLARATIONS
 
 torch = pytest.importorskip("torch")
 
 from cupymla.interop import torch as mla  # noqa: E402 - only where there is torch
 
 PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.companion_problems()]
+PLAIN = {problem.declaration.name: problem for problem in reversed(PROBLEMS)}
 CARRIERS = {1: np.uint8, 2: np.int16}
 
 
@@ -173,6 +175,40 @@ def test_bad_input() -> None:
         mla.nvfp4_gemv(q, kv, indices, alpha="one")
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*'out'"):
         mla.sparse_mla_fwd(q, kv, indices, out=None)
+
+
+OPTIONS = [(d.name, name, p.annotation) for d in DECLARATIONS for name, p in d.options.items()]
+WRONG = {
+    "int": (False, True, np.False_, np.True_, 1.0, np.float32(1), "1", None),
+    "bool": (0, 1, np.int64(1), 1.0, "yes", None),
+    "float | None": (False, True, np.True_, "1"),
+}
+RIGHT: dict[str, tuple[Any, ...]] = {"int": (np.int64, np.int32), "bool": (np.bool_,), "float | None": (np.float32,)}
+
+
+@pytest.mark.parametrize(("name", "option", "kind"), [row for row in OPTIONS if row[2] in WRONG])
+def test_a_number_does_not_pass_for_a_flag_nor_a_flag_for_a_number(name: str, option: str, kind: str) -> None:
+    """The schema alone would take True for 1 and None for False. NumPy's do as Python's do."""
+    problem = PLAIN[name]
+    inputs = {n: tensor(value) if isinstance(value, np.ndarray) else value for n, value in problem.inputs().items()}
+    usual = inputs.get(option, problem.declaration.options[option].default)
+    for value in WRONG[kind]:
+        with pytest.raises(InputError) as caught:
+            getattr(mla, name)(**{**inputs, option: value})
+        assert (caught.value.operator, caught.value.argument) == (name, option)
+        assert caught.value.expected in ("an integer", "True or False", "a number")
+    for convert in RIGHT[kind] if usual is not None else ():
+        getattr(mla, name)(**{**inputs, option: convert(usual)})
+
+
+def test_numbers_of_numpy_do_in_the_place_of_tensors() -> None:
+    x = torch.randn(4, 64)
+    plain = mla.quantize_nvfp4(x, global_scale=2.0)
+    for value in (np.float32(2), np.int64(2), 2):
+        kit.require_same((), results_of(mla.quantize_nvfp4(x, global_scale=value)), results_of(plain))
+    for wrong in (True, np.True_):
+        with pytest.raises(InputError, match="'global_scale': expected a number or a tensor, got bool"):
+            mla.quantize_nvfp4(x, global_scale=wrong)
 
 
 def test_every_function_is_there() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...errors import InputError, UnsupportedError
+from ...errors import InputError, UnsupportedError, shown
+from ...ops.arguments import truth, whole
 from ...tensor.types import BYTE_LABELS
 from ..call import plain, results_of
 from ..declaration import Declaration, Facts, Gradient
@@ -28,6 +31,10 @@ _TYPES = {
     "Any": "str?",
 }
 """Schema types of options by the public signature's annotation; `Any` is a dtype, which passes as its label."""
+
+_TAKEN_AS = {"int": ("int", "integer_of"), "bool": ("bool", "flag_of"), "float | None": ("float", "float_of")}
+"""Options of which the schema would take values that the function refuses, such as True for 1 and 1 for True: by
+annotation, the type that passes without a look, and what looks at all others."""
 
 
 # Schemas -------------------------------------------------------------------------------------------------------------
@@ -246,6 +253,9 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         "tensor_of": functools.partial(_tensor, declaration.name),
         "number_of": _number_of,
         "label_of": functools.partial(_label_of, declaration.name),
+        "integer_of": functools.partial(_integer_of, declaration.name),
+        "flag_of": functools.partial(_flag_of, declaration.name),
+        "float_of": functools.partial(_float_of, declaration.name),
     }
     exec(_source(declaration), scope)
     made: Callable[..., Any] = scope[declaration.name]
@@ -272,9 +282,13 @@ def _source(declaration: Declaration) -> str:
         optional = "" if parameters[name].default is parameters[name].empty else f"{name} is not None and "
         lines.append(f"    if {optional}type({name}) is not Tensor: require({name}, {name!r})")
         passed.append(name)
+    looks = []
     for name, parameter in declaration.options.items():
         is_dtype = parameter.annotation == "Any"
         passed.append(f"{name}=label_of({name}, {name!r})" if is_dtype else f"{name}={name}")
+        if parameter.annotation in _TAKEN_AS:
+            known, look = _TAKEN_AS[parameter.annotation]
+            looks.append(f"    if type({name}) is not {known}: {name} = {look}({name}, {name!r})")
     passed += [f"{number(name)}=number_of({name})" for name in declaration.either]
     if on_gpu(declaration).serves_again:
         arrays, options = ", ".join(declaration.arrays), ", ".join(declaration.options)
@@ -283,6 +297,8 @@ def _source(declaration: Declaration) -> str:
         lines += [
             f"            return {'known[0] if len(known) == 1 else tuple(known)' if declaration.varies else 'known'}"
         ]
+    # Plans of the short way are of options that have been looked at: their types are part of the key.
+    lines += looks
     call = f"operator({', '.join(passed)})"
     if declaration.updates:
         lines += [f"    {call}", f"    return {', '.join(declaration.updates)}"]
@@ -300,15 +316,47 @@ def _require(function: str, value: Any, name: str) -> None:
 
 def _tensor(function: str, value: Any, name: str) -> Any:
     """The value where it is a tensor, None where it is a number or left out."""
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+    if value is None or _is_number(value):
         return None
     if not isinstance(value, torch.Tensor):
         raise InputError(name, "a number or a tensor", type(value).__name__, operator=function)
     return value
 
 
+def _is_number(value: Any) -> bool:
+    """Whether this is a number of Python's or NumPy's."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _number_of(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if _is_number(value) else None
+
+
+def _integer_of(function: str, value: Any, name: str) -> Any:
+    """An option as int. Raises InputError."""
+    if isinstance(value, torch.SymInt):
+        return value
+    number = whole(value)
+    if number is None:
+        raise InputError(name, "an integer", shown(value), operator=function)
+    return number
+
+
+def _flag_of(function: str, value: Any, name: str) -> Any:
+    """An option as bool. Raises InputError."""
+    if isinstance(value, torch.SymBool):
+        return value
+    flag = truth(value)
+    if flag is None:
+        raise InputError(name, "True or False", shown(value), operator=function)
+    return flag
+
+
+def _float_of(function: str, value: Any, name: str) -> Any:
+    """An option that the schema may take for a float. Raises InputError."""
+    if isinstance(value, bool | np.bool_ | str | bytes):
+        raise InputError(name, "a number", shown(value), operator=function)
+    return value
 
 
 def _label_of(function: str, value: Any, name: str) -> Any:
