@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ..errors import UnsupportedError
+from ..errors import InputError, UnsupportedError, shown
+from ..ops.arguments import truth
 
 _NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
 """Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""
@@ -158,7 +159,8 @@ class Declaration:
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of a call as (arrays that are given, all options). A number for an array is an option.
 
-        Raises TypeError as a call of the function would.
+        Raises TypeError as a call of the function would, and InputError for an option of the bridges' own that is no
+        flag: the function's checks do not see those.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -172,6 +174,11 @@ class Declaration:
                 options[name] = value
             elif value is not None:
                 arrays[name] = value
+        for name in self._own:
+            flag = truth(options[name])
+            if flag is None:
+                raise InputError(name, "True or False", shown(options[name]), operator=self.name)
+            options[name] = flag
         return arrays, options
 
     def for_backward(self, backward: Declaration, options: Options) -> dict[str, Any]:
@@ -188,9 +195,12 @@ class Declaration:
 
     def passed(self, options: Options) -> dict[str, Any]:
         """The options that the function itself takes."""
-        own = set() if self.gradient is None else set(self.gradient.options)
-        own |= {f"return_{name}" for name in self.requests}
-        return {name: value for name, value in options.items() if name not in own}
+        return {name: value for name, value in options.items() if name not in self._own}
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        """The options that bridges add, all of them flags."""
+        return (*(() if self.gradient is None else self.gradient.options), *(f"return_{n}" for n in self.requests))
 
 
 def _text(annotation: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 import cupymla
 from cupymla.interop.declaration import Declaration
-from cupymla.interop.table import declared
+from cupymla.interop.table import DECLARATIONS, declared
 from cupymla.ops import registry
 from cupymla.testing.operators import Subject, as_tuple
 
@@ -143,3 +143,26 @@ def require_same(names: tuple[str, ...], got: tuple[Any, ...], expected: tuple[A
         assert mine.shape == wanted.shape, (place, mine.shape, wanted.shape)
         assert mine.dtype == wanted.dtype, (place, mine.dtype, wanted.dtype)
         np.testing.assert_array_equal(bits(mine), bits(wanted), err_msg=f"result {place}")
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[object, ...]] = {
+    "int": (False, True, np.False_, np.True_, 1.0, np.float32(1), "1", None),
+    "bool": (0, 1, np.int64(1), 1.0, "yes", None),
+    "float | None": (False, True, np.True_, "1"),
+}
+"""What is none, by an option's annotation."""
+
+RIGHT: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "int": (np.int64, np.int32),
+    "bool": (np.bool_,),
+    "float | None": (np.float32,),
+}
+"""What does as Python's own do."""
+
+
+def numbers_and_flags() -> list[tuple[str, str, str]]:
+    """(function, option, annotation) of all options that bridges take as numbers or as flags."""
+    found = [(entry.name, name, p.annotation) for entry in DECLARATIONS for name, p in entry.options.items()]
+    return [row for row in found if row[2] in WRONG]

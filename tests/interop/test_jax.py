@@ -54,6 +54,23 @@ def test_same_bits_under_jit(problem: kit.Problem) -> None:
     kit.require_same(problem.declaration.outputs, results_of(called(problem, inputs)), problem.expected(inputs))
 
 
+PLAIN = {problem.declaration.name: problem for problem in reversed(PROBLEMS)}
+
+
+@pytest.mark.parametrize(("name", "option", "kind"), kit.numbers_and_flags())
+def test_a_number_does_not_pass_for_a_flag_nor_a_flag_for_a_number(name: str, option: str, kind: str) -> None:
+    """Neither where the function checks it nor where the bridge alone knows of it. NumPy's do as Python's do."""
+    problem = PLAIN[name]
+    inputs = kit.batch_first(problem, problem.inputs())
+    for value in kit.WRONG[kind]:
+        with pytest.raises(InputError) as caught:
+            getattr(mla, name)(**{**inputs, option: value})
+        assert (caught.value.operator, caught.value.argument) == (name, option)
+    usual = inputs.get(option, problem.declaration.options[option].default)
+    for convert in kit.RIGHT[kind] if usual is not None else ():
+        getattr(mla, name)(**{**inputs, option: convert(usual)})
+
+
 def selection(rng: Any, lead: tuple[int, ...] = (), s_q: int = 6, s_kv: int = 40, h: int = 4) -> tuple[Any, Any, Any]:
     """q, kv and indices, a few of them invalid."""
     q = jnp.asarray(rng.standard_normal((*lead, s_q, h, 576)), jnp.bfloat16)

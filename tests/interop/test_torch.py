@@ -11,7 +11,6 @@ import pytest
 
 import cupymla
 from cupymla import InputError, UnsupportedError
-from cupymla.interop.table import DECLARATIONS
 
 torch = pytest.importorskip("torch")
 
@@ -177,27 +176,18 @@ def test_bad_input() -> None:
         mla.sparse_mla_fwd(q, kv, indices, out=None)
 
 
-OPTIONS = [(d.name, name, p.annotation) for d in DECLARATIONS for name, p in d.options.items()]
-WRONG = {
-    "int": (False, True, np.False_, np.True_, 1.0, np.float32(1), "1", None),
-    "bool": (0, 1, np.int64(1), 1.0, "yes", None),
-    "float | None": (False, True, np.True_, "1"),
-}
-RIGHT: dict[str, tuple[Any, ...]] = {"int": (np.int64, np.int32), "bool": (np.bool_,), "float | None": (np.float32,)}
-
-
-@pytest.mark.parametrize(("name", "option", "kind"), [row for row in OPTIONS if row[2] in WRONG])
+@pytest.mark.parametrize(("name", "option", "kind"), kit.numbers_and_flags())
 def test_a_number_does_not_pass_for_a_flag_nor_a_flag_for_a_number(name: str, option: str, kind: str) -> None:
     """The schema alone would take True for 1 and None for False. NumPy's do as Python's do."""
     problem = PLAIN[name]
     inputs = {n: tensor(value) if isinstance(value, np.ndarray) else value for n, value in problem.inputs().items()}
     usual = inputs.get(option, problem.declaration.options[option].default)
-    for value in WRONG[kind]:
+    for value in kit.WRONG[kind]:
         with pytest.raises(InputError) as caught:
             getattr(mla, name)(**{**inputs, option: value})
         assert (caught.value.operator, caught.value.argument) == (name, option)
         assert caught.value.expected in ("an integer", "True or False", "a number")
-    for convert in RIGHT[kind] if usual is not None else ():
+    for convert in kit.RIGHT[kind] if usual is not None else ():
         getattr(mla, name)(**{**inputs, option: convert(usual)})
 
 
