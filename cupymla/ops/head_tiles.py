@@ -9,9 +9,14 @@ _BOX_CHANNELS = 64
 
 
 def head_tiles(
-    problem: MlaProblem[MaskOptions], ptr: int, strides: tuple[int, int, int], channels: int, heads: int
+    problem: MlaProblem[MaskOptions],
+    ptr: int,
+    strides: tuple[int, int, int],
+    channels: int,
+    heads: int,
+    queries: int = 1,
 ) -> TileMap:
-    """Boxes of some heads x 64 channels of one query, in the swizzled layout that products read.
+    """Boxes of some heads x 64 channels of one or several queries, in the swizzled layout that products read.
 
     Args:
         problem: gives the extents.
@@ -19,9 +24,10 @@ def head_tiles(
         strides: (batch, query, head), in elements of 16 bits.
         channels: of a row.
         heads: of a box.
+        queries: of a box.
     """
     batch, query, head = strides
     shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)
     # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
     strides_bytes = (head * 2, query * 2, (channels if problem.batch is None else batch) * 2)
-    return TileMap(ptr, problem.dtype, shape, strides_bytes, (_BOX_CHANNELS, heads, 1, 1))
+    return TileMap(ptr, problem.dtype, shape, strides_bytes, (_BOX_CHANNELS, heads, queries, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,13 +98,62 @@ def test_one_query_keeps_many_multiprocessors_busy() -> None:
 @pytest.mark.parametrize(("h_q", "pass_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_103a"])
 def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
-    chosen = plan.plan(problem(h_q=h_q), arch.named(target))
+    chosen = plan.plan(problem(h_q=h_q), arch.named(target), 132)
     assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == pass_heads
+
+
+@given(
+    batch=st.integers(1, 5),
+    s_q=st.integers(0, 300),
+    multiprocessors=st.integers(1, 40),
+)
+def test_every_bunch_is_dealt_once(batch: int, s_q: int, multiprocessors: int) -> None:
+    dealt = plan.deal_bunches(problem(batch=batch, s_q=s_q), multiprocessors)
+    bunches = [bunch for cta in range(dealt.ctas) for bunch in queries_of(dealt, cta)]
+    assert sorted(bunches) == list(range(batch * -(-s_q // plan.JOINT_QUERIES)))
+
+
+MANY = {"h_q": 16, "s_q": 4096, "topk": 2048, "s_kv": 8192}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "queries"),
+    [
+        ({}, 8),
+        ({"h_q": 1}, 8),
+        ({"s_kv": 2048}, 8),
+        ({"h_q": 17}, 1),
+        ({"topk": 2049}, 1),
+        ({"s_kv": 16385}, 1),
+        ({"s_kv": 0}, 1),
+        ({"topk": 64}, 1),  # neighbours have hardly a row in common
+        ({"s_q": 100}, 1),  # bunches would leave most multiprocessors idle
+        ({"s_q": 0}, 1),
+    ],
+    ids=str,
+)
+def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, int], queries: int) -> None:
+    wanted = problem(None, **(MANY | sizes))
+    chosen = plan.plan(wanted, arch.named("sm_90a"), 132)
+    assert chosen.queries == queries
+    assert chosen.source.path == (plan.JOINT_SOURCES if queries > 1 else plan.SOURCES)["sm_90a"]
+    assert plan.plan(wanted, arch.named("sm_100a"), 132).queries == 1
+
+
+def test_limits_of_bunches_are_those_that_the_kernel_has_room_for() -> None:
+    config = Path(__file__).resolve().parents[2] / "cuda/attn_dist/sm90/joint_config.cuh"
+    found = dict(re.findall(r"constexpr int (k\w+) = (\d+);", config.read_text()))
+    assert {name: int(found[name]) for name in ("kQueries", "kQueryHeads", "kMaxSlots", "kMaxTokens")} == {
+        "kQueries": plan.JOINT_QUERIES,
+        "kQueryHeads": plan.JOINT_HEADS,
+        "kMaxSlots": plan.JOINT_SLOTS,
+        "kMaxTokens": plan.JOINT_TOKENS,
+    }
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="queries"):
-        plan.plan(problem(batch=2**12, s_q=2**20), arch.named("sm_90a"))
+        plan.plan(problem(batch=2**12, s_q=2**20), arch.named("sm_90a"), 132)
 
 
 @pytest.mark.compile
@@ -118,12 +168,13 @@ def test_raw_kernels_come_with_their_own_record() -> None:
 @pytest.mark.parametrize("name", ["sm_80", "sm_90"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
-        plan.plan(problem(), arch.named(name))
+        plan.plan(problem(), arch.named(name), 132)
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
     [
+        *[("queries", value) for value in (0, 2, 16, "8", 8.0, True, None, 10**5000)],
         *[("pass_heads", value) for value in (32, "64", 64.0, True, None, 10**5000)],
         *[("d_qk", value) for value in (128, "576", 576.0, None, 10**5000)],
         *[("dtype", value) for value in ("float32", 16, None, 10**5000)],
@@ -134,3 +185,8 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     with pytest.raises(InputError) as caught:
         raw_module("attn_dist", arch="sm_90a", **{word: value})
     assert (caught.value.operator, caught.value.argument) == ("attn_dist", word)
+
+
+def test_blackwell_has_no_kernel_for_bunches() -> None:
+    with pytest.raises(InputError, match="'queries': expected 1 on sm_100a, got 8"):
+        plan.variant(arch.named("sm_100a"), queries=8)

@@ -48,6 +48,10 @@ class Model(Machine):
             for b in range(BUFFERS)
         ]
         self.sums_ready = Barrier("sums_ready", CONSUMER_WARPS, consumers)
+        # Where a consumer's next products wait for the other's: the first may begin.
+        self.order = [
+            Barrier(f"order[{who}]", WARPS, consumers[who * WARPS :][:WARPS], starts_free=who == 0) for who in (0, 1)
+        ]
         self.walk_read = Barrier("named 1", WARPS, producers)
         self.walk_moved = Barrier("named 2", WARPS, producers)
         self.written: dict[tuple[int, int], int] = {}
@@ -185,7 +189,7 @@ class Consumer:
     def __init__(self, model: Model, warp: int) -> None:
         self.model, self.warp, self.who = model, warp, warp // WARPS
         self.me, self.mma = Agent(f"c{warp}"), Agent(f"wgmma{warp}")
-        self.buffer = self.parity = self.passes = self.round = self.block = self.scores = 0
+        self.buffer = self.parity = self.passes = self.round = self.block = self.scores = self.order = 0
         self.groups: list[Clock] = []  # committed and not waited for, oldest first
 
     def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
@@ -257,8 +261,11 @@ class Consumer:
         model, b = self.model, self.buffer
         index = self.describe(self.passes)
         self.scores ^= 1
+        in_order = model.q_parts == 2
         for part, (first, end) in enumerate(PARTS):
             yield from self.wait(model.full[b][part], self.parity, f"full {part}")
+            if part == 0 and in_order:
+                yield from self.wait(model.order[self.who], self.order ^ (self.who == 0), "order")
             if part == 0:
                 for row in range(WARPS):
                     model.read(self.me, ("valid", b, row), (index, self.block))
@@ -270,6 +277,9 @@ class Consumer:
                 model.read(self.mma, item, ("kv", index, self.block), "async")
             model.write(self.mma, ("scores", self.warp, self.scores), (index, self.block), generic=False)
             self.commit()
+        if in_order:
+            model.order[1 - self.who].arrive(self.me)
+            self.order ^= 1
         self.advance_place()
 
     def advance(self, more: list[bool]) -> Steps:
@@ -385,7 +395,8 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
     [
         ("producer.cuh", (1, 4, 0, 5, 0, 0)),
         ("../../common/sm90/row_gather.cuh", (1, 2, 0, 0, 0, 0)),
-        ("consumer.cuh", (6, 1, 2, 0, 3, 0)),
+        ("consumer.cuh", (6, 2, 0, 0, 3, 0)),
+        ("products.cuh", (1, 0, 2, 0, 0, 0)),
         ("sums.cuh", (1, 2, 0, 0, 0, 0)),
         ("walk.cuh", (0, 0, 0, 0, 0, 0)),
         ("attn_dist.cu", (0, 0, 0, 0, 0, 0)),

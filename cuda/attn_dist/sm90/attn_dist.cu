@@ -29,6 +29,7 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
     storage.free[buffer][1].init(kConsumers);
   }
   storage.sums_ready.init(kConsumers);
+  for (int who = 0; who < ThisConfig::kConsumers; ++who) storage.order[who].init(ThisConfig::kWarpgroup);
   fence_mbarrier_init();
 }
 

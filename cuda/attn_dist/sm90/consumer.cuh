@@ -1,31 +1,15 @@
 // A consumer warpgroup: scores of its heads on its slots of each block, block after block, pass after pass.
 #pragma once
 
-#include <cute/arch/mma_sm90_gmma.hpp>
-
-#include "../../common/matrix.cuh"
-#include "../../common/sm90/wgmma.cuh"
+#include "products.cuh"
 #include "storage.cuh"
 #include "sums.cuh"
 
 namespace cupymla::attn_dist {
 
-// Products of 64 heads, in registers, with `kColumns` keys.
-template <typename Element, int kColumns>
-struct Atom;
-template <>
-struct Atom<__nv_bfloat16, 64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<sm90::Major::K, sm90::Major::K> {};
-template <>
-struct Atom<__nv_bfloat16, 32> : cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_RS<sm90::Major::K, sm90::Major::K> {};
-template <>
-struct Atom<__half, 64> : cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<sm90::Major::K, sm90::Major::K> {};
-template <>
-struct Atom<__half, 32> : cute::SM90::GMMA::MMA_64x32x16_F32F16F16_RS<sm90::Major::K, sm90::Major::K> {};
-
 template <typename Config, typename Element>
 struct Consumer {
-  static constexpr int kScores = Config::kConsumerHeads * Config::kColumns / Config::kWarpgroup;
-  static constexpr int kSteps = Config::kDQk / 16;
+  static constexpr int kScores = Products<Config, Element>::kScores;
 
   // A block whose products are in flight.
   struct Block {
@@ -38,7 +22,7 @@ struct Consumer {
   const Parameters& params;
   Place<Config> place;      // the next in the ring
   Block present{0, 0, 0};   // its pass is the last that was begun
-  uint32_t q[kSteps][4];  // this thread's fragments of 64 heads
+  Products<Config, Element> products;
   Sums<Config> sums;
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params, int who)
@@ -72,7 +56,7 @@ struct Consumer {
 
   // Takes in Q of the next pass; false when there is none.
   __device__ __forceinline__ bool begin_pass() {
-    storage.full[place.buffer][0].wait(place.parity);
+    storage.full[place.buffer()][0].wait(place.parity());
     const Pass& next = pass(++present.pass);
     if (next.first_head < 0) return false;
     const float lse = sums.read_lse(next, next.first_head + warp_head());
@@ -81,65 +65,36 @@ struct Consumer {
     for (int part = 0; part < Config::kQueryBlocks; ++part) {
 #pragma unroll
       for (int arrival = 0; arrival < Config::kParts; ++arrival) {
-        storage.full[place.buffer][arrival].wait(place.parity);
+        storage.full[place.buffer()][arrival].wait(place.parity());
       }
-      if (Config::kQueryBlocks == 1 || part == who()) load_heads();
-      free_half(place.buffer, 0);
-      free_half(place.buffer, 1);
+      if (Config::kQueryBlocks == 1 || part == who()) products.load(storage.k[place.buffer()][0], sums.warp, sums.lane);
+      free_half(place.buffer(), 0);
+      free_half(place.buffer(), 1);
       place.advance();
     }
     sums.keep_lse(lse, present.pass);
     return true;
   }
 
-  __device__ __forceinline__ void load_heads() {
-    const uint32_t base = smem_address(storage.k[place.buffer][0]);
-    const uint32_t matrix_row = sums.warp % 4 * 16 + sums.lane % 16;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      load_matrix_x4(q[step],
-                     base + step / 4 * Config::kTileBytes + swizzle_128(matrix_row, step % 4 * 2 + sums.lane / 16));
-    }
-    // TMA may be the next to write here.
-    fence_async_shared();
-  }
-
   __device__ __forceinline__ void free_half(int which, int half) { storage.free[which][half].arrive(); }
 
-  // Issues scores = Q K^T of the block in the next buffer, part by part as its columns arrive. Leaves a group in flight
-  // for each part. ptxas counts products from fence to fence, committed or not, when it makes a wait of `wgmma_wait`:
-  // with fewer groups than fences a wait would be for more than it says.
+  // Issues scores = Q K^T of the block in the next buffer.
   __device__ __forceinline__ void issue(float (&scores)[kScores]) {
-    auto& full = storage.full[place.buffer];
-    full[0].wait(place.parity);
-    const int column = first_column() + sums.column();
-    const uint32_t slots = storage.valid[place.buffer][column / 16] >> column % 16 & 3u;
+    auto& full = storage.full[place.buffer()];
+    full[0].wait(place.parity());
+    const int column = first_column() + sums.heads.column();
+    const uint32_t slots = storage.valid[place.buffer()][column / 16] >> column % 16 & 3u;
     present.valid = slots | (__any_sync(0xffffffffu, slots != 0) ? 4u : 0u);
 
-    // The same in all lanes, which lets the descriptors be computed once per warp.
-    const uint64_t keys = sm90::k_major_descriptor(__shfl_sync(
-        0xffffffffu, smem_address(storage.k[place.buffer][0]) + first_column() * kSwizzleRowBytes, 0));
-    sm90::pin_registers(scores);
-#pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) {
-      if (part > 0) full[part].wait(place.parity);
-      fence_async_shared();
-      sm90::wgmma_fence();
-      multiply(scores, keys, part);
-      sm90::wgmma_commit();
+    // In turn with the other consumer, or both would multiply at once and then both have exponentials. A fresh mbarrier
+    // counts as having completed the phase before its first, so the first consumer may begin.
+    if (Config::kInOrder) storage.order[who()].wait(place.order() ^ (who() == 0 ? 1u : 0u));
+    products.issue(scores, storage.k[place.buffer()][0], first_column(), full, place.parity(), [](int) {});
+    if (Config::kInOrder) {
+      storage.order[1 - who()].arrive();
+      place.advance_order();
     }
     place.advance();
-  }
-
-  __device__ __forceinline__ void multiply(float (&scores)[kScores], uint64_t keys, int part) {
-#pragma unroll
-    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const uint64_t columns = sm90::descriptor_advance(keys, tile * Config::kTileBytes + step * 32);
-        sm90::mma<Atom<Element, Config::kColumns>>(scores, q[tile * 4 + step], columns, tile == 0 && step == 0);
-      }
-    }
   }
 
   // Scores of the present block are in flight. Issues those of the next block, which after the last one is that of the

@@ -6,6 +6,9 @@
 
 namespace cupymla::attn_dist {
 
+// Of a row that is normalised, so that one without mass stays zero.
+constexpr float kLeastDivisor = 1e-10f;
+
 struct Parameters {
   const uint8_t* kv;           // [batch, s_kv, d_qk] 16-bit elements
   const int32_t* indices;      // [batch, s_q, topk]
@@ -24,8 +27,9 @@ struct Parameters {
   int64_t k_stride;  // positions per key, for the causal limit
 
   int32_t s_q, s_kv, h_q, topk;
-  uint32_t groups, group_tokens;  // the first CTAs take that many queries each, the others one
-  int32_t slices, slice_blocks;   // CTAs that share a query, and KV blocks of each
+  // The first CTAs take that many queries each, the others one; bunches of queries where they take rows together.
+  uint32_t groups, group_tokens;
+  int32_t slices, slice_blocks;  // CTAs that share a query, and KV blocks of each; unused where rows are taken together
   int32_t causal;                 // 0 or 1
   int32_t normalize;              // 1: rows are divided by their sum; then there is one slice
   float scale_log2;  // sm_scale * log2(e)

@@ -8,6 +8,8 @@
 // free[b][half]      | 256 consumers                           | producer  | this half of buffer b may be refilled
 // sums_ready         | 256 consumers                           | consumers | every warp's sums over its heads are
 //                    |                                         |           | out (or its share of a row sum)
+// order[c]           | 128 of the other consumer               | consumer  | the other consumer's products are issued:
+//                    |                                         | c         | c may issue its next (128 heads only)
 // named 1, 2         | 128 producers                           | producers | the walk has been read; has been changed
 //
 // Buffers are used in a ring: for each pass 64 or 128 heads of Q go through it, one buffer for 64, then the pass's KV
@@ -19,6 +21,9 @@
 // Sums have two sets, used in turn. Before a warp writes its sums of round n, it has waited for round n - 1; whoever
 // adds up round n - 2 has done so before arriving for round n - 1. So one barrier is enough, and no set needs a "free"
 // side.
+//
+// Consumers multiply in turn where products bind: one has its exponentials while the other multiplies. Both have as
+// many blocks, so each phase of order[c] is waited for once, but the last of the first consumer's.
 //
 //   time | consumers (both)                     | tensor cores         | producer
 //   -----+--------------------------------------+----------------------+------------------------------
@@ -38,6 +43,7 @@
 #include "../../common/barrier.cuh"
 #include "../../common/log2_lse.cuh"
 #include "config.cuh"
+#include "place.cuh"
 #include "walk.cuh"
 
 namespace cupymla::attn_dist {
@@ -74,28 +80,11 @@ struct alignas(1024) Storage {
   Mbarrier full[Config::kBuffers][Config::kParts];
   Mbarrier free[Config::kBuffers][2];
   Mbarrier sums_ready;
+  Mbarrier order[Config::kConsumers];  // where kInOrder
 };
 
 constexpr int kSharedMemoryLimit = 227 * 1024;
 static_assert(sizeof(Storage<Config<576, 128>>) <= kSharedMemoryLimit);
 static_assert(sizeof(Storage<Config<512, 128>>) <= kSharedMemoryLimit);
-
-// A position in the ring of buffers.
-template <typename Config>
-struct Place {
-  int buffer = 0;
-  uint32_t parity = 0;  // of full[buffer]
-
-  __device__ __forceinline__ void advance() {
-    buffer = buffer + 1 == Config::kBuffers ? 0 : buffer + 1;
-    if (buffer == 0) parity ^= 1u;
-  }
-
-  // The buffer so many positions back.
-  __device__ __forceinline__ int before(int positions) const {
-    const int previous = buffer - positions;
-    return previous < 0 ? previous + Config::kBuffers : previous;
-  }
-};
 
 }  // namespace cupymla::attn_dist

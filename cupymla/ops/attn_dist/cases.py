@@ -26,12 +26,21 @@ CASES: tuple[MlaCase, ...] = (
     # More queries than an H200 has multiprocessors: CTAs that take several.
     sized(16, 576, 130, 700, 400, "_grouped", "shapes", lengths="hostile", selection="empty"),
     sized(128, 512, 65, 560, 400, "_grouped", "shapes", selection="empty", normalize="l1"),
+    # Neighbouring queries that take their rows together: the last bunch not full, lengths that differ within one, the
+    # most slots, the most tokens; as many queries as make an H200 choose it.
+    sized(16, 576, 130, 17, 400, "_joint", "masks", lengths="hostile", batch=3),
+    sized(5, 576, 2048, 11, 3000, "_joint", "shapes", selection="empty"),
+    sized(16, 512, 300, 21, 1000, "_joint_l1", "options", normalize="l1", lengths="hostile", layout="strided", batch=2),
+    sized(16, 512, 2048, 8, 16384, "_joint", "shapes", dtype="float16"),
+    sized(9, 576, 700, 1100, 1500, "_joint_l1", "options", normalize="l1", lengths="hostile", layout="strided"),
+    sized(16, 576, 2048, 1060, 16384, "_joint", "shapes"),
 )
 
 BENCH: tuple[MlaCase, ...] = (
     *(sized(128, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768)),
     *(sized(64, 576, 2048, 4096, kv) for kv in (4096, 8192, 32768)),
     sized(16, 576, 2048, 4096, 8192),
+    sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
 )
 
 

@@ -33,19 +33,22 @@ class Binding:
     """
 
     def __init__(self, problem: Problem, device: Device, lse: View, dist: View) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device))
+        multiprocessors = driver.multiprocessor_count(device.index)
+        chosen = plan.plan(problem, driver.arch_of(device), multiprocessors)
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, record(chosen.source))
         self._problem = problem
-        self._tile_heads = facts["tile_heads"]
-        multiprocessors = driver.multiprocessor_count(device.index)
+        self._tile_heads, self._tile_queries = facts["tile_heads"], facts.get("tile_queries", 1)
         slots, cluster = facts["block_slots"], facts["cluster"]
         # Blackwell's kernel reads KV through a map, Hopper's by address.
         self._rows: KvRows | None = None
         self._parameters: records.Hopper | records.Blackwell
         if record(chosen.source) is records.Hopper:
-            dealt = plan.deal(problem, chosen.tokens, slots, multiprocessors)
+            if chosen.queries == 1:
+                dealt = plan.deal(problem, chosen.tokens, slots, multiprocessors)
+            else:
+                dealt = plan.deal_bunches(problem, multiprocessors)
             self._parameters = records.hopper(problem, dealt, lse, dist)
         else:
             self._rows = kv_rows(problem, OPERATOR)
@@ -73,7 +76,8 @@ class Binding:
         pointers = views.q.ptr, views.kv.ptr if self._problem.s_kv else views.q.ptr
         if self._pointers != pointers:
             problem = self._problem
-            request = head_tiles(problem, pointers[0], problem.q_strides, problem.d_qk, self._tile_heads)
+            tile = self._tile_heads, self._tile_queries
+            request = head_tiles(problem, pointers[0], problem.q_strides, problem.d_qk, *tile)
             self.launcher.replace(0, tiles(request, "q", OPERATOR))
             if self._rows is not None:
                 self.launcher.replace(1, encoded(self._rows.tiles(pointers[1])))

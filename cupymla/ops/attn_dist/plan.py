@@ -19,11 +19,27 @@ SOURCES = {
 }
 """The kernel of each target."""
 
+JOINT_SOURCES = {"sm_90a": "attn_dist/sm90/joint.cu"}
+"""The kernel of each target that has one for neighbouring queries that take their rows together."""
+
+JOINT_QUERIES = 8
+"""Queries that take their rows together: twin of `JointConfig::kQueries`, as the next three are of its limits."""
+
+JOINT_HEADS = 16
+JOINT_SLOTS = 2048
+JOINT_TOKENS = 16384
+
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and slices of their slots lie (CUDA C++ Programming Guide)."""
 
 PASS_HEADS = (64, 128)
 """Heads that a kernel variant takes in one pass over a query's slots."""
+
+
+# Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/README.md): a block of 64 slots of one query, and what
+# comes between queries; a block of 64 rows of a bunch, and what comes between bunches.
+_BLOCK, _QUERY = 2000, 3000
+_JOINT_BLOCK, _BUNCH = 2650, 21000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +49,12 @@ class Plan:
     Attributes:
         source: what to compile.
         tokens: queries of all batch entries together.
+        queries: how many neighbouring ones take their rows together; 1 where each takes its own.
     """
 
     source: KernelSource
     tokens: int
+    queries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +63,7 @@ class Deal:
 
     Attributes:
         groups: shares of `group_tokens` neighbouring queries; every other share is one query.
-        group_tokens: queries of such a share.
+        group_tokens: queries of such a share. Where queries take their rows together both count bunches of them.
         slices: CTAs, or on Blackwell clusters, that divide the slots of a share's queries between them.
         slice_blocks: blocks of slots in a slice.
         ctas: all CTAs. On Blackwell each takes shares until there are none.
@@ -58,13 +76,42 @@ class Deal:
     ctas: int
 
 
-def plan(problem: Problem, arch: Arch) -> Plan:
+def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
     if tokens > MAX_CTAS:
         raise UnsupportedError(f"{OPERATOR} on {tokens} queries", arch.name, f"up to {MAX_CTAS}")
+    joint = arch.name in JOINT_SOURCES and takes_rows_together(problem, tokens, multiprocessors)
+    queries = JOINT_QUERIES if joint else 1
     pass_heads = next((heads for heads in PASS_HEADS if problem.h_q <= heads), PASS_HEADS[-1])
-    return Plan(variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, pass_heads=pass_heads), tokens)
+    source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype, pass_heads=pass_heads, queries=queries)
+    return Plan(source, tokens, queries)
+
+
+def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> bool:
+    """Whether neighbouring queries had better share a gather of all their rows.
+
+    Every query multiplies the rows of all then, so it depends on how many rows they have in common. That is taken to be
+    what random selections have; real ones have more.
+    """
+    if problem.h_q > JOINT_HEADS or problem.topk > JOINT_SLOTS or not 0 < problem.s_kv <= JOINT_TOKENS or not tokens:
+        return False
+    missed = 1 - min(1.0, problem.topk / problem.s_kv)
+    rows = problem.s_kv * (1 - missed ** min(JOINT_QUERIES, problem.s_q))
+    together = -(-_bunches(problem) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
+    # Where queries are fewer than multiprocessors several of these share one.
+    apart = max(tokens / multiprocessors, float(tokens >= multiprocessors)) * (_QUERY + problem.topk / 64 * _BLOCK)
+    return together < apart
+
+
+def _bunches(problem: Problem) -> int:
+    return -(-problem.s_q // JOINT_QUERIES) * (problem.batch or 1)
+
+
+def deal_bunches(problem: Problem, multiprocessors: int) -> Deal:
+    """Deal out bunches of queries that take their rows together."""
+    dealt = shares(_bunches(problem), 1, multiprocessors)
+    return Deal(dealt.groups, dealt.group_tokens, 1, -(-problem.topk // 64), dealt.ctas)
 
 
 def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:
@@ -94,7 +141,9 @@ def _slices(problem: Problem, tokens: int, block_slots: int, places: int) -> tup
     return -(-row_blocks // slice_blocks), slice_blocks
 
 
-def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads: int = 128) -> KernelSource:
+def variant(
+    arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads: int = 128, queries: int = 1
+) -> KernelSource:
     """One kernel variant.
 
     Args:
@@ -102,6 +151,8 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads:
         d_qk: 576 or 512.
         dtype: "bfloat16" or "float16".
         pass_heads: heads of one pass over a query's slots, 64 or 128; more are taken in several passes.
+        queries: neighbouring ones that take their rows together: 1, or on sm_90a 8, which have up to 16 heads in one
+            pass, whatever `pass_heads` is.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -114,21 +165,25 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16", pass_heads:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
     if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
         raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
-    defines = (
-        ("CUPYMLA_D_QK", d_qk),
-        ("CUPYMLA_FP16", int(dtype == "float16")),
-        ("CUPYMLA_HEADS", pass_heads),
-    )
-    return KernelSource(SOURCES[arch.name], OPERATOR, defines, arch.name)
+    counts = (1, JOINT_QUERIES) if arch.name in JOINT_SOURCES else (1,)
+    if type(queries) is not int or queries not in counts:
+        raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
+    defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
+    if queries != 1:
+        return KernelSource(JOINT_SOURCES[arch.name], OPERATOR, defines, arch.name)
+    return KernelSource(SOURCES[arch.name], OPERATOR, (*defines, ("CUPYMLA_HEADS", pass_heads)), arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
     return tuple(
-        variant(arches.named(name), d_qk=d_qk, dtype=dtype, pass_heads=pass_heads)
+        variant(arches.named(name), d_qk=d_qk, dtype=dtype, **numbers)
         for name in SOURCES
         if arch_name in (None, name)
         for d_qk in D_QK
         for dtype in DTYPES
-        for pass_heads in PASS_HEADS
+        for numbers in (
+            *({"pass_heads": heads} for heads in PASS_HEADS),
+            *({"queries": JOINT_QUERIES} for target in JOINT_SOURCES if target == name),
+        )
     )
