@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/integers.cuh"
+#include "../../common/narrow.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
@@ -9,8 +10,8 @@ enum class Vectors { e2m1, bfloat16, float16 };  // what b holds
 
 // Where the scales of a are multiplied in.
 enum class Scaling {
-  codes,    // into the codes, as 16-bit floats, before the MMA: not for MXFP4, whose scales outgrow them
-  blocks,   // into the sums of blocks of 32, each with MMAs of its own
+  codes,    // into the codes, as 16-bit floats, before the MMA: E8M0 scales want bfloat16 for that
+  blocks,   // into the sums of blocks of 32, each with MMAs of its own: E8M0 scales beside halves
   columns,  // into the sums of blocks, which the MMA's eight columns keep apart: for one vector only
 };
 
@@ -21,12 +22,18 @@ struct Config {
   static constexpr Vectors kVectors = kVectorsArg;
   static constexpr int kMostColumns = kMostColumnsArg;
   static constexpr int kColumnBlocks = (kMostColumns + 7) / 8;  // blocks of 8 columns: one MMA N each
-  static constexpr Scaling kScaling = kMostColumns == 1 ? Scaling::columns : kMxfp4 ? Scaling::blocks : Scaling::codes;
+  static constexpr int kBlock = kMxfp4 ? 32 : 16;  // elements of k per scale
+  // E2M1 vectors with E8M0 scales stay halves, block by block, where an instruction converts codes to halves.
+  static constexpr bool kHalves = kVectors == Vectors::float16 || (kVectors == Vectors::e2m1 && kNarrowConversions);
+  static constexpr Scaling kScaling = kMostColumns == 1    ? Scaling::columns
+                                      : kMxfp4 && kHalves ? Scaling::blocks
+                                                           : Scaling::codes;
+  // Whether E8M0 scales are multiplied into codes, of a and of b, which are bfloat16 then.
+  static constexpr bool kPowers = kMxfp4 && kScaling == Scaling::codes;
   // Whether factors of the blocks of b are kept beside its elements, to be multiplied with the scales of a.
   static constexpr bool kVectorScales = kScaling == Scaling::columns  ? kVectors != Vectors::float16
                                         : kScaling == Scaling::blocks ? kVectors == Vectors::e2m1
                                                                       : false;
-  static constexpr int kBlock = kMxfp4 ? 32 : 16;  // elements of k per scale
 
   static constexpr int kTileRows = 16;      // rows of a per warp: one MMA M
   static constexpr int kChunk = 256;        // elements of k per stage

@@ -38,10 +38,12 @@ __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __ha
 }
 
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __nv_bfloat16) {
-  pairs[0] = ((word << 12) & 0x80008000u) | ((word << 6) & 0x01C001C0u);
-  pairs[1] = ((word << 8) & 0x80008000u) | ((word << 2) & 0x01C001C0u);
-  pairs[2] = ((word << 4) & 0x80008000u) | ((word >> 2) & 0x01C001C0u);
-  pairs[3] = (word & 0x80008000u) | ((word >> 6) & 0x01C001C0u);
+  // One product moves a code's magnitude by 6 bits and its sign by 12, to where nothing else lands.
+  const uint32_t upper = word >> 8;
+  pairs[0] = (word & 0x000F000Fu) * (64u + 4096u) & 0x81C081C0u;
+  pairs[1] = (word & 0x00F000F0u) * (4u + 256u) & 0x81C081C0u;
+  pairs[2] = (upper & 0x000F000Fu) * (64u + 4096u) & 0x81C081C0u;
+  pairs[3] = (upper & 0x00F000F0u) * (4u + 256u) & 0x81C081C0u;
 }
 
 // Eight 16-bit floats in the order of `decode`'s pairs for that operand.
@@ -59,6 +61,10 @@ __device__ __forceinline__ void pair_up(const uint32_t (&words)[4], uint32_t (&p
 
 __device__ __forceinline__ uint32_t bits(__half2 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
 __device__ __forceinline__ uint32_t bits(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
+
+__device__ __forceinline__ __nv_bfloat162 bfloat_pair(uint32_t bits) {
+  return *reinterpret_cast<__nv_bfloat162*>(&bits);
+}
 
 __device__ __forceinline__ uint32_t times(uint32_t pair, __half2 factor) {
   return bits(__hmul2(*reinterpret_cast<__half2*>(&pair), factor));

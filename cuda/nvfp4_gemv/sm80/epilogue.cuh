@@ -39,7 +39,7 @@ __device__ __forceinline__ void write_pass(const Storage<C>& storage, const Para
     const int64_t batch = pass.batch, c_row = pass.first_row + row;
     const int64_t alpha_at = batch * params.alpha_batch + c_row * params.alpha_row;
     const float alpha = params.alpha == nullptr ? params.alpha_value : params.alpha[alpha_at];
-    float value = sum * kDecodeUnit<typename OperandOf<C::kVectors>::Type> * alpha;
+    float value = sum * kSumUnit<C> * alpha;
     if (params.bias != nullptr) {
       value += load_float(params.bias, batch * params.bias_batch + c_row * params.bias_row, params.out_type);
     }

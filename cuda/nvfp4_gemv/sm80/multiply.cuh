@@ -7,13 +7,18 @@
 
 namespace cupymla::nvfp4_gemv {
 
+// What sums are to be multiplied with to have their value.
+template <class C>
+constexpr float kSumUnit = !C::kPowers                     ? kDecodeUnit<OperandOf<C>>
+                           : C::kVectors == Vectors::e2m1 ? kPowerUnit * kPowerUnit
+                                                          : kPowerUnit;
+
 // One warp's part of a tile. Lane 4 g + t sums rows g and g + 8: columns 2t and 2t + 1 of each column block, or, with
 // Scaling::columns, its share of the only column, in places 0 and 2.
 template <class C>
 class Product {
  public:
-  using Operand = typename OperandOf<C::kVectors>::Type;
-  using Pair = typename OperandOf<C::kVectors>::Pair;
+  using Operand = OperandOf<C>;
   using Stage = typename Storage<C>::Stage;
 
   float sums[C::kColumnBlocks][4];
@@ -55,7 +60,7 @@ class Product {
   __device__ __forceinline__ void add(int32_t stage, int32_t chunk) {
     const Stage& codes = storage_.ring[warp_][stage];
     if constexpr (C::kScaling == Scaling::codes) {
-      add_scaled_codes(codes, chunk);
+      add_codes(codes, chunk);
     } else if constexpr (C::kScaling == Scaling::blocks) {
       add_blocks(codes, chunk);
     } else {
@@ -85,19 +90,34 @@ class Product {
     return *reinterpret_cast<const uint4*>(units + (place - word) * 16);
   }
 
-  // Codes carry their scales into the MMA: a product of an E2M1 and an E4M3 number has six significant bits.
+  // Codes carry their scales into the MMA. A stage with an E8M0 scale that is too large for one factor takes two.
+  __device__ __forceinline__ void add_codes(const Stage& stage, int32_t chunk) {
+    if constexpr (!C::kPowers) {
+      add_scaled_codes<E4m3Factors<Operand>>(stage, chunk);
+    } else {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        largest = max(largest, static_cast<uint32_t>(stage.scales[row_ + i / 2 * 8][i % 2 * 4 + quad_lane_]));
+      }
+      if (__any_sync(0xffffffffu, largest > OnePower::kMost)) {
+        add_scaled_codes<TwoPowers>(stage, chunk);
+      } else {
+        add_scaled_codes<OnePower>(stage, chunk);
+      }
+    }
+  }
+
+  template <class Factors>
   __device__ __forceinline__ void add_scaled_codes(const Stage& stage, int32_t chunk) {
+    constexpr int kPieceScales = 32 / C::kBlock;
     float chain[C::kColumnBlocks][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t piece = half * 4 + quad_lane_;
-      uint4 codes[2];
-      Pair scales[2][2];
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        codes[upper] = piece_of(stage, upper, piece);
-        read_scales(scales[upper], *reinterpret_cast<const uint16_t*>(stage.scales[row_ + 8 * upper] + 2 * piece));
-      }
+      const uint4 codes[2] = {piece_of(stage, 0, piece), piece_of(stage, 1, piece)};
+      const Factors factors[2] = {Factors(stage.scales[row_] + kPieceScales * piece),
+                                  Factors(stage.scales[row_ + 8] + kPieceScales * piece)};
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         uint32_t rows[2][4];
@@ -105,7 +125,7 @@ class Product {
         for (int upper = 0; upper < 2; ++upper) {
           decode(word_of(codes[upper], word), rows[upper], Operand());
 #pragma unroll
-          for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], scales[upper][word / 2]);
+          for (int i = 0; i < 4; ++i) rows[upper][i] = factors[upper].scaled(rows[upper][i], word);
         }
 #pragma unroll
         for (int block = 0; block < C::kColumnBlocks; ++block) {
@@ -121,20 +141,7 @@ class Product {
     }
   }
 
-  // Two E4M3 scales, each twice; for bfloat16 codes, which are at 2^-126 of their value, at 2^112 of theirs.
-  static __device__ __forceinline__ void read_scales(__half2 (&scales)[2], uint32_t codes) {
-    const __half2 pair = halves_of_e4m3(codes);
-    scales[0] = __low2half2(pair);
-    scales[1] = __high2half2(pair);
-  }
-
-  static __device__ __forceinline__ void read_scales(__nv_bfloat162 (&scales)[2], uint32_t codes) {
-    const float2 pair = __half22float2(halves_of_e4m3(codes));
-    scales[0] = __float2bfloat162_rn(pair.x * kTwoTo112);
-    scales[1] = __float2bfloat162_rn(pair.y * kTwoTo112);
-  }
-
-  // Scales reach past what 16-bit operands can carry, so each block of 32 is summed on its own and then scaled.
+  // E8M0 scales reach past what halves can carry, so each block of 32 is summed on its own and then scaled.
   __device__ __forceinline__ void add_blocks(const Stage& stage, int32_t chunk) {
     float(&scales)[C::kTileRows][C::kRowScales] = storage_.scales[warp_];
     const uint32_t packed = reinterpret_cast<const uint32_t*>(stage.scales)[lane_];
@@ -181,10 +188,6 @@ class Product {
     for (int upper = 0; upper < 2; ++upper) {
       const uint8_t* piece = stage.codes[row_ + 8 * upper] + ((index ^ stage_swizzle(row_)) << 4);
       decode(*reinterpret_cast<const uint32_t*>(piece + 4 * quad_lane_), rows[upper], Operand());
-      if constexpr (C::kVectors == Vectors::bfloat16) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) rows[upper][i] = times(rows[upper][i], __float2bfloat162_rn(kTwoTo112));
-      }
     }
 #pragma unroll
     for (int block = 0; block < C::kColumnBlocks; ++block) {
@@ -279,8 +282,6 @@ class Product {
     values[0] = read.x;
     values[1] = read.y;
   }
-
-  static constexpr float kTwoTo112 = 5192296858534827628530496329220096.0f;
 
   Storage<C>& storage_;
   const Parameters& params_;

@@ -97,6 +97,7 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::nvfp4_gemv::ThisConfig::kThreads, cluste
                      smem_bytes = cupymla::nvfp4_gemv::ThisConfig::kSharedBytes,
                      parameter_bytes = sizeof(cupymla::nvfp4_gemv::Parameters),
                      vector_bytes = cupymla::nvfp4_gemv::kVectorBytes<cupymla::nvfp4_gemv::ThisConfig>,
+                     factor_bytes = cupymla::nvfp4_gemv::kFactorBytes<cupymla::nvfp4_gemv::ThisConfig>,
                      phase_elements = cupymla::nvfp4_gemv::kPhaseElements,
                      chunk = cupymla::nvfp4_gemv::ThisConfig::kChunk, block = cupymla::nvfp4_gemv::ThisConfig::kBlock,
                      pass_rows = cupymla::nvfp4_gemv::ThisConfig::kPassRows,

@@ -22,6 +22,12 @@ class Stream {
     make_opaque(place_);
     make_opaque(scale_place_);
     make_opaque(four_rows_);
+    if constexpr (C::kPowers) {
+      // Of rows that a tile lacks: their scales have a say in which way a stage is multiplied.
+#pragma unroll
+      for (int stage = 0; stage < C::kStages; ++stage) reinterpret_cast<uint32_t*>(ring_[stage].scales)[lane] = 0;
+      __syncwarp();
+    }
     open();
   }
 

@@ -3,23 +3,20 @@
 
 #include "../../common/opaque.cuh"
 #include "../../common/prefetch.cuh"
-#include "decode.cuh"
+#include "factors.cuh"
 #include "storage.cuh"
 #include "work.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
-// What the tensor cores multiply: bfloat16 where b is one, for it has exponents that a half lacks.
-template <Vectors kVectors>
-struct OperandOf {
-  using Type = __half;
-  using Pair = __half2;
-};
-template <>
-struct OperandOf<Vectors::bfloat16> {
-  using Type = __nv_bfloat16;
-  using Pair = __nv_bfloat162;
-};
+// What the tensor cores multiply: bfloat16 where b is one or carries E8M0 scales, for it has exponents that a half
+// lacks.
+template <class C>
+using OperandOf = cuda::std::conditional_t<C::kVectors == Vectors::bfloat16 || C::kPowers, __nv_bfloat16, __half>;
+
+// Of the factors beside a chunk of a column.
+template <class C>
+constexpr int kFactorBytes = C::kVectorScales ? C::kRowScales * 4 : 0;
 
 // Where a group of warps has its part of b in a buffer. Eight elements of k that a lane multiplies with one word of a
 // are 16 bytes, in the order of `decode`'s pairs. Such units lie so that the four lanes of a quad read neighbouring
@@ -185,6 +182,14 @@ class VectorLoader {
   }
 
   __device__ __forceinline__ void store_codes(uint8_t* target, float* factor, uint32_t piece, const Held& held) const {
+    if constexpr (C::kPowers) {
+      if (held.scales[0] > OnePower::kMost) {
+        store_powers(target, piece, held, TwoPowers(held.scales[0]));
+      } else {
+        store_powers(target, piece, held, OnePower(held.scales[0]));
+      }
+      return;
+    }
     __half2 scales = __float2half2_rn(1.0f);
     if constexpr (C::kMxfp4) {
       *factor = e8m0(held.scales[0]);
@@ -204,6 +209,20 @@ class VectorLoader {
         }
         pairs[i] = times(pairs[i], __float2half2_rn(kDecodeUnit<__half>));
       }
+      store(target, piece * 4 + j, pairs);
+    }
+  }
+
+  // A block times its E8M0 scale.
+  template <class Factors>
+  static __device__ __forceinline__ void store_powers(uint8_t* target, uint32_t piece, const Held& held,
+                                                      const Factors& factors) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t pairs[4];
+      decode(held.words[0][j], pairs, __nv_bfloat16());
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = factors.scaled(pairs[i], j);
       store(target, piece * 4 + j, pairs);
     }
   }
@@ -238,7 +257,7 @@ class VectorLoader {
   // Eight 16-bit floats in the order of `decode`'s pairs.
   static __device__ __forceinline__ void store_floats(uint8_t* column, uint32_t unit, const uint32_t (&words)[4]) {
     uint32_t pairs[4];
-    pair_up<typename OperandOf<C::kVectors>::Type>(words, pairs);
+    pair_up<OperandOf<C>>(words, pairs);
     store(column, unit, pairs);
   }
 

@@ -52,8 +52,8 @@ class StreamBinding:
         facts = kernel.facts
         check_record(source, facts, Parameters)
         multiprocessors = driver.multiprocessor_count(device.index)
-        sizes = (facts[name] for name in ("vector_bytes", "phase_elements", "chunk", "pass_rows", "groups"))
-        work = plan.deal(problem, multiprocessors, *sizes)
+        names = ("vector_bytes", "factor_bytes", "phase_elements", "chunk", "pass_rows", "groups")
+        work = plan.deal(problem, multiprocessors, *(facts[name] for name in names))
         self._parameters = _parameters(views, problem, work, c_strides)
         element_bytes = 2 if problem.weight_only else 1
         self._a_steps = _steps(views.a, 1)

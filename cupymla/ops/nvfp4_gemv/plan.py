@@ -9,7 +9,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from . import model
-from .formats import FORMATS, MXFP4, BlockFormat
+from .formats import FORMATS, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
@@ -150,6 +150,7 @@ def deal(
     problem: Problem,
     multiprocessors: int,
     vector_bytes: int,
+    factor_bytes: int,
     phase_elements: int,
     chunk: int,
     pass_rows: int,
@@ -161,6 +162,7 @@ def deal(
         problem: the problem.
         multiprocessors: of the device; each runs one CTA.
         vector_bytes: shared memory for b of a phase, a fact of the kernel.
+        factor_bytes: of these beside a chunk of a column, for factors of its blocks, a fact of the kernel.
         phase_elements: of all columns of b that a phase may have, a fact of the kernel.
         chunk: elements of k that a warp takes at a time, a fact of the kernel.
         pass_rows: rows that a CTA holds the sums of, a fact of the kernel.
@@ -172,7 +174,7 @@ def deal(
     items = parts * problem.batches
     if items > MAX_ITEMS:
         raise UnsupportedError(f"{OPERATOR} on {problem.batches} batches", str(problem.device), f"up to {MAX_ITEMS}")
-    phase = _phase_chunks(problem, vector_bytes, phase_elements, chunk, groups)
+    phase = _phase_chunks(problem, vector_bytes, factor_bytes, phase_elements, chunk, groups)
     return Work(parts, items, min(items, multiprocessors), phase)
 
 
@@ -201,10 +203,11 @@ def _cost(rows: int, pass_rows: int) -> float:
     return max(float(rows), _MULTIPLIED_ROW * (passes * pass_rows + tiles * _TILE_ROWS))
 
 
-def _phase_chunks(problem: Problem, vector_bytes: int, phase_elements: int, chunk: int, groups: int) -> int:
+def _phase_chunks(
+    problem: Problem, vector_bytes: int, factor_bytes: int, phase_elements: int, chunk: int, groups: int
+) -> int:
     """Chunks of b that a phase may have, evenly dealt to phases and to groups of warps."""
-    scales = 4 * (chunk // problem.format.block) if _factors_beside(problem) else 0
-    fitting = (vector_bytes // problem.n - groups * _COLUMN_PADDING) // (2 * chunk + scales)
+    fitting = (vector_bytes // problem.n - groups * _COLUMN_PADDING) // (2 * chunk + factor_bytes)
     fitting = min(fitting, phase_elements // (problem.n * chunk))
     fitting = max(fitting // groups, 1) * groups
     chunks = max(-(-problem.k // chunk), 1)
@@ -212,10 +215,3 @@ def _phase_chunks(problem: Problem, vector_bytes: int, phase_elements: int, chun
     even = -(-chunks // phases)
     # Up to four warps take turns at the chunks of a tile: a multiple of four keeps them even.
     return min(-(-even // 4) * 4, fitting)
-
-
-def _factors_beside(problem: Problem) -> bool:
-    """Whether a factor per block of b is kept beside its elements."""
-    if problem.n == 1:
-        return problem.b_dtype != "float16"
-    return problem.format == MXFP4 and not problem.weight_only

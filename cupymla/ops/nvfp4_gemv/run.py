@@ -162,7 +162,7 @@ def nvfp4_gemv(
         c.
 
     Every E2M1 and scale code counts as what it stands for, negative E4M3 scales and NaN included: a NaN scale makes NaN
-    of the rows that use it. Products of two scales are taken in float32, so E8M0 products past its range are inf or 0.
+    of the rows that use it. Products of two E8M0 scales past float32's range are inf, 0 or what the terms make of them.
     Sums are float32, in no promised order, but the same bits every run. With
     T = |alpha| * sum_k |terms| + |bias|, the result is within (k/32 + 48) * 2^-24 * T of the exact one, before it is
     rounded to c's dtype (float16 overflows to inf), as long as sum_k |terms| stays within float32.
