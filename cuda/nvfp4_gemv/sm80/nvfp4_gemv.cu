@@ -33,6 +33,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   const int32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int32_t lane = threadIdx.x % 32;
 
+  Passes<C> passes(params);
+  if (passes.done()) return;
   if constexpr (C::kScaling == Scaling::columns) {
     if (threadIdx.x < sizeof(storage.zeros) / 16) {
       reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -42,13 +44,16 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   const int32_t phase_chunks = static_cast<int32_t>(params.phase_chunks);
   const bool one_phase = chunks <= phase_chunks;
   // b comes first: whatever is asked for behind the stream's stages waits for them.
-  Passes<C> passes(params);
+  const Pass<C> opening = passes.get();
   VectorLoader<C> loader(storage, params, warp);
-  if (!passes.done()) loader.fetch(passes.get(), 0);
+  loader.fetch(opening, 0);
   if (!one_phase || params.items > gridDim.x) prefetch_vectors<C>(params);
-  Stream<C> stream(storage, params, warp, lane);
+  // Half of the warps are through with theirs before the others begin, so that the last bytes are not everybody's.
+  const bool second_half = warp >= C::kWarps / 2;
+  if (second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
+  Stream<C> stream(storage, params, passes, opening, warp, lane);
   stream.copy_next();
-  __syncthreads();
+  if (!second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
 #pragma unroll 1
   for (int stage = 1; stage < C::kStages; ++stage) stream.copy_next();
 

@@ -2,7 +2,8 @@
 //
 //   time   warp w (private ring)                            all warps
 //    |                                                      fetch b of the first phase -> registers
-//    |     copy stages 0 .. kStages-1 of its tile
+//    |     first half of the warps: copy stage 0 of its tile                                         (T)
+//    |     second half, meanwhile the first half stages 1 .. kStages-1: copy stages 0 .. kStages-1
 //    |                                                      decode b of this phase -> one buffer of vectors
 //    |                                                      fetch b of the next phase -> registers   (A)
 //    v     wait for the oldest stage, multiply, refill it
@@ -14,6 +15,8 @@
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
+// T: 5             | all              | the first half of the warps has asked for its first stages, the second half begins;
+//                  |                  | the zeros of the kernel for one vector are there
 // A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
 //                  |                  | whose buffer it decodes to next
 // __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
@@ -26,6 +29,7 @@
 namespace cupymla::nvfp4_gemv {
 
 constexpr uint32_t kGroupBarriers = 1;  // named barrier of the first group
+constexpr uint32_t kTurnBarrier = 5;
 
 template <class C>
 struct alignas(128) Storage {

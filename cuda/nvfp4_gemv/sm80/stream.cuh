@@ -11,10 +11,12 @@ namespace cupymla::nvfp4_gemv {
 template <class C>
 class Stream {
  public:
-  __device__ __forceinline__ Stream(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
-      : ring_(storage.ring[warp]), params_(params), passes_(params), warp_(warp), lane_(lane),
+  // `first` is the pass that `passes` are at.
+  __device__ __forceinline__ Stream(Storage<C>& storage, const Parameters& params, const Passes<C>& passes,
+                                    const Pass<C>& first, int32_t warp, int32_t lane)
+      : ring_(storage.ring[warp]), params_(params), passes_(passes), warp_(warp), lane_(lane),
         policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
-        whole_chunks_(params.a_aligned ? static_cast<int32_t>(params.k / C::kChunk) : 0) {
+        whole_chunks_(params.a_aligned ? static_cast<int32_t>(static_cast<uint64_t>(params.k) / C::kChunk) : 0) {
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
     scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
@@ -28,7 +30,7 @@ class Stream {
       for (int stage = 0; stage < C::kStages; ++stage) reinterpret_cast<uint32_t*>(ring_[stage].scales)[lane] = 0;
       __syncwarp();
     }
-    open();
+    if (!open(first)) open_next();
   }
 
   // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
@@ -49,10 +51,7 @@ class Stream {
       codes_ += code_step_;
       scales_[0] += scale_step_;
       scales_[1] += scale_step_;
-      if (chunk_ >= chunks_) {
-        passes_.next();
-        open();
-      }
+      if (chunk_ >= chunks_) open_next();
     }
     stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
     stream_copy_commit();
@@ -67,33 +66,37 @@ class Stream {
   static_assert(kRowsAtOnce == 4, "the swizzle of rows r and r + 4 differs in one bit");
 
   // The next pass in which this warp has anything to copy; past the last one no chunk is left.
-  __device__ __forceinline__ void open() {
-    chunk_ = chunks_;
-    while (!passes_.done()) {
-      const Pass<C> pass = passes_.get();
-      const int32_t tile = pass.tile_of(warp_);
-      rows_ = min(pass.tile_rows, pass.rows - tile * pass.tile_rows);
-      rows_from_here_ = rows_ - lane_ / kLanesPerRow;
-      const int64_t first_row = pass.first_row + tile * pass.tile_rows;
-      splits_ = pass.splits;
-      code_step_ = splits_ * C::kRowBytes;
-      scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
-      rows_of_lane_ = rows_ - lane_;
-      if (rows_ > 0 && pass.split_of(warp_) < chunks_) {
-        chunk_ = pass.split_of(warp_);
-        codes_ = params_.a + pass.batch * params_.a_batch_bytes +
-                 (first_row + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
-                 lane_ % kLanesPerRow * 16;
-        const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
-        const bool by_rows = params_.sfa_access == kScalesByRows;
-        const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
-        const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
-        scales_[0] = batch_scales + scale_offset(row, column);
-        if (kRowWords == 4 && !by_rows) scales_[1] = batch_scales + scale_offset(row + 8, column);
-        return;
-      }
+  __device__ __forceinline__ void open_next() {
+    do {
       passes_.next();
+    } while (!passes_.done() && !open(passes_.get()));
+  }
+
+  // Whether this warp has anything to copy in a pass; if so, from the first chunk on.
+  __device__ __forceinline__ bool open(const Pass<C>& pass) {
+    const int32_t tile = pass.tile_of(warp_);
+    rows_ = min(pass.tile_rows, pass.rows - tile * pass.tile_rows);
+    chunk_ = pass.split_of(warp_);
+    if (rows_ <= 0 || chunk_ >= chunks_) {
+      chunk_ = chunks_;
+      return false;
     }
+    rows_from_here_ = rows_ - lane_ / kLanesPerRow;
+    const int64_t first_row = pass.first_row + tile * pass.tile_rows;
+    splits_ = pass.splits;
+    code_step_ = splits_ * C::kRowBytes;
+    scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
+    rows_of_lane_ = rows_ - lane_;
+    codes_ = params_.a + pass.batch * params_.a_batch_bytes +
+             (first_row + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
+             lane_ % kLanesPerRow * 16;
+    const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
+    const bool by_rows = params_.sfa_access == kScalesByRows;
+    const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
+    const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
+    scales_[0] = batch_scales + scale_offset(row, column);
+    if (kRowWords == 4 && !by_rows) scales_[1] = batch_scales + scale_offset(row + 8, column);
+    return true;
   }
 
   // Of a whole chunk whose rows may be copied in 16-byte pieces: almost all of them.
@@ -155,8 +158,8 @@ class Stream {
   }
 
   __device__ __forceinline__ int64_t scale_offset(int64_t row, int64_t column) const {
-    const int64_t column_blocks = (params_.k + 4 * C::kBlock - 1) / (4 * C::kBlock);
-    return params_.swizzled ? swizzled_scale(row, column, column_blocks) : row * params_.sfa_row_bytes + column;
+    if (!params_.swizzled) return row * params_.sfa_row_bytes + column;
+    return swizzled_scale(row, column, (params_.k + 4 * C::kBlock - 1) / (4 * C::kBlock));
   }
 
   // Four scales of a row; zeros past its end, so that padding never counts.

@@ -59,32 +59,33 @@ struct VectorPieces {
   static constexpr int kPhaseElements = kHeld * C::kThreads * kElements;
 };
 
-// What is asked for of b ahead of its use, for all CTAs together: each asks L2 for its share of the lines, so that what
-// a CTA fetches in later phases has been read from memory once, and early.
+// Asks L2 for rows of bytes: each CTA for its share of the lines.
+template <class C>
+__device__ __forceinline__ void prefetch_rows(const uint8_t* first_row, uint32_t batches, int64_t batch_stride,
+                                              uint32_t rows, int64_t row_stride, int64_t row_bytes) {
+  constexpr uint32_t kLine = 128;
+  const uint32_t row_lines = static_cast<uint32_t>((row_bytes + kLine - 1) / kLine), step = C::kThreads * gridDim.x;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < row_lines * rows * batches; i += step) {
+    const uint32_t all_rows = i / row_lines, line = i - all_rows * row_lines, batch = all_rows / rows;
+    prefetch_l2(first_row + batch * batch_stride + (all_rows - batch * rows) * row_stride + line * kLine);
+  }
+}
+
+// What is asked for of b ahead of its use, for all CTAs together, so that what a CTA fetches in later phases has been
+// read from memory once, and early.
 template <class C>
 __device__ __forceinline__ void prefetch_vectors(const Parameters& params) {
-  constexpr uint32_t kLine = 128;
-  const uint32_t batches = params.parts == 0 ? 0 : params.items / params.parts;
-  const int64_t row_bytes = C::kVectors == Vectors::e2m1 ? params.k / 2 : params.k * 2;
-  const uint32_t first = threadIdx.x * gridDim.x + blockIdx.x, step = C::kThreads * gridDim.x;
-  const uint32_t row_lines = static_cast<uint32_t>((row_bytes + kLine - 1) / kLine);
-#pragma unroll 1
-  for (uint32_t i = first; i < row_lines * params.n * batches; i += step) {
-    const uint32_t row = i / row_lines, line = i - row * row_lines, batch = row / params.n;
-    prefetch_l2(params.b + batch * params.b_batch_bytes + (row - batch * params.n) * params.b_row_bytes + line * kLine);
-  }
+  const uint32_t batches = params.items / params.parts;
+  const int64_t column_bytes = C::kVectors == Vectors::e2m1 ? params.k / 2 : params.k * 2;
+  prefetch_rows<C>(params.b, batches, params.b_batch_bytes, params.n, params.b_row_bytes, column_bytes);
   if constexpr (C::kVectors == Vectors::e2m1) {
     // Columns of the 128x4 layout are 16 bytes apart, in blocks of 512 bytes.
     const int64_t columns = (params.k + C::kBlock - 1) / C::kBlock;
-    const int64_t stride = params.swizzled ? 512 : params.sfb_row_bytes;
     const uint32_t rows = params.swizzled ? static_cast<uint32_t>((columns + 3) / 4) : params.n;
-    const int64_t bytes = params.swizzled ? params.n * 16 : columns;
-    const uint32_t lines = static_cast<uint32_t>((bytes + kLine - 1) / kLine);
-#pragma unroll 1
-    for (uint32_t i = first; i < lines * rows * batches; i += step) {
-      const uint32_t row = i / lines, line = i - row * lines, batch = row / rows;
-      prefetch_l2(params.sfb + batch * params.sfb_batch_bytes + (row - batch * rows) * stride + line * kLine);
-    }
+    const int64_t row_stride = params.swizzled ? 512 : params.sfb_row_bytes;
+    const int64_t row_bytes = params.swizzled ? params.n * 16 : columns;
+    prefetch_rows<C>(params.sfb, batches, params.sfb_batch_bytes, rows, row_stride, row_bytes);
   }
 }
 

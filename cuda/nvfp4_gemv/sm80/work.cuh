@@ -49,28 +49,33 @@ class Passes {
   __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) {}
 
   __device__ __forceinline__ bool done() const { return item_ >= params_.items; }
-  __device__ __forceinline__ uint32_t batch() const { return item_ < params_.parts ? 0 : item_ / params_.parts; }
 
   // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
   __device__ __forceinline__ Pass<C> get() const {
-    const uint32_t in_batch = batch(), part = item_ - in_batch * params_.parts;
-    const int64_t row = part * params_.part_rows + min(part, params_.long_parts), rows = rows_of(part);
-    if (rows <= C::kPassRows) return Pass<C>(in_batch, row, static_cast<int32_t>(rows));
-    const int64_t passes = passes_of(rows), most = rows / passes, longer = rows - most * passes;
-    return Pass<C>(in_batch, row + index_ * most + min(static_cast<int64_t>(index_), longer),
+    const Item item = this->item();
+    const int64_t row = item.part * params_.part_rows + min(item.part, params_.long_parts);
+    if (item.rows <= C::kPassRows) return Pass<C>(item.batch, row, static_cast<int32_t>(item.rows));
+    const int64_t passes = passes_of(item.rows), most = item.rows / passes, longer = item.rows - most * passes;
+    return Pass<C>(item.batch, row + index_ * most + min(static_cast<int64_t>(index_), longer),
                    static_cast<int32_t>(most + (index_ < longer ? 1 : 0)));
   }
 
   __device__ __forceinline__ void next() {
-    const int64_t rows = rows_of(item_ - batch() * params_.parts);
+    const int64_t rows = item().rows;
     if (rows > C::kPassRows && ++index_ < passes_of(rows)) return;
     index_ = 0;
     item_ += gridDim.x;
   }
 
  private:
-  __device__ __forceinline__ int64_t rows_of(uint32_t part) const {
-    return params_.part_rows + (part < params_.long_parts ? 1 : 0);
+  struct Item {
+    uint32_t batch, part;
+    int64_t rows;
+  };
+
+  __device__ __forceinline__ Item item() const {
+    const uint32_t batch = item_ < params_.parts ? 0 : item_ / params_.parts, part = item_ - batch * params_.parts;
+    return {batch, part, params_.part_rows + (part < params_.long_parts ? 1 : 0)};
   }
   static __device__ __forceinline__ int64_t passes_of(int64_t rows) { return (rows + C::kPassRows - 1) / C::kPassRows; }
 
@@ -80,7 +85,7 @@ class Passes {
 };
 
 __device__ __forceinline__ int32_t chunks_of(const Parameters& params, int32_t chunk) {
-  return static_cast<int32_t>((params.k + chunk - 1) / chunk);
+  return static_cast<int32_t>((static_cast<uint64_t>(params.k) + chunk - 1) / chunk);
 }
 
 }  // namespace cupymla::nvfp4_gemv
