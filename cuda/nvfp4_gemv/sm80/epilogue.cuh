@@ -30,7 +30,7 @@ template <class C>
 __device__ __forceinline__ void write_pass(const Storage<C>& storage, const Parameters& params, const Pass<C>& pass) {
   const uint32_t n = params.n;
   for (uint32_t i = threadIdx.x; i < pass.rows * n; i += C::kThreads) {
-    const uint32_t row = i / n, column = i % n;
+    const uint32_t row = C::kMostColumns == 1 ? i : i / n, column = i - row * n;
     const uint32_t tile = row / pass.tile_rows;
     float sum = 0.0f;
     for (int32_t split = 0; split < pass.splits; ++split) {
