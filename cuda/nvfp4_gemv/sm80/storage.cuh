@@ -15,8 +15,8 @@
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
-// T: 5             | all              | the first half of the warps has asked for its first stages, the second half begins;
-//                  |                  | the zeros of the kernel for one vector are there
+// T: 5             | all              | the first half of the warps has asked for its first stages, and the second half
+//                  |                  | begins; the zeros of the kernel for one vector are there
 // A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
 //                  |                  | whose buffer it decodes to next
 // __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
