@@ -8,31 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gemv_scales_kit import BLOCK, every_code_and_scale, neighbours_far_apart, pairs_of
 
-from cupymla.ops.nvfp4_gemv import formats, reference
+from cupymla.ops.nvfp4_gemv import reference
 from cupymla.testing.operators import Subject
 from cupymla.testing.without_gpu import machine_for
 
 pytestmark = pytest.mark.compile
 
 SUBJECT = Subject("nvfp4_gemv")
-ONE, NAN = 127, 255
-BLOCK = 32
-EDGES = (0, 1, 5, 9, 126, 127, 131, 132, 133, 134, 200, 253, 254)
-"""Around the ends and around the largest scale that one factor holds."""
+NAN = 255
 
 
 def run(host: dict[str, Any], arch: str = "sm_90", turn: int = 0) -> npt.NDArray[Any]:
     with machine_for("nvfp4_gemv", arch, turn) as machine:
         return machine.run(SUBJECT, host)[0]
-
-
-def pairs_of(rng: np.random.Generator, rows: int, k: int) -> npt.NDArray[np.uint8]:
-    return rng.integers(0, 256, (rows, k // 2), dtype=np.uint8)
 
 
 def require_within_bound(host: dict[str, Any], got: npt.NDArray[Any]) -> None:
@@ -47,19 +40,7 @@ def require_within_bound(host: dict[str, Any], got: npt.NDArray[Any]) -> None:
 @pytest.mark.parametrize("b_dtype", ["e2m1", "bfloat16", "float16"])
 @pytest.mark.parametrize("n", [1, 7, 16])
 def test_every_code_times_every_scale(n: int, b_dtype: str, arch: str) -> None:
-    """Row s has every E2M1 code under scale code s, in one block; column j picks code j."""
-    codes = np.tile(np.arange(BLOCK, dtype=np.uint8) % 16, (256, 1))
-    chosen = np.eye(BLOCK, dtype=np.uint8)[:n]
-    host: dict[str, Any] = {
-        "a": formats.pack_pairs(codes), "sfa": np.arange(256, dtype=np.uint8)[:, np.newaxis], "format": "mxfp4",
-        "out_dtype": "float32",
-    }  # fmt: skip
-    if b_dtype == "e2m1":
-        host |= {"b": formats.pack_pairs(chosen * 2), "sfb": np.full((n, 1), ONE, np.uint8)}
-    else:
-        host["b"] = chosen.astype(ml_dtypes.bfloat16 if b_dtype == "bfloat16" else np.float16)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = (formats.MXFP4.decode_scales(host["sfa"]) * formats.E2M1[codes[:, :n]]).astype(np.float32)
+    host, expected = every_code_and_scale(n, b_dtype)
     np.testing.assert_array_equal(run(host, arch), expected)
 
 
@@ -80,24 +61,7 @@ def test_every_scale_of_a_column(n: int) -> None:
 @pytest.mark.parametrize("b_dtype", ["e2m1", "bfloat16"])
 @pytest.mark.parametrize("n", [1, 3, 16])
 def test_neighbours_far_apart(n: int, b_dtype: str) -> None:
-    """Each block's scales of a are as large as b's are small, and the next block's are others altogether."""
-    rng = np.random.default_rng(20 + n)
-    m, blocks = 70, 21
-    middle = rng.choice(EDGES, blocks)
-
-    def near(rows: int, code: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.asarray(np.clip(code + rng.integers(-2, 3, (rows, blocks)), 0, 254))
-
-    host: dict[str, Any] = {
-        "a": pairs_of(rng, m, blocks * BLOCK), "sfa": near(m, middle).astype(np.uint8), "format": "mxfp4",
-        "out_dtype": "float32",
-    }  # fmt: skip
-    if b_dtype == "e2m1":
-        host |= {"b": pairs_of(rng, n, blocks * BLOCK), "sfb": near(n, 254 - middle).astype(np.uint8)}
-    else:
-        exponents = np.clip(near(n, 254 - middle), 8, 246) - ONE
-        values = rng.standard_normal((n, blocks, BLOCK)) * 2.0 ** exponents[:, :, np.newaxis]
-        host["b"] = values.reshape(n, -1).astype(ml_dtypes.bfloat16)
+    host = neighbours_far_apart(n, b_dtype)
     require_within_bound(host, run(host, turn=n))
 
 
