@@ -48,7 +48,7 @@ def tiled(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: 
 
 
 def dealt(
-    given: spec.Problem, multiprocessors: int = 132, vector_bytes: int = 41_472, factor_bytes: int = 64, groups: int = 4
+    given: spec.Problem, multiprocessors: int = 132, vector_bytes: int = 41_472, factor_bytes: int = 32, groups: int = 4
 ) -> plan.Work:
     return plan.deal(
         given, multiprocessors, vector_bytes, factor_bytes, phase_elements=16_384, chunk=256, pass_rows=256,
@@ -77,11 +77,13 @@ def test_large_problems_fill_the_gpu_once(m: int, batches: int, parts: int) -> N
 @given(
     n=st.integers(1, 16),
     k=st.integers(0, 1 << 20).map(lambda half: 2 * half),
-    factor_bytes=st.sampled_from([0, 32, 64]),
+    factor_bytes=st.sampled_from([0, 32]),
     sizes=st.sampled_from([(27_648, 2), (41_472, 4), (52_224, 4)]),
 )
 def test_what_is_kept_of_b_fits(n: int, k: int, factor_bytes: int, sizes: tuple[int, int]) -> None:
     vector_bytes, groups = sizes
+    if n == 1:
+        factor_bytes *= 2  # scales of NVFP4 are twice as many, and kept for one vector only
     work = dealt(problem(64, n, k, 1), vector_bytes=vector_bytes, factor_bytes=factor_bytes, groups=groups)
     assert n * (work.phase_chunks * (2 * 256 + factor_bytes) + 80 * groups) <= vector_bytes
     assert n * work.phase_chunks * 256 <= 16_384
