@@ -82,6 +82,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "attention distribution summed over heads",
         kernels=(
             KernelEntry("attn_dist", "sm_90a"),
+            KernelEntry("attn_dist_joint", "sm_90a"),
             *(KernelEntry("attn_dist", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
         ),
     ),

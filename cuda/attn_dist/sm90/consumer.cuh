@@ -1,6 +1,7 @@
 // A consumer warpgroup: scores of its heads on its slots of each block, block after block, pass after pass.
 #pragma once
 
+#include "../../common/opaque.cuh"
 #include "products.cuh"
 #include "storage.cuh"
 #include "sums.cuh"
@@ -28,6 +29,7 @@ struct Consumer {
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params, int who)
       : storage(storage),
         params(params),
+        place{0, who == 0 ? 2u : 0u},
         sums{storage, params, who * 4 + static_cast<int>(threadIdx.x / 32 % 4), static_cast<int>(threadIdx.x % 32)} {}
 
   __device__ __forceinline__ void run() {
@@ -49,6 +51,13 @@ struct Consumer {
   // This warp's first head, less the pass's.
   __device__ __forceinline__ int32_t warp_head() const { return sums.warp % (Config::kHeads / 16) * 16; }
 
+  // This consumer's barrier, or the other's.
+  __device__ __forceinline__ Mbarrier& order(int other) {
+    int own = sums.warp;
+    make_opaque(own);  // or its address would take a register all the time
+    return storage.order[own / 4 ^ other];
+  }
+
   // The first column of a block that this consumer multiplies.
   __device__ __forceinline__ int first_column() const {
     return Config::kQueryBlocks == 1 ? who() * Config::kColumns : 0;
@@ -56,7 +65,7 @@ struct Consumer {
 
   // Takes in Q of the next pass; false when there is none.
   __device__ __forceinline__ bool begin_pass() {
-    storage.full[place.buffer()][0].wait(place.parity());
+    storage.full[place.buffer][0].wait(place.parity());
     const Pass& next = pass(++present.pass);
     if (next.first_head < 0) return false;
     const float lse = sums.read_lse(next, next.first_head + warp_head());
@@ -65,11 +74,11 @@ struct Consumer {
     for (int part = 0; part < Config::kQueryBlocks; ++part) {
 #pragma unroll
       for (int arrival = 0; arrival < Config::kParts; ++arrival) {
-        storage.full[place.buffer()][arrival].wait(place.parity());
+        storage.full[place.buffer][arrival].wait(place.parity());
       }
-      if (Config::kQueryBlocks == 1 || part == who()) products.load(storage.k[place.buffer()][0], sums.warp, sums.lane);
-      free_half(place.buffer(), 0);
-      free_half(place.buffer(), 1);
+      if (Config::kQueryBlocks == 1 || part == who()) products.load(storage.k[place.buffer][0], sums.warp, sums.lane);
+      free_half(place.buffer, 0);
+      free_half(place.buffer, 1);
       place.advance();
     }
     sums.keep_lse(lse, present.pass);
@@ -80,18 +89,18 @@ struct Consumer {
 
   // Issues scores = Q K^T of the block in the next buffer.
   __device__ __forceinline__ void issue(float (&scores)[kScores]) {
-    auto& full = storage.full[place.buffer()];
+    auto& full = storage.full[place.buffer];
     full[0].wait(place.parity());
     const int column = first_column() + sums.heads.column();
-    const uint32_t slots = storage.valid[place.buffer()][column / 16] >> column % 16 & 3u;
+    const uint32_t slots = storage.valid[place.buffer][column / 16] >> column % 16 & 3u;
     present.valid = slots | (__any_sync(0xffffffffu, slots != 0) ? 4u : 0u);
 
     // In turn with the other consumer, or both would multiply at once and then both have exponentials. A fresh mbarrier
     // counts as having completed the phase before its first, so the first consumer may begin.
-    if (Config::kInOrder) storage.order[who()].wait(place.order() ^ (who() == 0 ? 1u : 0u));
-    products.issue(scores, storage.k[place.buffer()][0], first_column(), full, place.parity(), [](int) {});
+    if (Config::kInOrder) order(0).wait(place.order());
+    products.issue(scores, storage.k[place.buffer][0], first_column(), full, place.parity(), [](int) {});
     if (Config::kInOrder) {
-      storage.order[1 - who()].arrive();
+      order(1).arrive();
       place.advance_order();
     }
     place.advance();

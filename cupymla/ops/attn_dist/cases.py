@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import mla_cases
+from ..case import Choice
 from ..mla_cases import MlaCase, sized
 from .spec import ARGUMENTS
 
 OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
+
+CHOICES = {
+    "attn_dist": Choice("plan._MARGIN=0.0"),
+    "attn_dist_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
+}
+
+
+def _joint() -> Iterator[MlaCase]:
+    """Neighbouring queries that take their rows together, up to 16 heads."""
+
+    def make(name: str, q: int, h: int = 16, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_joint{name}", "joint", **traits)
+
+    # The last bunch not full, lengths that differ within one, bunches without a row, several for a CTA.
+    yield make("", 17, k=130, kv=400, batch=3, lengths="hostile")
+    yield make("", 9, h=1, k=1, kv=1)
+    yield make("", 3, h=7, d=512, dtype="float16", layout="strided")
+    yield make("_empty", 19, selection="empty", lengths="hostile")
+    yield make("_nothing", 16, selection="nothing")
+    yield make("_few", 19, k=400, kv=500, selection="few")
+    yield make("_duplicates", 11, selection="duplicates")
+    yield make("_overlap90", 24, k=130, kv=300, selection="overlap90")
+    yield make("_causal", 70, kv=70, causal=True)
+    yield make("_causal_stride4", 33, kv=40, causal=True, k_stride=4, q_start=3)
+    yield make("_base2", 10, lse_base="2", selection="empty")
+    yield make("_l1", 12, selection="empty", normalize="l1")
+    yield make("_l1", 21, d=512, k=300, kv=1000, normalize="l1", lengths="hostile", layout="strided", batch=2)
+    # The most slots, the most tokens, neither a multiple of anything.
+    yield make("", 8, d=512, k=2048, kv=16384, dtype="float16")
+    yield make("", 11, h=5, k=2047, kv=3001, selection="empty")
+    # As many queries as make an H200 choose this kernel by itself.
+    yield make("_l1", 1100, h=9, k=700, kv=1500, normalize="l1", lengths="hostile", layout="strided")
+    yield make("", 1060, k=2048, kv=4096)
+
 
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
@@ -26,14 +62,7 @@ CASES: tuple[MlaCase, ...] = (
     # More queries than an H200 has multiprocessors: CTAs that take several.
     sized(16, 576, 130, 700, 400, "_grouped", "shapes", lengths="hostile", selection="empty"),
     sized(128, 512, 65, 560, 400, "_grouped", "shapes", selection="empty", normalize="l1"),
-    # Neighbouring queries that take their rows together: the last bunch not full, lengths that differ within one, the
-    # most slots, the most tokens; as many queries as make an H200 choose it.
-    sized(16, 576, 130, 17, 400, "_joint", "masks", lengths="hostile", batch=3),
-    sized(5, 576, 2048, 11, 3000, "_joint", "shapes", selection="empty"),
-    sized(16, 512, 300, 21, 1000, "_joint_l1", "options", normalize="l1", lengths="hostile", layout="strided", batch=2),
-    sized(16, 512, 2048, 8, 16384, "_joint", "shapes", dtype="float16"),
-    sized(9, 576, 700, 1100, 1500, "_joint_l1", "options", normalize="l1", lengths="hostile", layout="strided"),
-    sized(16, 576, 2048, 1060, 16384, "_joint", "shapes"),
+    *_joint(),
 )
 
 BENCH: tuple[MlaCase, ...] = (

@@ -19,8 +19,11 @@ SOURCES = {
 }
 """The kernel of each target."""
 
-JOINT_SOURCES = {"sm_90a": "attn_dist/sm90/joint.cu"}
-"""The kernel of each target that has one for neighbouring queries that take their rows together."""
+JOINT = "attn_dist_joint"
+"""The kernel for neighbouring queries that take their rows together."""
+
+JOINT_SOURCES = {"sm_90a": "attn_dist/sm90/attn_dist_joint.cu"}
+"""Its source for each target that has it."""
 
 JOINT_QUERIES = 8
 """Queries that take their rows together: twin of `JointConfig::kQueries`, as the next three are of its limits."""
@@ -40,6 +43,9 @@ PASS_HEADS = (64, 128)
 # comes between queries; a block of 64 rows of a bunch, and what comes between bunches.
 _BLOCK, _QUERY = 2000, 3000
 _JOINT_BLOCK, _BUNCH = 2650, 21000
+
+_MARGIN = 1.0
+"""Rows are taken together where that takes less than so much of the time that queries by themselves take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> 
     together = -(-_bunches(problem) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
     # Where queries are fewer than multiprocessors several of these share one.
     apart = max(tokens / multiprocessors, float(tokens >= multiprocessors)) * (_QUERY + problem.topk / 64 * _BLOCK)
-    return together < apart
+    return together < _MARGIN * apart
 
 
 def _bunches(problem: Problem) -> int:
@@ -170,7 +176,7 @@ def variant(
         raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
     defines = (("CUPYMLA_D_QK", d_qk), ("CUPYMLA_FP16", int(dtype == "float16")))
     if queries != 1:
-        return KernelSource(JOINT_SOURCES[arch.name], OPERATOR, defines, arch.name)
+        return KernelSource(JOINT_SOURCES[arch.name], JOINT, defines, arch.name)
     return KernelSource(SOURCES[arch.name], OPERATOR, (*defines, ("CUPYMLA_HEADS", pass_heads)), arch.name)
 
 

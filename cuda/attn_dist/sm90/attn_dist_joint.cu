@@ -35,8 +35,8 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
 }  // namespace cupymla::attn_dist
 
 extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kThreads, 1)
-    attn_dist(const __grid_constant__ cupymla::TensorMap q_map,
-              const __grid_constant__ cupymla::attn_dist::Parameters params) {
+    attn_dist_joint(const __grid_constant__ cupymla::TensorMap q_map,
+                    const __grid_constant__ cupymla::attn_dist::Parameters params) {
   using namespace cupymla;
   using namespace cupymla::attn_dist;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
