@@ -29,7 +29,7 @@ struct Config {
   static constexpr int kQueryBlocks = kHeads / kConsumerHeads;     // blocks of shared memory that Q passes through
   // Two consumers split 128 heads between them, or the slots of a block when they have the same 64 heads.
   static constexpr int kColumns = kSlots * kQueryBlocks / kConsumers;
-  // With 128 heads products bind, and a consumer's are not to wait for the other's; with fewer the gather does.
+  // With 128 heads products bind, so consumers issue theirs in turn; with fewer the gather does.
   static constexpr bool kInOrder = kHeads == 128;
   static constexpr int kWarps = 4 * kConsumers;
   static constexpr int kPartialSums = kWarps * kColumns / kSlots;  // addends of a slot's sum over heads

@@ -26,7 +26,7 @@ struct JointProducer {
 
   __device__ __forceinline__ void run() {
     if (leads()) {
-      storage.index = range().token;
+      storage.index = blockIdx.x;
       storage.bunches = storage.rows = 0;
     }
     for (;;) {
@@ -49,19 +49,17 @@ struct JointProducer {
   __device__ __forceinline__ bool leads() const { return warp == 0 && elect_one(); }
   __device__ __forceinline__ int set() const { return static_cast<int>(storage.bunches & 1u); }
   __device__ __forceinline__ Bunch& bunch() { return storage.bunch[set()]; }
-  __device__ __forceinline__ QueryRange range() const {
-    return QueryRange(blockIdx.x, params.groups, params.group_tokens);
-  }
 
   // By the leader. A bunch without rows was kept from consumers, and leaves its set to the next.
   __device__ __forceinline__ void say_bunch() {
     if (storage.rows != 0) ++storage.bunches;
-    const uint32_t index = storage.index++;
-    if (index == range().end) {
+    const uint32_t index = storage.index;
+    storage.index += gridDim.x;
+    if (index >= params.groups) {
       bunch().first_query = -1;
       return;
     }
-    const uint32_t bunches_of_entry = (params.s_q + Config::kQueries - 1) / Config::kQueries;
+    const uint32_t bunches_of_entry = (params.s_q - 1) / Config::kQueries + 1;
     const uint32_t batch = index / bunches_of_entry;
     bunch().kv = params.kv + batch * params.kv_batch_bytes;
     bunch().batch = static_cast<int32_t>(batch);
@@ -70,8 +68,9 @@ struct JointProducer {
 
   // Zeros for queries without rows.
   __device__ __forceinline__ void clear() {
-    const int32_t first = bunch().first_query;
-    for (int32_t query = first; query < min(first + Config::kQueries, params.s_q); ++query) {
+    for (int32_t own = 0; own < Config::kQueries; ++own) {
+      const int32_t query = bunch().first_query + own;
+      if (query >= params.s_q) break;
       float* row = params.dist + bunch().batch * params.dist_batch + query * params.dist_query;
       for (int32_t slot = threadIdx.x % Config::kWarpgroup; slot < params.topk; slot += Config::kWarpgroup) {
         __stcg(row + slot, 0.f);

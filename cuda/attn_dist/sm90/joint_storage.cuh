@@ -91,7 +91,7 @@ struct alignas(1024) JointStorage {
   uint16_t tokens[Config::kMaxTokens];
   uint32_t warp_rows[4];  // how many of them each producer warp lists
   uint32_t rows;          // all of them
-  uint32_t index;         // of the next bunch, over all batch entries
+  uint32_t index;         // of the CTA's next bunch, over all batch entries
   uint32_t bunches;       // before the present one that had rows
 
   Log2Lse lse[2][Config::kWarps][16];

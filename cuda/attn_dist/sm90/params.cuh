@@ -27,9 +27,10 @@ struct Parameters {
   int64_t k_stride;  // positions per key, for the causal limit
 
   int32_t s_q, s_kv, h_q, topk;
-  // The first CTAs take that many queries each, the others one; bunches of queries where they take rows together.
+  // The first CTAs take that many queries each, the others one. Where neighbouring queries take their rows together:
+  // how many bunches of them there are, dealt to the CTAs in turn; the other three are unused.
   uint32_t groups, group_tokens;
-  int32_t slices, slice_blocks;  // CTAs that share a query, and KV blocks of each; unused where rows are taken together
+  int32_t slices, slice_blocks;  // CTAs that share a query, and KV blocks of each
   int32_t causal;                 // 0 or 1
   int32_t normalize;              // 1: rows are divided by their sum; then there is one slice
   float scale_log2;  // sm_scale * log2(e)

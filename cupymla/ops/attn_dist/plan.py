@@ -40,9 +40,9 @@ PASS_HEADS = (64, 128)
 
 
 # Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/README.md): a block of 64 slots of one query, and what
-# comes between queries; a block of 64 rows of a bunch, and what comes between bunches.
-_BLOCK, _QUERY = 2000, 3000
-_JOINT_BLOCK, _BUNCH = 2650, 21000
+# comes between queries; a block of 64 rows of a bunch, and what comes between bunches, where no products queue.
+_BLOCK, _QUERY = 2005, 900
+_JOINT_BLOCK, _BUNCH = 2790, 26000
 
 _MARGIN = 1.0
 """Rows are taken together where that takes less than so much of the time that queries by themselves take."""
@@ -68,8 +68,9 @@ class Deal:
     """How queries and their slots are dealt to CTAs.
 
     Attributes:
-        groups: shares of `group_tokens` neighbouring queries; every other share is one query.
-        group_tokens: queries of such a share. Where queries take their rows together both count bunches of them.
+        groups: shares of `group_tokens` neighbouring queries; every other share is one query. Where neighbours take
+            their rows together there are no others, and each CTA takes shares until there are none.
+        group_tokens: queries of such a share.
         slices: CTAs, or on Blackwell clusters, that divide the slots of a share's queries between them.
         slice_blocks: blocks of slots in a slice.
         ctas: all CTAs. On Blackwell each takes shares until there are none.
@@ -105,8 +106,9 @@ def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> 
     missed = 1 - min(1.0, problem.topk / problem.s_kv)
     rows = problem.s_kv * (1 - missed ** min(JOINT_QUERIES, problem.s_q))
     together = -(-_bunches(problem) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
-    # Where queries are fewer than multiprocessors several of these share one.
-    apart = max(tokens / multiprocessors, float(tokens >= multiprocessors)) * (_QUERY + problem.topk / 64 * _BLOCK)
+    # Several multiprocessors share a query where there are more of them, but not if its row is to be normalised.
+    rounds = tokens / multiprocessors
+    apart = (rounds if problem.options.normalize is None else max(rounds, 1)) * (_QUERY + problem.topk / 64 * _BLOCK)
     return together < _MARGIN * apart
 
 
@@ -115,9 +117,9 @@ def _bunches(problem: Problem) -> int:
 
 
 def deal_bunches(problem: Problem, multiprocessors: int) -> Deal:
-    """Deal out bunches of queries that take their rows together."""
-    dealt = shares(_bunches(problem), 1, multiprocessors)
-    return Deal(dealt.groups, dealt.group_tokens, 1, -(-problem.topk // 64), dealt.ctas)
+    """Deal out bunches of queries that take their rows together to as many CTAs as run at a time, one after another."""
+    bunches = _bunches(problem)
+    return Deal(bunches, JOINT_QUERIES, 1, -(-problem.topk // 64), min(bunches, multiprocessors))
 
 
 def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:

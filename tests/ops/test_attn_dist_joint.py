@@ -1,0 +1,93 @@
+"""attn_dist's kernel for neighbouring queries, in the interpreter: what the operator's cases do not bring about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from cupymla.ops.attn_dist import plan
+from cupymla.testing import compare
+from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.operators import Subject
+
+SUBJECT = Subject("attn_dist")
+CASES = {case.name: case for case in SUBJECT.cases.CASES}
+HOSTILE = np.array([-(2**31), 2**31 - 1, -1, plan.JOINT_TOKENS, 65536, -65536], np.int32)
+
+Ints = npt.NDArray[np.int32]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+    """One multiprocessor, on which neighbours take their rows together wherever they can."""
+    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    with interpreted(multiprocessors=1, seed=3) as made:
+        yield made
+        assert set(made.launched) == {plan.JOINT}
+
+
+class Writer:
+    """Writes to arrays while a kernel runs."""
+
+    def __init__(self, arrays: list[tuple[Ints, int]]) -> None:
+        self.generator = np.random.default_rng(5)
+        self.arrays = arrays
+        self.turns = 0
+
+    def look(self, *_: Any) -> None:
+        """At an instruction: every fourth time eight elements of each array get another value below its limit."""
+        self.turns += 1
+        if self.turns % 4:
+            return
+        for array, limit in self.arrays:
+            values = self.generator.integers(0, limit, 8)
+            hostile = self.generator.random(8) < 0.3
+            values[hostile] = self.generator.choice(HOSTILE, int(hostile.sum()))
+            array.reshape(-1)[self.generator.integers(0, array.size, 8)] = values
+
+    def done(self, *_: Any) -> None:
+        """Nothing to write."""
+
+    def landing(self, *_: Any) -> None:
+        """Nothing to write."""
+
+
+@pytest.mark.compile
+def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+    """No hang, and no access out of bounds, whatever they hold by then."""
+    given = SUBJECT.cases.inputs(CASES["h16_d576_k130_q17_kv400_joint"], 2)
+    arguments = machine.arguments(given)
+    machine.strict = True
+    machine.max_steps = 20_000_000
+    written: list[Writer] = []
+
+    def watch(_: object) -> Writer:
+        written.append(Writer([(arguments["indices"].host, 400), (arguments["topk_length"].host, 131)]))
+        return written[-1]
+
+    machine.watch = watch
+    machine.call(SUBJECT.call, **arguments)
+    assert written and written[0].turns > 1000
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("normalize", [None, "l1"])
+def test_what_one_query_reads_stays_its_own(machine: Interpreted, normalize: str | None) -> None:
+    """Rows of NaN and infinity that one query of a bunch names, and an lse of NaN, show in that query's row alone."""
+    given = SUBJECT.cases.inputs(CASES["h16_d576_k65_q11_kv200_joint_duplicates"], 4) | {"normalize": normalize}
+    indices, kv, lse = (np.array(given[name]) for name in ("indices", "kv", "lse"))
+    for token, query, value in ((5, 3, np.nan), (6, 9, np.inf)):
+        indices[indices == token] = 7
+        indices[query, 0] = token
+        kv[token] = value
+    lse[4, 0] = np.nan
+    given |= {"indices": indices, "kv": kv, "lse": lse}
+    reports = SUBJECT.reports(given, machine.results(SUBJECT, given))
+    compare.require(reports)
+    (found,) = SUBJECT.reference(given, "float64")
+    strange = set(np.flatnonzero(~np.isfinite(found).all(axis=-1)).tolist())
+    assert {3, 4} <= strange <= {3, 4, 9}
