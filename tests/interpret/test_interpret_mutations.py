@@ -1,9 +1,10 @@
 """A kernel that lacks one wait, arrival, fence or barrier is found out: by a trap, a deadlock or a wrong result.
 
-    python tests/interpret/test_interpret_mutations.py [OP CASE MULTIPROCESSORS]
+    python tests/interpret/test_interpret_mutations.py [OP CASE MULTIPROCESSORS [KERNEL]]
 
 takes each synchronising instruction of an operator's kernels for sm_90a that a case executes away in turn, and narrows
-each scope of a cluster to the CTA, and prints what was not noticed. Without arguments: of sparse_mla_fwd.
+each scope of a cluster to the CTA, and prints what was not noticed. Where there are two kernels, KERNEL says which one
+is to run. Without arguments: of sparse_mla_fwd.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cupymla.interpret.operands import Operands
 from cupymla.interpret.program import Step
 from cupymla.interpret.threads import Lanes
 from cupymla.ops.case import Case
-from cupymla.testing import compare
+from cupymla.testing import against, compare
 from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
 from cupymla.testing.without_gpu import READS_UNWRITTEN
@@ -49,16 +50,21 @@ class Fixture:
     A step that is replaced before its program is bound would be bound over, and left unbound afterwards.
     """
 
-    def __init__(self, operator: str, case: str, multiprocessors: int) -> None:
+    def __init__(self, operator: str, case: str, multiprocessors: int, kernel: str | None = None) -> None:
         self.subject = Subject(operator)
+        entries = (entry for entry in self.subject.entry.kernels if entry.name == kernel)
+        self.kernel = None if kernel is None else next(entries)
         self.case: Case = next(made for made in self.subject.cases.CASES if made.name == case)
         self.multiprocessors = multiprocessors
         with self.machine(0) as machine:
             assert self.outcome(machine) == ""
             self.programs: list[Program] = list(machine.programs)
 
-    def machine(self, seed: int) -> contextlib.AbstractContextManager[Interpreted]:
-        return interpreted(multiprocessors=self.multiprocessors, seed=seed)
+    @contextlib.contextmanager
+    def machine(self, seed: int) -> Iterator[Interpreted]:
+        wanted = contextlib.nullcontext() if self.kernel is None else against.chosen(self.subject, self.kernel)
+        with wanted, interpreted(multiprocessors=self.multiprocessors, seed=seed) as made:
+            yield made
 
     def outcome(self, machine: Interpreted) -> str:
         """ "" when a run went well, else how it failed."""
@@ -155,8 +161,8 @@ def test_one_of_each_kind_is_missed(forward: Fixture, kind: str) -> None:
 
 
 def main() -> None:
-    name, case, count = sys.argv[1:] or ("sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", "1")
-    fixture = Fixture(name, case, int(count))
+    name, case, count, *kernel = sys.argv[1:] or ("sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", "1")
+    fixture = Fixture(name, case, int(count), *kernel)
     executed = fixture.reached()
     counts: dict[str, list[int]] = {}
     for step, kind, mutation in fixture.sites():
