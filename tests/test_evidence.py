@@ -108,12 +108,14 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[evidence.WithoutGpu] = []
     monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
-    assert [(found.operator, found.ran, found.cases) for found in kept] == [("attn_dist", "interpreted", 3)]
-    assert 0 < kept[0].cases < kept[0].of
+    told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
+    expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
+    assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
+    assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
     monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
-    assert len(kept) == 1
+    assert len(kept) == len(expected)
 
 
 def tensor_kernel() -> tuple[operators.Subject, KernelEntry]:
@@ -170,7 +172,8 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
 ) -> None:
     monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     cases = operators.Subject("attn_dist").cases
-    case = min((case for case in cases.CASES if cases.flops(case) > 0), key=cases.flops)
+    joint = cases.CHOICES["attn_dist_joint"]
+    case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
     ran = capsys.readouterr().out.splitlines()
     assert [line.partition(": ok")[0] for line in ran] == [f"attn_dist sm_90a {case.name} {n} SM" for n in (1, 132, 3)]
