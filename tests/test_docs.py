@@ -1,4 +1,4 @@
-"""The pages under docs/ are true: their snippets run, top to bottom, and their links lead somewhere."""
+"""The docs are true: snippets of pages and of operators' READMEs run, top to bottom, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ DOCS = ROOT / "docs"
 PROSE = {"architecture.md", "ptx_rules.md", "testing.md"}
 """Pages of interfaces and prose."""
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
+OPERATORS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cupymla/ops/*/README.md"))
+LINKED = [
+    "README.md",
+    "tests/README.md",
+    *OPERATORS,
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("cuda/*/README.md")),
+]
 
 
 def snippets(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), flags=re.M | re.S)
+    """Of a page under docs/, or at a path in the repository."""
+    place = ROOT / page if "/" in page else DOCS / page
+    return re.findall(r"^```python\n(.*?)^```$", place.read_text(), flags=re.M | re.S)
 
 
 def run(page: str, **settings: str) -> None:
@@ -43,6 +52,12 @@ def test_every_page_has_code_that_runs(page: str) -> None:
     run(page, JAX_PLATFORMS="cpu")
 
 
+@pytest.mark.parametrize("page", OPERATORS)
+def test_every_operator_has_an_example_that_runs(page: str) -> None:
+    assert snippets(page)
+    run(page)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", ["cupy_numpy_dlpack.md", "streams_and_graphs.md", "torch.md"])
 def test_parts_for_a_gpu_run_there(page: str) -> None:
@@ -52,7 +67,8 @@ def test_parts_for_a_gpu_run_there(page: str) -> None:
     run(page)
 
 
-@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
+@pytest.mark.parametrize("page", [*sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")), *LINKED])
 def test_links_lead_somewhere(page: str) -> None:
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", (DOCS / page).read_text())
-    assert [target for target in targets if not (DOCS / target).exists()] == []
+    place = ROOT / page
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", place.read_text())
+    assert [target for target in targets if not (place.parent / target).exists()] == []
