@@ -13,6 +13,7 @@ from cycles_kit import recorded, warps_of
 
 from cupymla.interpret import Program
 from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
+from cupymla.interpret.cycles.rates import FROM_MEMORY
 from cupymla.interpret.cycles.trace import Named
 from cupymla.ops import mla_cases
 from cupymla.testing import against, cycles, machine_code
@@ -59,6 +60,13 @@ def test_a_load_whose_address_was_loaded_stays_behind(other_use: str) -> None:
     ld.global.f32 %f2, [%rd3]; add.f32 %f4, %f2, %f2;"""
     kinds = [type(event) for event in recorded(body).warps[0].events if isinstance(event, trace.Global | trace.Use)]
     assert kinds == [trace.Global, trace.Use, trace.Global, trace.Use]
+
+
+def test_what_a_launch_stores_is_no_load_from_memory() -> None:
+    """Nor where the replay has the reader ahead of the writer, who is another CTA."""
+    load = "mad.wide.u32 %rd2, %r0, 4, %rd1; ld.global.f32 %f1, [%rd2]; add.f32 %f3, %f1, %f1;"
+    ends = [replay(recorded(body), FROM_MEMORY).cycles for body in (load, load + "st.global.f32 [%rd2], %f3;")]
+    assert ends[0] > FROM_MEMORY.memory_latency > ends[1] > FROM_MEMORY.l2_latency
 
 
 PING_PONG = """

@@ -171,6 +171,12 @@ class _Replay:
         self._warps = [_Warp(w, self._sms[w.cta], w.warp % SCHEDULERS, ready=[0.0] * w.loads) for w in recorded.warps]
         # When each sector that somebody has asked for is in L2.
         self._in_l2 = {sector: 0.0 for first, behind in recorded.in_l2 for sector in range(first, behind)}
+        # What the launch stores is there for whoever reads it: the replay may let him come before it is stored.
+        for warp in recorded.warps:
+            for event in warp.events:
+                if isinstance(event, trace.Global) and event.load < 0 and not event.reduces:
+                    for first, behind in event.sectors:
+                        self._in_l2.update(dict.fromkeys(range(first, behind), 0.0))
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Any]] = []
         self._steps: dict[type, Callable[[_Warp, Any, float], float | None]] = {
