@@ -22,6 +22,12 @@ struct Parameters {
   float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each slot adds to sums
   int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `slot_list` ends
   int32_t* slot_list;          // workspace [query_end - query_begin, topk]: slots by the token that they name
+  // Workspace of queries that take their rows together (bunch.cuh): for each bunch its list, which slot of each query
+  // an entry stands for (null where nobody asks), and how many entries there are; and which rows need care.
+  int32_t* rows;               // [query_end - query_begin, queries of a bunch * topk]
+  uint16_t* row_slots;         // [query_end - query_begin, queries of a bunch * topk, queries of a bunch]
+  uint32_t* row_counts;        // [query_end - query_begin]
+  uint8_t* strange_rows;       // [batch * s_kv]: not 0 for tokens whose row of kv has a number that is not finite
 
   // Strides: in bytes where the name says so, in elements elsewhere.
   int64_t kv_batch_bytes, kv_token_bytes;
@@ -41,7 +47,8 @@ struct Parameters {
   int64_t kv_rows;   // batch * s_kv
 
   int32_t s_q, s_kv, h_q, topk;
-  uint32_t query_begin, query_end;  // queries of all batch entries that this launch takes
+  // Queries of all batch entries that this launch takes; of `merge`, and the attention after it, bunches of them.
+  uint32_t query_begin, query_end;
   int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
   int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100a
   int32_t causal;     // 0 or 1

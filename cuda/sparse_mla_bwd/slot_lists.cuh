@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../common/sparse_query.cuh"
+#include "../common/warp_scan.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -66,12 +67,7 @@ __device__ __forceinline__ void scan_rows(const Parameters& params) {
       counts[i] = row + i < params.kv_rows ? params.row_ends[row + i] : 0;
       own += counts[i];
     }
-    int32_t inclusive = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t received = __shfl_up_sync(0xffffffffu, inclusive, step);
-      if (lane >= step) inclusive += received;
-    }
+    const int32_t inclusive = static_cast<int32_t>(warp_scan(static_cast<uint32_t>(own), lane));
     if (lane == 31) warp_sums[warp] = inclusive;
     __syncthreads();
     int32_t start = before + inclusive - own;

@@ -6,21 +6,24 @@
 
 #include "../common/grid_dependency.cuh"
 #include "dkv_rows.cuh"
+#include "merge.cuh"
 #include "sink.cuh"
 #include "slot_lists.cuh"
 #include "sum_rows.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
-enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kStages };
+// `merge` is of the translation unit for neighbouring queries alone.
+enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kStages };
 
 // Threads of a CTA; the attention's are its own business.
 constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
-                                                 kListThreads, kScanThreads, kListThreads, kSumThreads};
+                                                 kListThreads, kScanThreads, kListThreads, kSumThreads,
+                                                 kMergeThreads};
 
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
-  static_assert(kStage > kAttention && kStage < kStages, "no such stage");
+  static_assert(kStage > kAttention && kStage < kMerge, "no such stage");
   wait_for_grid_ahead(params.followed != 0);
   if constexpr (kStage == kZero) zero<kDQk>(params);
   if constexpr (kStage == kRound) round<kDQk, Element>(params);

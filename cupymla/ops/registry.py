@@ -68,6 +68,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse MLA attention, gradients",
         kernels=(
             KernelEntry("sparse_mla_bwd", "sm_90a"),
+            KernelEntry("sparse_mla_bwd_joint", "sm_90a"),
             KernelEntry("sparse_mla_bwd", "sm_100a"),
             KernelEntry("sparse_mla_bwd", "sm_103a", first="sm_100a"),
         ),

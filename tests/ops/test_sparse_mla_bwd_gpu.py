@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from mla_gpu_kit import OnGpu
+from strange_kit import WHERE, strange_problem
 
 import cupymla
 from cupymla import driver
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.testing.operators import arguments_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -30,6 +32,18 @@ def test_the_distribution_is_right_and_repeats(cp: Any, heads: int) -> None:
         found.append(arguments["attn_dist"].get())
     require_right(host, results, arguments)
     assert all(other.tobytes() == found[0].tobytes() for other in found)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("heads", [3, 17])
+def test_what_is_not_finite_stays_with_its_query(
+    cp: Any, heads: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neighbours take their rows together, as they would only where there are more of them."""
+    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    host = strange_problem(where, heads)
+    arguments = arguments_on(cp, host)
+    require_right(host, cupymla.sparse_mla_bwd(**arguments), arguments)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +48,11 @@ def test_stages_are_numbered_as_the_translation_units_number_them() -> None:
 def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ordered: bool) -> None:
     chosen = planned(options=spec.Options(deterministic=ordered), s_q=tokens, topk=topk, h_q=heads)
     attended = [launch for launch in chosen.launches() if launch.stage == "attention"]
-    assert [q for launch in attended for q in range(launch.query_begin, launch.query_end)] == list(range(tokens))
+    bunches = [bunch for launch in attended for bunch in range(launch.query_begin, launch.query_end)]
+    assert bunches == list(range(-(-tokens // chosen.queries)))
     assert all(x.ctas == (x.query_end - x.query_begin) * chosen.cluster for x in attended)
-    assert chosen.passes * chosen.pass_heads >= heads and chosen.pass_heads == chosen.cluster * plan.CTA_HEADS
+    assert chosen.passes * chosen.pass_heads >= heads
+    assert chosen.pass_heads * chosen.queries == chosen.cluster * plan.CTA_HEADS
     assert chosen.cluster == (1 if heads <= plan.CTA_HEADS else 2)
 
 
@@ -150,7 +153,7 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
-    assert len(attention) == 3 * 16
+    assert len(attention) == 3 * 16 + 8
     blackwell = arch.named("sm_100a")
     assert plan.variant(blackwell, stage="scan", pass_heads=64) == plan.variant(
         blackwell, stage="scan", dtype="float16"
@@ -196,12 +199,118 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     deterministic=st.booleans(),
     has_sink=st.booleans(),
     dkv_dtype=st.sampled_from(["bfloat16", "float32"]),
+    heads=st.sampled_from([16, 20, 128]),
+    has_dist=st.booleans(),
 )
 def test_the_limit_is_enough_everywhere(
-    multiprocessors: int, s_q: int, topk: int, deterministic: bool, has_sink: bool, dkv_dtype: str
+    multiprocessors: int,
+    s_q: int,
+    topk: int,
+    deterministic: bool,
+    has_sink: bool,
+    dkv_dtype: str,
+    heads: int,
+    has_dist: bool,
 ) -> None:
     """A compiled program gives its workspace before it knows the GPU."""
-    shared = replace(MLA, s_q=s_q, topk=topk, has_sink=has_sink, options=spec.Options(deterministic=deterministic))
-    problem = replace(PROBLEM, shared=shared, dkv_dtype=dkv_dtype)
+    options = spec.Options(deterministic=deterministic)
+    shared = replace(MLA, s_q=s_q, topk=topk, h_q=heads, has_sink=has_sink, options=options)
+    problem = replace(PROBLEM, shared=shared, dkv_dtype=dkv_dtype, has_attn_dist=has_dist)
     needed = plan.plan(problem, HOPPER, multiprocessors).workspace.bytes
     assert needed <= plan.workspace_limit(problem) <= needed + plan.PARTIAL_BYTES + (topk * 4 + 576 * 4) * s_q + 1024
+
+
+MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "h_q": 16}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "queries"),
+    [
+        ({}, 4),
+        ({"h_q": 1}, 4),
+        ({"h_q": 17}, 2),
+        ({"h_q": 32}, 2),
+        ({"h_q": 33}, 1),
+        ({"topk": 2049}, 2),
+        ({"topk": 4096}, 2),
+        ({"topk": 4097}, 1),
+        ({"s_kv": 131072, "batch": 3}, 4),  # as many blocks, and less between them
+        ({"s_kv": 131073}, 1),
+        ({"s_kv": 0}, 1),
+        ({"s_q": 130}, 1),  # bunches would leave most multiprocessors idle
+        ({"s_q": 0}, 1),
+        ({"options": ORDERED}, 1),
+    ],
+    ids=str,
+)
+def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, object], queries: int) -> None:
+    chosen = planned(**(MANY | sizes))
+    assert chosen.queries == queries
+    attention = [launch for launch in chosen.launches() if launch.stage == "attention"]
+    source = chosen.source("attention")
+    assert source.entry == (plan.JOINT if queries > 1 else "sparse_mla_bwd")
+    assert not attention or attention[-1].query_end == -(-chosen.tokens // queries)
+    assert planned(target=arch.named("sm_100a"), **(MANY | sizes)).queries == 1
+
+
+def test_lists_are_made_between_the_chunks_of_bunches() -> None:
+    """The next chunk's are written over them."""
+    shared = replace(MLA, **MANY, options=spec.Options())
+    chosen = plan.plan(replace(PROBLEM, shared=replace(shared, s_q=20000), has_attn_dist=True), HOPPER, 132)
+    assert chosen.chunk == 1320  # whole waves, of 128 MiB
+    assert [launch.stage for launch in chosen.launches()] == ["zero", *["merge", "attention"] * 4, "round"]
+
+
+@given(
+    s_q=st.integers(1, 100_000),
+    topk=st.integers(1, 4096),
+    heads=st.integers(1, 32),
+    multiprocessors=st.integers(1, 200),
+    has_dist=st.booleans(),
+)
+def test_lists_of_rows_are_bounded(s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool) -> None:
+    """However many queries there are; and parts do not overlap."""
+    shared = replace(MLA, s_q=s_q, s_kv=5000, topk=topk, h_q=heads, options=spec.Options())
+    chosen = plan.plan(replace(PROBLEM, shared=shared, has_attn_dist=has_dist), HOPPER, multiprocessors)
+    layout = chosen.workspace
+    if chosen.queries == 1:
+        assert layout.rows is layout.row_slots is layout.row_counts is layout.strange_rows is None
+        return
+    entries = chosen.chunk * chosen.queries * topk
+    sizes = {"sums": 5000 * 576 * 4, "rows": entries * 4}
+    if has_dist:
+        sizes["row_slots"] = entries * chosen.queries * 2
+    assert sizes["rows"] + sizes.get("row_slots", 0) <= plan.LIST_BYTES
+    end = 0
+    for name, size in (sizes | {"row_counts": chosen.chunk * 4, "strange_rows": 5000}).items():
+        start = getattr(layout, name)
+        assert start >= end and start % 256 == 0, name
+        end = start + size
+    assert end <= layout.bytes <= end + 256
+    assert entries < 2**32, "where a list begins is kept in 32 bits"
+
+
+def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
+    text = (CUDA / "sparse_mla_bwd" / "bunch.cuh").read_text()
+    found = dict(re.findall(r"constexpr int\w* (k\w+) = ([^;]+);", text))
+    assert 1 << int(found["kTokenBits"]) == plan.JOINT_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
+    assert int(found["kMaxEntries"]) == plan.JOINT_ENTRIES
+    assert {queries * heads for queries, heads in plan.JOINT_HEADS.items()} == {plan.CTA_HEADS}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "argument"),
+    [
+        *[({"queries": value}, "queries") for value in (0, 3, 8, "4", 4.0, True, None, 10**5000)],
+        ({"queries": 4, "partials": True}, "partials"),
+        ({"queries": 2, "stage": "sum"}, "stage"),
+        ({"stage": "merge"}, "stage"),
+    ],
+    ids=shown,
+)
+def test_a_variant_for_neighbours_that_does_not_exist_is_refused_by_name(
+    numbers: dict[str, object], argument: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        raw_module("sparse_mla_bwd", arch="sm_90a", **numbers)
+    assert (caught.value.operator, caught.value.argument) == ("sparse_mla_bwd", argument)

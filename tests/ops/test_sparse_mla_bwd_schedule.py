@@ -25,10 +25,14 @@ WARPS = 2  # per warpgroup; the kernel has four
 VALUE_TILES, HALF_TILES, STAGING_TILES = 8, 4, 4
 PARTS = {9: (0, 3, 5, 7, 9), 8: (0, 2, 4, 6, 8)}
 LEFT_PARTS = 2
+HEADS = [("rows", who, row) for who in (0, 1) for row in range(WARPS)]
 
 
 class Cta(Machine):
-    """One CTA on one query: `blocks` blocks of slots in each of `passes` passes."""
+    """One CTA on one query: `blocks` blocks of slots in each of `passes` passes.
+
+    Or on several that take their rows together, where more than one pass means that they are taken apart.
+    """
 
     def __init__(self, query: Query, rank: int) -> None:
         super().__init__(query.drop)
@@ -48,6 +52,7 @@ class Cta(Machine):
         self.first_ready = Barrier("first_ready", WARPS, first)
         self.received = [Barrier(f"received[{w}]", 1 + WARPS, names) for w, names in enumerate((first, second))]
         self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
+        self.decided = Barrier("decided", 2 * WARPS, producers)
         self.statistics_out = Barrier("named 1", 2 * WARPS, both)
         self.distribution = Barrier("named 2", WARPS, first)
         self.used_from_afar: list[tuple[str, int]] = []
@@ -83,10 +88,15 @@ class Cta(Machine):
                 yield from self.wait(me, self.heads_free, pass_phase ^ 1, "heads_free")
                 self.heads_full.arrive(me)
                 tma.follow(me)
-                self.write(tma, ("heads",), (number,), generic=False)
+                for rows in HEADS:
+                    self.write(tma, rows, (number,), generic=False)
                 yield None
                 self.heads_full.arrive(tma)
             pass_phase ^= 1
+            if self.query.joint and number == 0:
+                yield from self.wait(me, self.decided, 0, "decided")
+                for who in (0, 1):
+                    self.read(me, ("apart", who), (0,))
             for block in range(self.query.blocks):
                 tag = (number, block)
                 self.write(me, ("tokens", 0 if self.drop == "second set of tokens" else token_set, warp), tag)
@@ -133,13 +143,22 @@ class Query:
         distribution: bool = True,
         drop: str = "nothing",
         partials: bool = False,
+        joint: bool = False,
     ) -> None:
         self.blocks, self.passes, self.rope, self.wants_distribution = blocks, passes, rope, distribution
-        self.drop, self.partials = drop, partials
+        self.drop, self.partials, self.joint = drop, partials, joint
         self.ctas = [Cta(self, rank) for rank in range(ctas)]
         everyone = [name for cta in self.ctas for name in cta.threads()]
         self.barrier = Barrier("cluster", len(everyone), everyone)
         self.global_memory = Cta(self, 2)
+
+    @property
+    def apart(self) -> bool:
+        return self.joint and self.passes > 1
+
+    def heads_tag(self, number: int) -> tuple[int, ...]:
+        """Of Q and dO when products read them."""
+        return (number, 1) if self.apart else (number,)
 
     def meet(self, agent: Agent, parity: int) -> Steps:
         if len(self.ctas) > 1:
@@ -206,11 +225,24 @@ class Consumer:
         yield from query.learn_slots(self.me, self.cta)
         for number in range(query.passes):
             yield from self.wait(self.cta.heads_full, self.pass_parity, "heads_full")
-            self.cta.read(self.me, ("heads",), (number,))
+            own_heads = ("rows", self.who, self.warp)
+            self.cta.read(self.me, own_heads, (number,))
             if self.cta.has("fence behind dO"):
                 self.me.fence()
             self.cta.write(self.me, ("statistics", self.who, self.warp), (number,))
+            if query.joint and number == 0 and self.warp == 0:
+                self.cta.write(self.me, ("apart", self.who), (0,))
             yield from self.meet_statistics("named barrier of the statistics")
+            if query.joint:
+                for who in (0, 1):
+                    self.cta.read(self.me, ("apart", who), (0,))
+                if number == 0:
+                    self.cta.decided.arrive(self.me)
+                if query.apart:
+                    self.cta.write(self.me, own_heads, query.heads_tag(number))
+                    if self.cta.has("fence behind cleared heads"):
+                        self.me.fence()
+                    yield from self.meet_statistics("named barrier behind cleared heads")
             self.read_statistics(number)
             if query.blocks:
                 yield from self.multiply_scores(range(self.ahead), self.k_parity, (number, 0))
@@ -263,7 +295,7 @@ class Consumer:
             if cta.has("fence behind gathered rows"):
                 self.me.fence()
             end = bounds[part + 1] if self.who == 0 else min(bounds[part + 1], VALUE_TILES)
-            self.issue(self.mma, [("heads",)], tag[:1])
+            self.issue(self.mma, HEADS, cta.query.heads_tag(tag[0]))
             self.issue(self.mma, self.keys(bounds[part], end), tag)
         yield None
         self.collect(self.mma, "wgmma wait of scores")
@@ -383,7 +415,7 @@ class Consumer:
     def issue_sums(self) -> None:
         self.issue(self.mma, self.rows("ds"), (*self.tag, 1))
         self.issue(self.mma, self.rows("p"), self.tag)
-        self.issue(self.mma, [("heads",)], self.tag[:1])
+        self.issue(self.mma, HEADS, self.cta.query.heads_tag(self.tag[0]))
 
     def finish_sums(self) -> Steps:
         yield None
@@ -458,6 +490,8 @@ def test_every_schedule_is_free_of_races_and_deadlocks(ctas: int, rope: bool) ->
         rng = random.Random(seed)
         partials = rng.random() < 0.3
         Query(ctas, rng.randint(0, 5), rng.randint(1, 3), rope, rng.random() < 0.5, partials=partials).run(seed)
+        if ctas == 1:
+            Query(1, rng.randint(0, 5), rng.randint(1, 3), rope, rng.random() < 0.5, joint=True).run(seed)
 
 
 @pytest.mark.parametrize("drop", MUTATIONS)
@@ -466,6 +500,18 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
     with pytest.raises(Violation):
         for seed in range(60):
             Query(1 if drop in SINGLE else 2, random.Random(seed).randint(1, 4), 3, rope=True, drop=drop).run(seed)
+
+
+@pytest.mark.parametrize("drop", ["decided", "named barrier behind cleared heads"])
+def test_the_model_misses_what_is_taken_away_of_several_queries(drop: str) -> None:
+    with pytest.raises(Violation):
+        for seed in range(60):
+            Query(1, random.Random(seed).randint(1, 4), 3, rope=True, joint=True, drop=drop).run(seed)
+
+
+def test_the_model_misses_the_fence_behind_cleared_heads_that_have_no_block() -> None:
+    with pytest.raises(Violation, match=r"writes .*: no proxy fence"):
+        Query(1, 0, 3, rope=True, joint=True, drop="fence behind cleared heads").run(0)
 
 
 @pytest.mark.parametrize("ctas", [1, 2])
@@ -486,10 +532,10 @@ def test_the_model_misses_the_cluster_barrier_at_the_end_of_a_pass(passes: int, 
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("producer.cuh", (1, 1, 0, 0, 0, 0)),
-        ("consumer.cuh", (4, 2, 4, 2, 1, 0)),
+        ("producer.cuh", (2, 1, 0, 0, 0, 0)),
+        ("consumer.cuh", (4, 2, 4, 4, 1, 0)),
         ("gradients.cuh", (4, 11, 0, 0, 3, 0)),
-        ("statistics.cuh", (0, 0, 1, 1, 0, 0)),
+        ("statistics.cuh", (0, 1, 2, 2, 0, 0)),
         ("attention.cuh", (2, 1, 0, 1, 0, 2)),
     ],
 )

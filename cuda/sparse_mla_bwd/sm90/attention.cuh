@@ -20,6 +20,7 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   for (Mbarrier& tiles : storage.free[0]) tiles.init(kEveryConsumer);
   storage.tiles_free.init(kEveryConsumer);
   for (Mbarrier& half : storage.p_ready) half.init(Config::kWarpgroup);
+  storage.decided.init(kEveryConsumer);
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
   storage.first_ready.init(Config::kWarpgroup);
@@ -58,12 +59,12 @@ __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position)
 
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consumer,
-                                        const SparseQuery<Config::kSlots>& query, int32_t pass) {
+                                        const Work<Config>& query, int32_t pass) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
   const int32_t head = first_head<Config>(pass);
   storage.heads_full.wait(consumer.pass_parity);
-  make_statistics<Config, Element>(storage, params, pinned_position(query), head);
+  make_statistics<Config, Element>(storage, params, pinned_position(query), head, pass);
   consumer.begin_pass(head);
   const bool wants_distribution = params.attn_dist != nullptr;
   float* attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
@@ -76,7 +77,9 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     consumer.template multiply_scores<kPartsAhead, Config::kParts>(consumer.k_parity);
     if constexpr (kWho == 0) {
       consumer.make_probabilities(wants_distribution);
-      if (wants_distribution && !adds_late) {
+      if constexpr (Config::kQueries > 1) {
+        if (wants_distribution) consumer.put_distribution(query, first_slot);
+      } else if (wants_distribution && !adds_late) {
         consumer.template add_distribution<(Config::kCluster > 1)>(attn_dist + first_slot, slots_left);
       }
     } else {
@@ -93,17 +96,17 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     consumer.k_parity ^= 1u;
   }
   const QueryPosition position = pinned_position(query);
-  if constexpr (kWho == 0) store_sink_terms(consumer, position, head);
+  if constexpr (kWho == 0) store_sink_terms(consumer, position, head, pass);
   storage.heads_free.arrive();
   consumer.pass_parity ^= 1u;
-  store_query_gradient(consumer, position, head);
+  store_query_gradient(consumer, position, head, pass);
 }
 
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Parameters& params,
-                                              const SparseQuery<Config::kSlots>& query) {
+                                              const Work<Config>& query) {
   Consumer<Config, Element, kWho> consumer(storage, params);
-  for (int32_t pass = 0; pass < params.passes; ++pass) {
+  for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
     consume(consumer, query, pass);
     // Row statistics are written anew; the distribution is added to in the order of the passes.
     named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
@@ -111,18 +114,9 @@ __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Pa
   }
 }
 
-// What one thread of the query's CTAs has read: if topk_length changed under way and each read it for itself, they
-// would wait for blocks that never come.
-template <typename Config>
-__device__ __forceinline__ int32_t shared_slots(const Storage<Config>& storage) {
-  if constexpr (Config::kCluster == 1) return storage.slots;
-  return cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
-}
-
 template <typename Config, typename Element>
 __device__ __forceinline__ void attention(Storage<Config>& storage, const Parameters& params, const TensorMap& q_map,
                                           const TensorMap& dout_map) {
-  using Query = SparseQuery<Config::kSlots>;
   const uint32_t token = params.query_begin + blockIdx.x / Config::kCluster;
   if (token >= params.query_end) return;
   if (threadIdx.x == 0) {
@@ -133,17 +127,17 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   }
   wait_for_grid_ahead(params.followed != 0);
   if (threadIdx.x == 0 && cluster_rank() == 0) {
-    storage.slots = Query::read_slots(params, QueryPosition(params, token));
+    Work<Config>::read_slots(params, token, storage);
   }
   __syncthreads();
   sync_cluster<Config>();
 
-  const Query query(params, token, shared_slots(storage));
+  const Work<Config> query(params, token, storage);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == 2) {
     registers_give_back<Config::kProducerRegisters>();
     Producer<Config> producer(storage, params);
-    for (int32_t pass = 0; pass < params.passes; ++pass) {
+    for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
       producer.run(query, pass, q_map, dout_map);
       end_pass<Config>(params, query.slots, pass);
     }

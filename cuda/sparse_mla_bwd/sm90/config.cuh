@@ -7,13 +7,15 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <int kDQkArg, int kClusterArg, bool kPartialsArg>
+template <int kDQkArg, int kClusterArg, bool kPartialsArg, int kQueriesArg = 1>
 struct Config {
   static constexpr int kCluster = kClusterArg;       // CTAs that share a query: 64 heads each
   static constexpr bool kPartials = kPartialsArg;    // whether every slot's dKV row is stored on its own
   static constexpr int kDQk = kDQkArg;               // channels of a key
   static constexpr int kDV = 512;                    // channels of a value: the first ones of the key
   static constexpr int kHeads = 64;                  // query heads per CTA: one wgmma M
+  static constexpr int kQueries = kQueriesArg;       // neighbouring queries whose heads they are
+  static constexpr int kQueryHeads = kHeads / kQueries;
   static constexpr int kSlots = 64;                  // slots per KV block
   static constexpr int kTileColumns = 64;            // 16-bit elements in a 128-byte swizzled row
   static constexpr int kKeyTiles = kDQk / kTileColumns;
@@ -45,6 +47,8 @@ struct Config {
 
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kCluster == 1 || kCluster == 2);
+  static_assert(kQueries == 1 || ((kQueries == 2 || kQueries == 4) && kCluster == 1 && !kPartials),
+                "a consumer warp's sixteen rows of heads are one query's; of one CTA, in one pass");
   static_assert(kHeads == kSlots, "query, key and probability tiles share one size");
   static_assert(part_begin(0) == 0 && part_begin(kLeftParts) == kLeftTiles && part_begin(kParts) == kKeyTiles);
   static_assert(kStagingBytes == kSlots * kTileColumns * 4, "one tile of fp32 for each consumer");

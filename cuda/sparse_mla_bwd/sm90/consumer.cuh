@@ -5,10 +5,10 @@
 #include "../../common/matrix.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/ring.cuh"
-#include "../../common/sparse_query.cuh"
 #include "atoms.cuh"
 #include "../params.cuh"
 #include "storage.cuh"
+#include "work.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -60,7 +60,7 @@ struct Consumer {
       lse[r] = storage.lse[row + 8 * r];
       share[r] = storage.share[row + 8 * r];
       delta[r] = storage.delta[row + 8 * r];
-      head_mask[r] = first_head + row + 8 * r < params.h_q ? 0xffffffffu : 0u;
+      head_mask[r] = first_head + head_of_row<Config>(row + 8 * r) < params.h_q ? 0xffffffffu : 0u;
     }
 #pragma unroll
     for (int i = 0; i < kWide; ++i) dq_wide[i] = 0.f;
@@ -119,7 +119,7 @@ struct Consumer {
   // Which of this thread's sixteen columns are valid slots, for either of its heads: bit c for column c less the lane's
   // 2 * (lane % 4). Also looks up the slots that this thread's rows of dKV stand for.
   __device__ __forceinline__ void read_validity(uint32_t (&low)[2], uint32_t (&high)[2]) {
-    const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.valid[0]);
+    const uint64_t words = *reinterpret_cast<const uint64_t*>(validity());
     occupied = occupied || words != 0;
     const uint64_t shifted = words >> (2 * (lane % 4));
 #pragma unroll
@@ -127,9 +127,19 @@ struct Consumer {
       low[r] = static_cast<uint32_t>(shifted) & head_mask[r];
       high[r] = static_cast<uint32_t>(shifted >> 32) & head_mask[r];
       const int32_t token = storage.tokens[k_parity][row + 8 * r];
-      slots[r] = ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
+      // Of rows that several queries take together each is some query's, and the producer has checked its token.
+      slots[r] = Config::kQueries > 1 || ((words >> (row + 8 * r)) & 1u) != 0 ? token : -1;
     }
   }
+
+  // The block's validity words, as the query of this warp's heads has them.
+  __device__ __forceinline__ const uint16_t* validity() const {
+    if constexpr (Config::kQueries == 1) return storage.valid[0];
+    return storage.query_valid[k_parity][own_query()];
+  }
+
+  // Of several queries, the one whose heads this warp has.
+  __device__ __forceinline__ int own_query() const { return warp * 16 / Config::kQueryHeads; }
 
   static __device__ __forceinline__ bool is_valid(const uint32_t (&low)[2], const uint32_t (&high)[2], int i) {
     const int column = (i / 4) * 8 + i % 2;
@@ -217,6 +227,24 @@ struct Consumer {
       const auto& sums = storage.distribution;
       reduce_add_float(start + slot, (sums[0][slot] + sums[1][slot]) + (sums[2][slot] + sums[3][slot]));
       if (kFences && params.passes > 1) fence_gpu();
+    }
+    named_barrier_sync(kDistribution, Config::kWarpgroup);
+  }
+
+  // The same where several queries take their rows together. The block's first row is `first_row` of the work.
+  __device__ __forceinline__ void put_distribution(const Work<Config>& work, int32_t first_row) {
+    constexpr int kQueryWarps = Config::kQueryHeads / 16;
+    named_barrier_sync(kDistribution, Config::kWarpgroup);
+    const int column = (warp * 32 + lane) % Config::kSlots;
+#pragma unroll
+    for (int turn = 0; turn < Config::kQueries / 2; ++turn) {
+      const int own = turn * 2 + warp / 2;
+      const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.query_valid[k_parity][own]);
+      if ((words >> column & 1u) != 0) {
+        float sum = storage.distribution[own * kQueryWarps][column];
+        if constexpr (kQueryWarps == 2) sum += storage.distribution[own * kQueryWarps + 1][column];
+        work.distribution(params, own)[work.named_by(params, first_row + column, own)] = sum;
+      }
     }
     named_barrier_sync(kDistribution, Config::kWarpgroup);
   }

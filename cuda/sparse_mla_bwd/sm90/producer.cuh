@@ -3,16 +3,17 @@
 
 #include "../../common/cluster.cuh"
 #include "../../common/sm90/row_gather.cuh"
-#include "../../common/sparse_query.cuh"
 #include "../../common/tma.cuh"
 #include "../params.cuh"
 #include "storage.cuh"
+#include "work.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 // First head of a CTA's block of heads in a pass.
 template <typename Config>
 __device__ __forceinline__ int32_t first_head(int32_t pass) {
+  if constexpr (Config::kQueries > 1) return 0;
   const int32_t rank = Config::kCluster == 1 ? 0 : static_cast<int32_t>(cluster_rank());
   return (pass * Config::kCluster + rank) * Config::kHeads;
 }
@@ -30,32 +31,59 @@ template <typename Config>
 struct Producer {
   sm90::RowGather<Config, Storage<Config>> gather;
   const Parameters& params;
-  static constexpr int kPass = 1;  // the pass's place among the phases, after the key buffer
-  uint32_t token_set = 0;          // of the next block
+  // Places among the phases, after the key buffer: of the pass, and of the set that has the next block's tokens.
+  static constexpr int kPass = 1, kTokens = 2;
 
   __device__ __forceinline__ Producer(Storage<Config>& storage, const Parameters& params)
       : gather(storage), params(params) {}
 
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, int32_t pass, const TensorMap& q_map,
+  __device__ __forceinline__ void run(const Work<Config>& work, int32_t pass, const TensorMap& q_map,
                                       const TensorMap& dout_map) {
-    load_heads(query, first_head<Config>(pass), q_map, dout_map);
-    const int32_t* indices = params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
-    const uint8_t* kv = params.kv + query.batch * params.kv_batch_bytes;
-    int32_t token = gather.load_token(indices, query.slots, 0);
-    for (int block = 0; block < query.blocks; ++block) {
-      const int32_t next_token = gather.load_token(indices, query.slots, block + 1);
+    load_heads(work, first_head<Config>(pass), q_map, dout_map);
+    const uint8_t* kv = params.kv + work.batch * params.kv_batch_bytes;
+    if constexpr (Config::kQueries > 1) {
+      if (pass == 0) gather.storage.decided.wait(0);
+    }
+    int32_t entry = work.load_entry(params, gather, 0);
+    for (int block = 0; work.has_block(block); ++block) {
+      if constexpr (Config::kQueries > 1) make_opaque(entry);  // one register, not one for each half
+      const int32_t next_entry = work.load_entry(params, gather, block + 1);
+      const uint32_t shown = shown_queries(pass);
+      const int32_t token = work.token(entry, shown);
       // The set's last block is done with: the one after it has been copied, for which its tiles had to be free.
       if (gather.lane < gather.kWarpSlots) {
-        gather.storage.tokens[token_set][gather.warp * gather.kWarpSlots + gather.lane] = token;
+        gather.storage.tokens[token_set()][gather.warp * gather.kWarpSlots + gather.lane] = token;
       }
-      token_set ^= 1u;
+      if constexpr (Config::kQueries > 1) say_whose(token < 0 ? 0u : queries_of(entry) & shown);
+      gather.phases.advance(kTokens);
       __syncwarp();
       const StagedBuffer<Config> places{{0, gather.phases.free(0)}};
-      gather.fill_places(token, query.token_limit, kv, params.kv_token_bytes, places);
+      gather.fill_places(token, work.token_limit, kv, params.kv_token_bytes, places);
       gather.phases.advance(0);
-      token = next_token;
+      entry = next_entry;
     }
   }
+
+  // Which queries a pass is for, one bit each.
+  __device__ __forceinline__ uint32_t shown_queries(int32_t pass) {
+    if constexpr (Config::kQueries == 1) return 1;
+    // Read in each block, as there is no register to keep it in.
+    const uint32_t apart = *static_cast<const volatile uint32_t*>(&gather.storage.apart);
+    return apart != 0 ? 1u << pass : (1u << Config::kQueries) - 1;
+  }
+
+  // Which of the warp's sixteen rows each query has. A lane knows the queries of one row.
+  __device__ __forceinline__ void say_whose(uint32_t queries) {
+#pragma unroll
+    for (int own = 0; own < Config::kQueries; ++own) {
+      const uint32_t rows = __ballot_sync(0xffffffffu, (queries >> own & 1u) != 0);
+      if (gather.lane == own) {
+        gather.storage.query_valid[token_set()][own][gather.warp] = static_cast<uint16_t>(rows);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t token_set() const { return gather.phases.full(kTokens); }
 
   __device__ __forceinline__ void load_heads(const QueryPosition& query, int32_t head, const TensorMap& q_map,
                                              const TensorMap& dout_map) {

@@ -9,18 +9,50 @@
 
 namespace cupymla::sparse_mla_bwd {
 
+// Several queries: what one of them has that is not finite would reach the others, as zero times that. `apart` is set
+// then. `finite`: NaN if there is such a number among those of this thread's row.
+template <typename Config, typename Element>
+__device__ __forceinline__ void look_for_strange_numbers(Storage<Config>& storage, float finite) {
+  constexpr int kChunks = Config::kDQk / 8 / 4;
+  const int row = threadIdx.x / 4;
+  for (int i = 0; i < kChunks; ++i) {
+    const int chunk = i * 4 + threadIdx.x % 4;
+    const uint4 q = *reinterpret_cast<const uint4*>(storage.q[chunk / 8] + swizzle_128(row, chunk % 8));
+    finite += dot_eight<Element>(q, uint4{});
+  }
+  if (!(finite == 0.f)) atomicOr(&storage.apart, 1u);
+}
+
+// Clears all rows of Q and dO, and what P and dS are made with, but for one query, which has the pass.
+template <typename Config>
+__device__ __forceinline__ void clear_others(Storage<Config>& storage, int32_t own) {
+  const int row = threadIdx.x / 4;
+  if (row / Config::kQueryHeads != own) {
+    if (threadIdx.x % 4 == 0) storage.share[row] = storage.delta[row] = 0.f;
+    for (int chunk = threadIdx.x % 4; chunk < Config::kDQk / 8; chunk += 4) {
+      *reinterpret_cast<uint4*>(storage.q[chunk / 8] + swizzle_128(row, chunk % 8)) = uint4{};
+      if (chunk < Config::kDV / 8) {
+        *reinterpret_cast<uint4*>(storage.dout[chunk / 8] + swizzle_128(row, chunk % 8)) = uint4{};
+      }
+    }
+  }
+  fence_async_shared();
+  named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+}
+
 // Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
 template <typename Config, typename Element>
 __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const Parameters& params,
-                                                const QueryPosition& query, int32_t first_head) {
+                                                const QueryPosition& first, int32_t first_head, int32_t pass) {
   constexpr int kChunks = Config::kDV / 8 / 4;
   const int row = threadIdx.x / 4;
   const int quad_lane = threadIdx.x % 4;
-  const int32_t head = first_head + row;
+  const int32_t head = first_head + head_of_row<Config>(row);
+  const QueryPosition query = query_of_row<Config>(first, row);
   const int64_t batch = query.batch, token = query.query;
   Log2Lse lse{positive_infinity(), 1.f};
   float delta = 0.f, share = 1.f;
-  if (head < params.h_q) {
+  if (head < params.h_q && exists<Config>(params, query)) {
     const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
                          head * params.out_head_bytes;
 #pragma unroll 8
@@ -34,6 +66,9 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
     lse = log2_lse(given, params.unit, params.unit_rest);
     share = share_beside_sink(params, head, given);
   }
+  if constexpr (Config::kQueries > 1) {
+    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, (delta + share) * 0.f);
+  }
   // TMA is the next to write dO. Without a block no other fence comes before that.
   fence_async_shared();
   delta = quad_sum(delta);
@@ -44,16 +79,31 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
     storage.delta[row] = delta;
   }
   named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+  if constexpr (Config::kQueries > 1) {
+    if (pass == 0) storage.decided.arrive();
+    if (storage.apart != 0) clear_others(storage, pass);
+  }
 }
 
-// What this query adds to d_sink, by consumer 0's first 64 threads; nothing where no slot was valid.
+// Whether a pass is for a query: where several are taken apart, each has its own.
+template <typename Config>
+__device__ __forceinline__ bool has_pass(const Storage<Config>& storage, int row, int32_t pass) {
+  return Config::kQueries == 1 || storage.apart == 0 || row / Config::kQueryHeads == pass;
+}
+
+// What queries add to d_sink, by sixteen threads of each warp of consumer 0, for its rows; nothing where no slot of the
+// query was valid.
 template <typename Config, typename Element>
 __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element, 0>& consumer,
-                                                 const QueryPosition& query, int32_t first_head) {
+                                                 const QueryPosition& first, int32_t first_head, int32_t pass) {
   const Parameters& params = consumer.params;
-  const int row = threadIdx.x;
-  const int32_t head = first_head + row;
-  if (params.sink_terms == nullptr || row >= Config::kHeads || head >= params.h_q) return;
+  int row = consumer.warp * 16 + consumer.lane;
+  // Or what follows from it is worked out, and spilled, before the first block.
+  if constexpr (Config::kQueries > 1) make_opaque(row);
+  const int32_t head = first_head + head_of_row<Config>(row);
+  const QueryPosition query = query_of_row<Config>(first, row);
+  if (params.sink_terms == nullptr || consumer.lane >= 16 || head >= params.h_q) return;
+  if (!exists<Config>(params, query) || !has_pass(consumer.storage, row, pass)) return;
   store_sink_term(params, query, head, consumer.occupied, consumer.storage.delta[row]);
 }
 
@@ -61,16 +111,17 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
 // a row exchange them so that each stores sixteen bytes, and the quad 64 bytes side by side.
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWho>& consumer, uint8_t* query_start,
-                                              int32_t first_head, int32_t column, const float* values) {
+                                              int32_t first_head, bool there, int32_t column,
+                                              const float* values) {
   const int quad_lane = consumer.lane % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int32_t head = first_head + consumer.row + 8 * r;
+    const int32_t head = first_head + head_of_row<Config>(consumer.row + 8 * r);
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[j * 4 + 2 * r], values[j * 4 + 2 * r + 1]);
     quad_transpose(words, quad_lane);
-    if (head < consumer.params.h_q) {
+    if (there && head < consumer.params.h_q) {
       uint8_t* line = query_start + head * consumer.params.dq_head_bytes + column * 2 + quad_lane * 16;
       *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -79,18 +130,20 @@ __device__ __forceinline__ void store_columns(const Consumer<Config, Element, kW
 
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void store_query_gradient(const Consumer<Config, Element, kWho>& consumer,
-                                                     const QueryPosition& query, int32_t first_head) {
+                                                     const QueryPosition& first, int32_t first_head, int32_t pass) {
   const Parameters& params = consumer.params;
+  const QueryPosition query = query_of_row<Config>(first, consumer.warp * 16);
+  const bool there = exists<Config>(params, query) && has_pass(consumer.storage, consumer.warp * 16, pass);
   uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
   constexpr int kColumns = Config::kDV / 2;
 #pragma unroll
   for (int part = 0; part < kColumns / 32; ++part) {
-    store_columns(consumer, start, first_head, kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
+    store_columns(consumer, start, first_head, there, kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
   }
   if constexpr (Consumer<Config, Element, kWho>::kHasNarrow) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      store_columns(consumer, start, first_head, Config::kDV + part * 32, consumer.dq_narrow + part * 16);
+      store_columns(consumer, start, first_head, there, Config::kDV + part * 32, consumer.dq_narrow + part * 16);
     }
   }
 }

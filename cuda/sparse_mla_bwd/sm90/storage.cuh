@@ -21,14 +21,19 @@
 //                |                                          |              | consumer 0's dQ is not in its way
 // received[w]    | 1 + bytes (other CTA's consumer w)       | consumer w   | a tile of its sums is in the staging
 // drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
-// named 1        | 256 consumers                            | consumers    | row statistics of the pass are out
+// decided        | 256 consumers                            | producer     | several queries: `apart` says whether each
+//                |                                          |              | has a pass of its own
+// named 1        | 256 consumers                            | consumers    | row statistics of the pass are out, and of
+//                |                                          |              | several queries taken apart, only one has
+//                |                                          |              | anything in Q and dO
 // named 2        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
 //                |                                          |              | is out (all warps have read the last)
 // cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over that
 //                |                                          |              | is not the last, or has no block
 //
 // staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
-// The last four mbarriers and `cluster` exist for two CTAs to a query only. Named 2 is met twice for each block.
+// The four mbarriers before `decided`, and `cluster`, exist for two CTAs to a query only. Named 2 is met twice for each
+// block.
 //
 // Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
 // and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
@@ -80,8 +85,11 @@ struct alignas(1024) Storage {
   alignas(8) uint16_t valid[1][Config::kSlots / 16];
   // Two sets, for even and odd blocks: the producer writes the next block's before it waits for room.
   int32_t tokens[2][Config::kSlots];
+  // The same words of each query, where several take their rows together: which rows are its own.
+  alignas(8) uint16_t query_valid[2][Config::kQueries][Config::kSlots / 16];
 
-  int32_t slots;   // of the query that can be valid; rank 0 has read them for both CTAs
+  uint32_t apart;  // several queries: not 0 where each has a pass of its own
+  int32_t slots;   // that can be valid, or rows of several queries; rank 0 has read them for both CTAs
   uint32_t other;  // two CTAs: where the other one's Storage lies, for stores across the cluster
 
   Mbarrier heads_full;
@@ -95,6 +103,7 @@ struct alignas(1024) Storage {
   Mbarrier first_ready;
   Mbarrier received[Config::kConsumers];
   Mbarrier drained[Config::kConsumers];
+  Mbarrier decided;
 
   // Where the other CTA leaves sums for a consumer: float4 number i of thread t at 16 * (128 i + t).
   __device__ __forceinline__ uint8_t* staging(int consumer) {
@@ -105,5 +114,6 @@ struct alignas(1024) Storage {
 constexpr int kSharedMemoryLimit = 227 * 1024;
 static_assert(sizeof(Storage<Config<576, 2, false>>) <= kSharedMemoryLimit);
 static_assert(sizeof(Storage<Config<512, 2, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<576, 1, false, 4>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import mla_cases
+from ..case import Choice
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
 from .spec import ARGUMENTS
@@ -16,6 +18,42 @@ OUTPUTS = ARGUMENTS.results
 
 WRITTEN = ARGUMENTS.written
 """What a call writes beside them, an argument of the cases that ask for it."""
+
+CHOICES = {
+    "sparse_mla_bwd": Choice("plan._MARGIN=0.0"),
+    "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
+}
+
+
+def _joint() -> Iterator[MlaCase]:
+    """Neighbouring queries that take their rows together: four of up to 16 heads, two of up to 32."""
+
+    def make(name: str, q: int, h: int = 16, d: int = 576, k: int = 65, kv: int = 200, **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_joint{name}", "joint", **traits)
+
+    # The last bunch not full, lengths that differ within one, bunches without a row.
+    yield make("", 9, k=130, kv=400, batch=3, lengths="hostile")
+    yield make("_sink", 5, h=1, k=1, kv=1, selection="full", sink="finite")
+    yield make("", 3, h=7, d=512, dtype="float16", layout="strided")
+    yield make("", 5, h=32, k=130, kv=150)
+    yield make("", 6, h=17, d=512, dtype="float16", layout="strided", batch=2, lengths="hostile")
+    yield make("_empty", 9, selection="empty", lengths="hostile")
+    yield make("_nothing", 8, selection="nothing")
+    yield make("_few", 7, k=400, kv=500, selection="few")
+    yield make("_duplicates", 7, selection="duplicates")
+    yield make("_overlap90", 8, k=130, kv=300, selection="overlap90")
+    yield make("_causal", 18, kv=20, causal=True)
+    yield make("_causal_stride4", 13, kv=20, causal=True, k_stride=4, q_start=3)
+    yield make("_base2_sink", 10, lse_base="2", selection="empty", sink="infinite")
+    yield make("_sink", 7, h=20, selection="empty", sink="finite")
+    yield make("_fp32_dist_sink", 6, selection="empty", sink="finite", wants_dist=True, dkv_dtype="float32")
+    yield make("_dist_duplicates", 5, h=32, d=512, selection="duplicates", wants_dist=True)
+    yield make("_dist", 6, k=130, kv=300, batch=2, lengths="hostile", layout="strided", wants_dist=True)
+    # The most slots, the most tokens; as many queries as make an H200 choose this kernel by itself.
+    yield make("", 4, d=512, k=2048, kv=131072, h=3)
+    yield make("_dist", 3, k=4096, kv=5001, h=30, wants_dist=True)
+    yield make("_dist", 1400, k=257, kv=500, wants_dist=True, lengths="hostile", sink="finite")
+
 
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
@@ -32,6 +70,7 @@ CASES: tuple[MlaCase, ...] = (
     # More heads than a pair of CTAs takes at a time; more slots for a token than are sorted at a time.
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
+    *_joint(),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -41,7 +80,8 @@ BENCH: tuple[MlaCase, ...] = (
     *(sized(h, 576, 2048, 4096, 8192) for h in (32, 16)),
     *(sized(128, 576, 2048, 4096, kv, "_overlap90", selection="overlap90") for kv in (8192, 32768)),
     *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
-    sized(128, 576, 2048, 4096, 8192, "_dist", wants_dist=True),
+    sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
+    *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
 )
 
 

@@ -31,6 +31,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
         *((name, ctypes.c_void_p) for name in ("attn_dist", "dq", "dkv", "d_sink")),
         *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "slot_list")),
+        *((name, ctypes.c_void_p) for name in ("rows", "row_slots", "row_counts", "strange_rows")),
         *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
         *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
@@ -124,6 +125,10 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.partials = workspace + layout.partials
         record.row_ends = workspace + layout.row_ends
         record.slot_list = workspace + layout.slot_list
+    if layout.rows is not None and layout.row_counts is not None and layout.strange_rows is not None:
+        record.rows, record.row_counts = workspace + layout.rows, workspace + layout.row_counts
+        record.strange_rows = workspace + layout.strange_rows
+        record.row_slots = None if layout.row_slots is None else workspace + layout.row_slots
 
 
 class Binding:
@@ -179,8 +184,9 @@ class Binding:
         if self.launcher is None or self._pointers == pointers:
             return
         shared = self.plan.problem.shared
+        heads, queries = plan.CTA_HEADS // self.plan.queries, self.plan.queries
         maps = [
-            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, plan.CTA_HEADS), name, OPERATOR)
+            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, heads, queries), name, OPERATOR)
             for name, view, channels in (("q", views.q, shared.d_qk), ("dout", views.dout, shared.d_v))
         ]
         if self.plan.kv_map is not None:

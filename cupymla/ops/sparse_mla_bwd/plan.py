@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ... import arch as arches
 from ...arch import Arch
@@ -15,8 +15,8 @@ from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from .spec import OPERATOR, Problem
 
-Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum"]
-STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum")
+Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge"]
+STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge")
 """What the translation unit can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
 MAX_CTAS = 2**31 - 1
@@ -32,9 +32,37 @@ call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair
 FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
 """Where each target's kernels lie."""
 
+JOINT = "sparse_mla_bwd_joint"
+"""The kernel for neighbouring queries that take their rows together."""
+
+JOINT_SOURCES = {"sm_90a": "sparse_mla_bwd/sm90/sparse_mla_bwd_joint.cu"}
+"""Its source for each target that has it."""
+
+JOINT_HEADS = {4: 16, 2: 32}
+"""How many queries may take their rows together, and the heads that each of them has room for."""
+
+JOINT_TOKENS = 1 << 17
+"""Tokens of a batch entry that lists of rows can name: twin of `kMaxTokens` in cuda/sparse_mla_bwd/bunch.cuh."""
+
+JOINT_ENTRIES = 8192
+"""Rows that a list has room for: twin of `kMaxEntries` there."""
+
+JOINT_STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "merge")
+"""What is compiled from that source."""
+
+LIST_BYTES = 128 << 20
+"""What lists of rows may take at a time. One bunch's are made at a time where they need more."""
+
 PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
 stored at a time where they need more."""
+
+# Cycles of an H200's multiprocessor, estimated (cuda/sparse_mla_bwd/README.md): a block of 64 slots or rows, what comes
+# between queries, and what comes between bunches.
+_BLOCK, _QUERY, _BUNCH = 9900, 13500, 40000
+
+_MARGIN = 1.0
+"""Rows are taken together where that takes less than so much of the time that queries by themselves take."""
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
@@ -49,7 +77,8 @@ class Launch:
     Attributes:
         stage: which kernel.
         ctas: the grid.
-        query_begin, query_end: the queries, counted over all batch entries, that it takes.
+        query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
+            and the attention after it.
         dependent: whether a launch of the call comes before it, which it may overlap with.
         followed: whether one comes after it.
     """
@@ -72,6 +101,10 @@ class Workspace:
         partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
         row_ends: int32 [batch * s_kv].
         slot_list: int32 [chunk, topk].
+        rows: int32 [chunk, queries * topk], when queries take their rows together, as the rest.
+        row_slots: uint16 [chunk, queries * topk, queries], with a distribution.
+        row_counts: uint32 [chunk].
+        strange_rows: uint8 [batch * s_kv].
         bytes: all of it.
     """
 
@@ -80,6 +113,10 @@ class Workspace:
     partials: int | None
     row_ends: int | None
     slot_list: int | None
+    rows: int | None
+    row_slots: int | None
+    row_counts: int | None
+    strange_rows: int | None
     bytes: int
 
 
@@ -94,9 +131,11 @@ class Plan:
         kv_rows: tokens of kv of all batch entries together.
         kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
         cluster: CTAs that share a query.
+        queries: how many neighbouring ones take their rows together; 1 where each takes its own.
+        bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
         passes: how many times they go through its slots.
-        chunk: queries of one launch of the attention stage.
+        chunk: queries, or bunches of them, of one launch of the attention stage.
         row_ctas: CTAs of the row-wise stages.
         workspace: what is allocated beside the outputs.
     """
@@ -107,6 +146,8 @@ class Plan:
     kv_rows: int
     kv_map: KvRows | None
     cluster: int
+    queries: int
+    bunches: int
     pass_heads: int
     passes: int
     chunk: int
@@ -121,8 +162,9 @@ class Plan:
             stage=stage,
             d_qk=shared.d_qk,
             dtype=shared.dtype,
-            pass_heads=self.pass_heads,
+            pass_heads=self.pass_heads if self.queries == 1 else PASS_HEADS[0],
             partials=self.problem.shared.options.deterministic,
+            queries=self.queries,
         )
 
     def launches(self) -> tuple[Launch, ...]:
@@ -133,9 +175,13 @@ class Plan:
 
     def _in_order(self) -> Iterator[Launch]:
         yield Launch("zero", self.row_ctas, 0, self.tokens)
-        for first in range(0, self.tokens, self.chunk):
-            last = min(first + self.chunk, self.tokens)
+        for first in range(0, self.bunches, self.chunk):
+            last = min(first + self.chunk, self.bunches)
             attention = Launch("attention", (last - first) * self.cluster, first, last)
+            if self.queries > 1:
+                yield Launch("merge", last - first, first, last)
+                yield attention
+                continue
             if not self.problem.shared.options.deterministic:
                 yield attention
                 continue
@@ -165,26 +211,69 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
-    chunk = max(tokens, 1)
+    queries = _queries_together(problem) if arch.name in JOINT_SOURCES else 1
+    if queries > 1 and not takes_rows_together(problem, queries, multiprocessors):
+        queries = 1
+    bunches = _bunches(problem, queries)
+    pass_heads = JOINT_HEADS.get(queries, pass_heads)
+    chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
-        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, max(1, multiprocessors // cluster))
+        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, max(1, multiprocessors // cluster))
+    elif queries > 1:
+        chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, multiprocessors)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
-    parts = workspace(problem, chunk)
-    return Plan(problem, arch, tokens, kv_rows, kv_map, cluster, pass_heads, passes, chunk, row_ctas, parts)
+    parts = workspace(problem, chunk, queries)
+    return Plan(
+        problem, arch, tokens, kv_rows, kv_map, cluster, queries, bunches, pass_heads, passes, chunk, row_ctas, parts
+    )
 
 
-def _chunk(tokens: int, query_bytes: int, wave: int) -> int:
-    """Queries whose partial rows are stored at a time: as many as have room, in whole waves of CTAs where they can."""
-    room = max(1, PARTIAL_BYTES // query_bytes)
-    return max(1, min(tokens, room // wave * wave if room > wave else room))
+def _queries_together(problem: Problem) -> int:
+    """How many neighbouring queries can take their rows together."""
+    shared = problem.shared
+    if shared.options.deterministic or not 0 < shared.s_kv <= JOINT_TOKENS:
+        return 1
+    fitting = (n for n, heads in JOINT_HEADS.items() if shared.h_q <= heads and n * shared.topk <= JOINT_ENTRIES)
+    return next(fitting, 1)
 
 
-def workspace(problem: Problem, chunk: int) -> Workspace:
-    """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time."""
+def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) -> bool:
+    """Whether that many neighbouring queries had better share a gather of all their rows.
+
+    All of them are multiplied by each row that any of them has, so what is saved is what they have in common. That is
+    taken to be what random selections have; real ones have more.
+    """
+    shared = problem.shared
+    missed = 1 - min(1.0, shared.topk / shared.s_kv)
+    rows = shared.s_kv * (1 - missed ** min(queries, shared.s_q))
+    together = -(-_bunches(problem, queries) // multiprocessors) * (_BUNCH + rows / 64 * _BLOCK)
+    apart = -(-_bunches(problem, 1) // multiprocessors) * (_QUERY + shared.topk / 64 * _BLOCK)
+    return together < _MARGIN * apart
+
+
+def _bunches(problem: Problem, queries: int) -> int:
+    return -(-problem.shared.s_q // queries) * (1 if problem.shared.batch is None else problem.shared.batch)
+
+
+def _list_bytes(problem: Problem, queries: int) -> int:
+    """Of the lists of one bunch."""
+    slots = queries * problem.shared.topk
+    return slots * 4 + (slots * queries * 2 if problem.has_attn_dist else 0)
+
+
+def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
+    """Queries or bunches whose rows are stored at a time: as many as have room, in whole waves of CTAs if possible."""
+    room = max(1, limit_bytes // each_bytes)
+    return max(1, min(count, room // wave * wave if room > wave else room))
+
+
+def workspace(problem: Problem, chunk: int, queries: int = 1) -> Workspace:
+    """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
+    for `chunk` bunches of `queries`."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -203,15 +292,22 @@ def workspace(problem: Problem, chunk: int) -> Workspace:
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
-    return Workspace(sums, sink_terms, partials, row_ends, slot_list, end)
+    joint = queries > 1
+    rows = part(joint, slots * queries)
+    row_slots = part(joint and problem.has_attn_dist, -(-slots * queries * queries // 2))
+    row_counts, strange_rows = part(joint, chunk), part(joint, -(-kv_rows // 4))
+    return Workspace(sums, sink_terms, partials, row_ends, slot_list, rows, row_slots, row_counts, strange_rows, end)
 
 
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
-    chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, 1) if problem.shared.options.deterministic else tokens
-    return workspace(problem, max(chunk, 1)).bytes
+    if problem.shared.options.deterministic:
+        return workspace(problem, _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)).bytes
+    queries = _queries_together(problem)
+    chunk = _chunk(_bunches(problem, queries), _list_bytes(problem, queries), LIST_BYTES, 1)
+    return workspace(problem, chunk, queries).bytes
 
 
 def variant(
@@ -222,6 +318,7 @@ def variant(
     dtype: str = "bfloat16",
     pass_heads: int = 128,
     partials: bool = False,
+    queries: int = 1,
 ) -> KernelSource:
     """One kernel. Definitions that a stage does not depend on are the same in all of its variants.
 
@@ -233,6 +330,8 @@ def variant(
         pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
             attention stage.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
+        queries: neighbouring ones that take their rows together: 1, or on sm_90a 4 of up to 16 heads or 2 of up to 32,
+            whatever `pass_heads` is; without `partials`.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -249,6 +348,13 @@ def variant(
         raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
     if type(partials) is not bool:
         raise InputError("partials", "True or False", shown(partials), OPERATOR)
+    counts = (1, *JOINT_HEADS) if arch.name in JOINT_SOURCES else (1,)
+    if type(queries) is not int or queries not in counts:
+        raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
+    if queries > 1:
+        return _joint_variant(arch, stage, d_qk, dtype, partials, queries)
+    if stage == "merge":
+        raise InputError("stage", "another stage where queries take rows by themselves", shown(stage), OPERATOR)
     attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
     heads = pass_heads if attends else PASS_HEADS[0]
@@ -262,16 +368,39 @@ def variant(
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 
 
+def _joint_variant(arch: Arch, stage: Stage, d_qk: int, dtype: str, partials: bool, queries: int) -> KernelSource:
+    """A kernel for queries that take their rows together, of checked numbers."""
+    if partials or stage not in JOINT_STAGES:
+        argument, got = ("partials", shown(partials)) if partials else ("stage", shown(stage))
+        expected = "False" if partials else "one of " + ", ".join(JOINT_STAGES)
+        raise InputError(argument, f"{expected} with queries={queries}", got, OPERATOR)
+    defines = (
+        ("CUPYMLA_STAGE", STAGES.index(stage)),
+        ("CUPYMLA_D_QK", 576 if stage in ("sink", "merge") else d_qk),
+        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "zero", "round"))),
+        ("CUPYMLA_QUERIES", queries if stage in ("attention", "merge") else min(JOINT_HEADS)),
+    )
+    return KernelSource(JOINT_SOURCES[arch.name], JOINT, defines, arch.name)
+
+
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel, of one target or of all."""
     found = (
-        variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, pass_heads=pass_heads, partials=partials)
+        variant(arches.named(name), stage=stage, d_qk=d_qk, dtype=dtype, **numbers)
         for name in FOLDERS
         if arch_name in (None, name)
-        for stage in STAGES
         for d_qk in D_QK
         for dtype in DTYPES
-        for pass_heads in PASS_HEADS
-        for partials in (False, True)
+        for stages, numbers in _variants(name)
+        for stage in stages
     )
     return tuple(dict.fromkeys(found))
+
+
+def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]]:
+    """What there is of a target beside types: stages, and further numbers of their variants."""
+    for pass_heads in PASS_HEADS:
+        for partials in (False, True):
+            yield (stage for stage in STAGES if stage != "merge"), {"pass_heads": pass_heads, "partials": partials}
+    for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
+        yield JOINT_STAGES, {"queries": queries}

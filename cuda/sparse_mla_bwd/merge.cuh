@@ -1,0 +1,190 @@
+// Stage `merge`: for each bunch of neighbouring queries, which rows they have in all and which of them each query has.
+// Rows are listed in the order of tokens; behind them come those that a query names once more.
+#pragma once
+
+#include "../common/dot.cuh"
+#include "../common/grid_dependency.cuh"
+#include "../common/warp_scan.cuh"
+#include "bunch.cuh"
+#include "dkv_rows.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr int kMergeThreads = 512;
+
+template <int kQueries>
+struct MergeStorage {
+  uint32_t members[kQueries][kMaxTokens / 32];  // one bit for each token that a query has a valid slot for
+  uint32_t before[kMaxTokens / 32];             // rows listed before those of the word
+  uint32_t warp_rows[kMergeThreads / 32];
+  uint32_t repeated;                            // entries of tokens that a query has named before
+  uint32_t apart;                               // kApart where a row has numbers that are not finite, else 0
+};
+
+// A CTA to a bunch.
+template <int kQueries>
+struct Merge {
+  static constexpr int kOwn = kMaxEntries / kQueries / kMergeThreads;  // slots of a query that a thread has
+
+  MergeStorage<kQueries>& storage;
+  const Parameters& params;
+  const Bunch<kQueries> bunch;
+  int32_t tokens[kQueries][kOwn];  // of this thread's slots, -1 where there is none or it is not valid
+  uint32_t named_before = 0;       // one bit for each of them: another slot of the query was first
+
+  __device__ __forceinline__ Merge(MergeStorage<kQueries>& storage, const Parameters& params)
+      : storage(storage),
+        params(params),
+        bunch(params, params.query_begin + blockIdx.x) {}
+
+  __device__ __forceinline__ void run() {
+    for (int word = threadIdx.x; word < words(); word += kMergeThreads) {
+#pragma unroll
+      for (int own = 0; own < kQueries; ++own) storage.members[own][word] = 0;
+    }
+    if (threadIdx.x == 0) storage.repeated = storage.apart = 0;
+    read_tokens();
+    __syncthreads();
+    mark_members();
+    __syncthreads();
+    const uint32_t rows = list_rows();
+    __syncthreads();
+    place_slots(rows);
+    __syncthreads();
+    if (threadIdx.x == 0) params.row_counts[blockIdx.x] = (rows + storage.repeated) | storage.apart;
+  }
+
+  // An entry of the bunch's list.
+  __device__ __forceinline__ int32_t& entry(uint32_t place) const {
+    return params.rows[bunch.first_entry(params, blockIdx.x) + place];
+  }
+
+  __device__ __forceinline__ int words() const { return (params.s_kv + 31) / 32; }
+
+  // Every slot once: whoever writes to the indices meanwhile, all that follows goes by what was read here.
+  __device__ __forceinline__ void read_tokens() {
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+      const bool exists = bunch.query + own < params.s_q;
+      const uint32_t token = static_cast<uint32_t>(bunch.batch) * params.s_q + bunch.query + own;
+      const SparseQuery<64> query(params, exists ? token : 0);
+      const int32_t* indices =
+          params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int32_t slot = i * kMergeThreads + threadIdx.x;
+        const int32_t named = exists && slot < query.slots ? __ldg(indices + slot) : -1;
+        tokens[own][i] = static_cast<uint32_t>(named) < query.token_limit ? named : -1;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mark_members() {
+    const uint8_t* strange_rows = params.strange_rows + static_cast<int64_t>(bunch.batch) * params.s_kv;
+    uint32_t strange = 0;
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        // Without a branch, so that all loads are under way at once; where there is no token there is a mask.
+        const int32_t token = tokens[own][i];
+        strange |= strange_rows[max(token, 0)] & ~(token >> 31);
+      }
+    }
+    if (strange != 0) atomicOr(&storage.apart, kApart);
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int32_t token = tokens[own][i];
+        if (token < 0) continue;
+        const uint32_t bit = 1u << token % 32;
+        if ((atomicOr(&storage.members[own][token / 32], bit) & bit) != 0) named_before |= 1u << (own * kOwn + i);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t any(int word) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) bits |= storage.members[own][word];
+    return bits;
+  }
+
+  // Lists each token that any query has, and says how many there are. A thread takes neighbouring words.
+  __device__ __forceinline__ uint32_t list_rows() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int share = (words() + kMergeThreads - 1) / kMergeThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * share, words()), end = min(begin + share, words());
+    uint32_t count = 0;
+    for (int word = begin; word < end; ++word) count += __popc(any(word));
+    const uint32_t through = warp_scan(count, lane);
+    if (lane == 31) storage.warp_rows[warp] = through;
+    __syncthreads();
+    uint32_t place = through - count, rows = 0;
+    for (int other = 0; other < kMergeThreads / 32; ++other) {
+      if (other < warp) place += storage.warp_rows[other];
+      rows += storage.warp_rows[other];
+    }
+    for (int word = begin; word < end; ++word) {
+      storage.before[word] = place;
+      for (uint32_t bits = any(word); bits != 0; bits &= bits - 1) {
+        const int bit = __ffs(static_cast<int>(bits)) - 1;
+        uint32_t queries = 0;
+#pragma unroll
+        for (int own = 0; own < kQueries; ++own) queries |= (storage.members[own][word] >> bit & 1u) << own;
+        entry(place++) = make_entry(word * 32 + bit, queries);
+      }
+    }
+    return rows;
+  }
+
+  // Lists tokens that are named once more, and says of every entry which slots of the queries it stands for.
+  __device__ __forceinline__ void place_slots(uint32_t rows) {
+    if (params.row_slots == nullptr && named_before == 0) return;
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int32_t token = tokens[own][i];
+        if (token < 0) continue;
+        uint32_t place;
+        if ((named_before >> (own * kOwn + i) & 1u) != 0) {
+          place = rows + atomicAdd(&storage.repeated, 1u);
+          entry(place) = make_entry(token, 1u << own);
+        } else {
+          place = storage.before[token / 32] + __popc(any(token / 32) & ((1u << token % 32) - 1));
+        }
+        if (params.row_slots != nullptr) {
+          const int64_t of_all = bunch.first_entry(params, blockIdx.x) + place;
+          params.row_slots[of_all * kQueries + own] = static_cast<uint16_t>(i * kMergeThreads + threadIdx.x);
+        }
+      }
+    }
+  }
+};
+
+// Beside `zero`: marks rows of kv that have numbers that are not finite. A warp to a row.
+template <int kDQk, typename Element>
+__device__ __forceinline__ void mark_strange_rows(const Parameters& params) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = first_row(); row < params.kv_rows; row += row_stride()) {
+    const uint8_t* start = params.kv + row / params.s_kv * params.kv_batch_bytes +
+                           row % params.s_kv * params.kv_token_bytes;
+    float finite = 0.f;
+    for (int chunk = lane; chunk < kDQk / 8; chunk += 32) {
+      finite += dot_eight<Element>(__ldg(reinterpret_cast<const uint4*>(start) + chunk), uint4{});
+    }
+    const bool strange = __any_sync(0xffffffffu, !(finite == 0.f));
+    if (lane == 0) params.strange_rows[row] = strange;
+  }
+}
+
+template <int kQueries>
+__device__ __forceinline__ void merge(MergeStorage<kQueries>& storage, const Parameters& params) {
+  wait_for_grid_ahead(params.followed != 0);
+  if (params.query_begin + blockIdx.x >= params.query_end) return;
+  Merge<kQueries>(storage, params).run();
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,107 @@
+// What a CTA, or a pair of them, works on: one query with its slots, or neighbouring queries with the rows that any of
+// them has a valid slot for; and which query and head each of its 64 rows of Q and dO is.
+#pragma once
+
+#include "../../common/cluster.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../bunch.cuh"
+#include "../params.cuh"
+#include "storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <typename Config>
+__device__ __forceinline__ int head_of_row(int row) {
+  return Config::kQueries == 1 ? row : row % Config::kQueryHeads;
+}
+
+template <typename Config>
+__device__ __forceinline__ QueryPosition query_of_row(QueryPosition first, int row) {
+  if constexpr (Config::kQueries > 1) first.query += row / Config::kQueryHeads;
+  return first;
+}
+
+// The last of several queries may lie past the end.
+template <typename Config>
+__device__ __forceinline__ bool exists(const Parameters& params, const QueryPosition& query) {
+  return Config::kQueries == 1 || query.query < params.s_q;
+}
+
+// What one thread of the query's CTAs has read: if topk_length changed under way and each read it for itself, they
+// would wait for blocks that never come.
+template <typename Config>
+__device__ __forceinline__ int32_t shared_slots(const Storage<Config>& storage) {
+  if constexpr (Config::kCluster == 1) return storage.slots;
+  return cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
+}
+
+template <typename Config, bool kSeveral = (Config::kQueries > 1)>
+struct Work : SparseQuery<Config::kSlots> {
+  __device__ __forceinline__ Work(const Parameters& params, uint32_t token, const Storage<Config>& storage)
+      : SparseQuery<Config::kSlots>(params, token, shared_slots(storage)) {}
+
+  static __device__ __forceinline__ void read_slots(const Parameters& params, uint32_t token,
+                                                    Storage<Config>& storage) {
+    storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
+  }
+
+  template <typename Gather>
+  __device__ __forceinline__ int32_t load_entry(const Parameters& params, const Gather& gather, int block) const {
+    const int32_t* indices =
+        params.indices + this->batch * params.indices_batch + this->query * params.indices_query;
+    return gather.load_token(indices, this->slots, block);
+  }
+  __device__ __forceinline__ bool has_block(int block) const { return block < this->blocks; }
+  static __device__ __forceinline__ int32_t token(int32_t entry, uint32_t) { return entry; }
+  static __device__ __forceinline__ bool has_pass(const Parameters& params, const Storage<Config>&, int32_t pass) {
+    return pass < params.passes;
+  }
+};
+
+template <typename Config>
+struct Work<Config, true> : Bunch<Config::kQueries> {
+  // Rows that the queries have in all. Read whenever it is wanted: there is no register to keep it in.
+  const volatile int32_t& slots;
+  uint32_t token_limit;  // as a row of any of them can be
+
+  __device__ __forceinline__ Work(const Parameters& params, uint32_t index, const Storage<Config>& storage)
+      : Bunch<Config::kQueries>(params, index), slots(storage.slots), token_limit(params.s_kv) {}
+
+  static __device__ __forceinline__ void read_slots(const Parameters& params, uint32_t,
+                                                    Storage<Config>& storage) {
+    const uint32_t count = params.row_counts[blockIdx.x];
+    storage.slots = rows_of(count);
+    storage.apart = count & kApart;
+  }
+
+  // Where the list begins is worked out each time, or it would take a register of the gather. An ordinary load, as the
+  // kernel before has written it.
+  template <typename Gather>
+  __device__ __forceinline__ int32_t load_entry(const Parameters& params, const Gather& gather, int block) const {
+    uint32_t place = blockIdx.x;
+    make_opaque(place);
+    const int row = block * Config::kSlots + gather.warp * gather.kWarpSlots + gather.lane % gather.kWarpSlots;
+    return row < slots ? params.rows[this->first_entry(params, place) + row] : -1;
+  }
+  __device__ __forceinline__ bool has_block(int block) const { return block * Config::kSlots < slots; }
+  // Negative for rows that none of the queries has.
+  static __device__ __forceinline__ int32_t token(int32_t entry, uint32_t queries) {
+    return entry >= 0 && (queries_of(entry) & queries) != 0 ? token_of(entry) : -1;
+  }
+  // The first, or one for each query: that is decided in the first.
+  static __device__ __forceinline__ bool has_pass(const Parameters&, const Storage<Config>& storage, int32_t pass) {
+    return pass == 0 || (pass < Config::kQueries && storage.apart != 0);
+  }
+
+  // The distribution of one of the queries, and which of its slots it is that names a row.
+  __device__ __forceinline__ float* distribution(const Parameters& params, int own) const {
+    return params.attn_dist + this->batch * params.attn_dist_batch + (this->query + own) * params.attn_dist_query;
+  }
+  __device__ __forceinline__ int32_t named_by(const Parameters& params, int32_t row, int own) const {
+    const int64_t entry = this->first_entry(params, blockIdx.x) + row;
+    return params.row_slots[entry * Config::kQueries + own];
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

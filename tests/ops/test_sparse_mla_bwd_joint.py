@@ -1,0 +1,128 @@
+"""The backward's kernel for neighbouring queries, in the interpreter: what the operator's cases do not bring about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from strange_kit import STRANGE_QUERY, STRANGE_TOKEN, WHERE, strange, strange_problem
+
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.testing import compare
+from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.operators import Subject
+
+SUBJECT = Subject("sparse_mla_bwd")
+HOSTILE = np.array([-(2**31), 2**31 - 1, -1, plan.JOINT_TOKENS, 65536, -65536], np.int32)
+
+Ints = npt.NDArray[np.int32]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+    """A machine on which neighbours take their rows together wherever they can."""
+    monkeypatch.setattr(plan, "_MARGIN", 1e9)
+    with interpreted(multiprocessors=2, seed=3) as made:
+        yield made
+        assert set(made.launched) == {plan.JOINT}
+
+
+def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
+    return sized(h, 512, k, q, kv, "_x", "joint", **traits)
+
+
+class Writer:
+    """Writes to arrays while a kernel runs."""
+
+    def __init__(self, arrays: list[tuple[Ints, int]]) -> None:
+        self.generator = np.random.default_rng(5)
+        self.arrays = arrays
+        self.turns = 0
+
+    def look(self, *_: Any) -> None:
+        """At an instruction: every fourth time eight elements of each array get another value below its limit."""
+        self.turns += 1
+        if self.turns % 4:
+            return
+        for array, limit in self.arrays:
+            values = self.generator.integers(0, limit, 8)
+            hostile = self.generator.random(8) < 0.3
+            values[hostile] = self.generator.choice(HOSTILE, int(hostile.sum()))
+            array.reshape(-1)[self.generator.integers(0, array.size, 8)] = values
+
+    def done(self, *_: Any) -> None:
+        """Nothing to write."""
+
+    def landing(self, *_: Any) -> None:
+        """Nothing to write."""
+
+
+@pytest.mark.compile
+def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+    """No hang, and no access out of bounds, whatever they hold by then."""
+    given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
+    arguments = machine.arguments(given, SUBJECT.written)
+    machine.strict = True
+    machine.max_steps = 20_000_000
+    written: list[Writer] = []
+
+    def watch(_: object) -> Writer:
+        written.append(Writer([(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]))
+        return written[-1]
+
+    machine.watch = watch
+    machine.call(SUBJECT.call, **arguments)
+    assert sum(writer.turns for writer in written) > 1000
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("heads", [3, 17])
+def test_what_is_not_finite_stays_with_its_query(machine: Interpreted, where: str, heads: int) -> None:
+    """Products have rows of several queries as sums, where zero times NaN is NaN: such a bunch is taken apart."""
+    given = strange_problem(where, heads)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_is_not_finite_shows_where_it_was_put(where: str) -> None:
+    """Else the test above would see nothing."""
+    given = strange_problem(where, 3)
+    expected = SUBJECT.expected(given, "float64")
+    shows = where in ("kv", "q", "dout", "out", "lse")
+    assert strange(expected["dq"], (1, 2)) == ({STRANGE_QUERY} if shows else set())
+    named = {STRANGE_TOKEN} if where == "kv" else {int(t) for t in given["indices"][STRANGE_QUERY] if t >= 0}
+    assert strange(expected["dkv"], (1,)) == (named if shows else set())
+
+
+@pytest.mark.compile
+def test_chunks_of_bunches_use_the_same_lists(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk's lists are written over the last one's; so many launches, of which every one but the first waits."""
+    monkeypatch.setattr(plan, "LIST_BYTES", 2 * (4 * 70 * 4 + 4 * 70 * 4 * 2))
+    machine.strict = True
+    problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite")
+    given = SUBJECT.cases.inputs(problem, 1)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    assert len(machine.launched) == 1 + 3 * 2 + 1 + 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("heads", [16, 32])
+def test_gradients_are_what_queries_by_themselves_give(heads: int) -> None:
+    """Of dq to the bits but for the order in which rows come, of the distribution to the bits."""
+    given = SUBJECT.cases.inputs(case(heads, 6, 100, 130, selection="full", wants_dist=True), 7)
+    results = {}
+    for margin in (0.0, 1e9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "_MARGIN", margin)
+            with interpreted(multiprocessors=2) as made:
+                results[margin] = made.results(SUBJECT, given)
+                assert set(made.launched) == {plan.JOINT if margin else "sparse_mla_bwd"}
+    np.testing.assert_array_equal(results[0.0]["attn_dist"], results[1e9]["attn_dist"])
+    for name in ("dq", "dkv"):
+        apart, together = (results[margin][name].astype(np.float64) for margin in (0.0, 1e9))
+        assert np.abs(apart - together).max() <= 2.0**-8 * np.abs(apart).max(), name
