@@ -10,7 +10,7 @@ namespace cupymla {
 // small.
 struct Log2Lse {
   float rounded;
-  float factor;  // between 2^-1 and 2 up to 2^24; 1 past 2^31
+  float factor;  // between 2^-1 and 2 up to 2^24; 1 past 2^30
 };
 
 // `unit` and `unit_rest` add up to what turns the caller's units into those of log2. What they leave out is 2^-49 of
@@ -18,9 +18,10 @@ struct Log2Lse {
 __device__ __forceinline__ Log2Lse log2_lse(float lse, float unit, float unit_rest) {
   const float rounded = __fmul_rn(lse, unit);
   const float factor = accurate_exp2(-fmaf(lse, unit_rest, fmaf(lse, unit, -rounded)));
-  // From 2^31 on, and at infinities and NaN, nothing is made up for: half a unit in the last place is 128 there, and
-  // 2^128 no float.
-  return {rounded, fabsf(rounded) < 0x1p31f ? factor : 1.f};
+  // From 2^30 on, and at infinities and NaN, nothing is made up for: half a unit in the last place is 64 there, and
+  // lse * unit_rest can be 45 in natural units and grows with it, so that soon their sum's power of two is no float. A
+  // factor is always finite: who multiplies by it knows that zero stays zero.
+  return {rounded, fabsf(rounded) < 0x1p30f ? factor : 1.f};
 }
 
 }  // namespace cupymla

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import cases
 
-WHERE = ("kv", "q", "dout", "out", "lse", "attn_sink", "empty")
+WHERE = ("kv", "q", "dout", "out", "lse", "attn_sink", "empty", "factor")
 """Which array has it. "attn_sink": a sink of -inf where a query has no slot, so lse is -inf as well. "empty": a query
-that has no slot, and NaN in every array of its own."""
+that has no slot, and NaN in every array of its own. "factor": a query without a slot whose lse is so large that
+making up for its rounding in units of log2 could take 2^143."""
 
 STRANGE_QUERY, STRANGE_TOKEN = 2, 9
 _TOKENS = 40
@@ -21,10 +22,13 @@ _TOKENS = 40
 def strange_problem(where: str, heads: int) -> dict[str, Any]:
     """Arguments of five queries: one has what is not finite in an array, or names the row of kv that has it."""
     sink: Any = "finite" if where == "attn_sink" else "none"
-    case = sized(
-        heads, 512, 20, 5, _TOKENS, "_x", "joint", selection="full", wants_dist=True, sink=sink, dkv_dtype="float32"
-    )
+    wide = heads > 16
+    traits: dict[str, Any] = {"dkv_dtype": "float32", "wants_dist": True, "selection": "full", "sink": sink}
+    traits["dtype"] = "float16" if wide else "bfloat16"
+    case = sized(heads, 576 if wide else 512, 20, 5, _TOKENS, "_x", "joint", **traits)
     made = cases.inputs(case, 4)
+    if where == "factor":
+        made["sm_scale"] = 0.0721688
     given = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in made.items()}
     indices = given["indices"]
     indices[indices == STRANGE_TOKEN] = STRANGE_TOKEN - 1
@@ -35,6 +39,9 @@ def strange_problem(where: str, heads: int) -> dict[str, Any]:
         indices[STRANGE_QUERY] = -1
         given["lse"][STRANGE_QUERY] = -np.inf
         given["attn_sink"][0] = -np.inf
+    elif where == "factor":
+        indices[STRANGE_QUERY] = -1
+        given["lse"][STRANGE_QUERY] = -1485911808.0
     elif where == "empty":
         indices[STRANGE_QUERY] = -1
         for name in ("q", "out", "dout", "lse"):

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cupymla.emulate import Settings
 from cupymla.ops.log2_scales import log2_scales, lse_scales
@@ -84,3 +86,17 @@ def test_scores_and_lse_are_scaled_alike(sm_scale: float, lse_base: str) -> None
         assert scale_log2 / sm_scale == pytest.approx(of_lse, rel=1e-15)
     # What comes out again is the inverse.
     assert (unit + rest) * sum(lse_scales(sm_scale, lse_base)[1:]) == pytest.approx(1, rel=1e-15)
+
+
+@given(
+    lse=st.floats(-(2.0**31), 2.0**31, width=32),
+    sm_scale=st.floats(1e-6, 1e6),
+    lse_base=st.sampled_from(["e", "2"]),
+)
+@example(lse=-1485911808.0, sm_scale=0.0721688, lse_base="e")
+def test_what_makes_up_for_the_rounding_of_an_lse_is_a_float(lse: float, sm_scale: float, lse_base: str) -> None:
+    """`log2_lse` in cuda/common/log2_lse.cuh, in exact arithmetic: masked weights are multiplied by the factor too."""
+    scales = log2_scales(sm_scale, lse_base)
+    rounded = float(np.float32(lse * scales.unit))
+    if abs(rounded) < 2.0**30:
+        assert abs(lse * scales.unit - rounded + lse * scales.unit_rest) < 120

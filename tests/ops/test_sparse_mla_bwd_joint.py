@@ -88,6 +88,16 @@ def test_what_is_not_finite_stays_with_its_query(machine: Interpreted, where: st
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
 
 
+@pytest.mark.compile
+def test_a_large_lse_gives_no_weight_to_slots_that_are_not_valid() -> None:
+    """Nor where each query takes its rows by itself: its distribution is summed over slots that are not valid too."""
+    given = strange_problem("factor", 3)
+    with interpreted(multiprocessors=2) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_MARGIN", 0.0)
+        compare.require(SUBJECT.reports(given, made.results(SUBJECT, given)))
+        assert set(made.launched) == {"sparse_mla_bwd"}
+
+
 @pytest.mark.parametrize("where", WHERE)
 def test_what_is_not_finite_shows_where_it_was_put(where: str) -> None:
     """Else the test above would see nothing."""

@@ -67,7 +67,7 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
     share = share_beside_sink(params, head, given);
   }
   if constexpr (Config::kQueries > 1) {
-    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, (delta + share) * 0.f);
+    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, (delta + share * lse.factor) * 0.f);
   }
   // TMA is the next to write dO. Without a block no other fence comes before that.
   fence_async_shared();
