@@ -145,7 +145,8 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
     monkeypatch.setattr(ahead, "precompile", note)
     for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100a", set())):
         asked.clear()
-        printed(capsys, "precompile", "--arch", target)
+        said = printed(capsys, "precompile", "--arch", target)
+        assert ("nvfp4_gemv: sm_90, which is what runs there" in said) == (target == "sm_90a")
         by_operator: dict[str, set[str]] = {}
         for source in asked:
             by_operator.setdefault(source.path.partition("/")[0], set()).add(source.arch)
@@ -318,6 +319,7 @@ def test_demo_then_precompile(capsys: pytest.CaptureFixture[str], cache_folder: 
         assert (row["kernel"], row["arch"], row["error"]) == (kernel.name, kernel.arch, "")
         assert row["registers"] > 0
         assert row["spill_store_bytes"] == row["spill_load_bytes"] == 0
+    assert f"{len(rows)} compiled, none failed, none with spills" in printed(capsys, *words)
     assert all(row["cached"] for row in json_of(capsys, *words))
     assert len(json_of(capsys, "cache", "ls")) >= len(rows)
     assert kernel.name in printed(capsys, *words)

@@ -129,9 +129,18 @@ def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
     columns = ("kernel", "target", "variant", "compiled", "registers", "spill bytes", "shared memory bytes")
     if rows:
         terminal.table("Kernels", columns, rows)
+        terminal.line(summary(outcomes))
     for outcome in outcomes:
         if outcome.error:
             terminal.line(f"{outcome.source}: {outcome.error}")
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many compiled kernels there are, how many are not, and how many spill."""
+    made = [outcome_row(outcome) for outcome in outcomes if outcome.ok]
+    spilling = sum(1 for row in made if row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0))
+    failed = len(outcomes) - len(made)
+    return f"{len(made)} compiled, {failed or 'none'} failed, {spilling or 'none'} with spills"
 
 
 def precompile(options: argparse.Namespace) -> int:
@@ -145,10 +154,13 @@ def precompile(options: argparse.Namespace) -> int:
     for name in options.arch or ():
         arch.named(name)
     sources = []
-    for entry in entries(options.operators):
-        sources += operators.variants(entry, operators.targets_on(entry, options.arch) if options.arch else None)
-    sources = operators.defining(sources, options.define)
     terminal = Terminal(options.json)
+    for entry in entries(options.operators):
+        targets = operators.targets_on(entry, options.arch) if options.arch else None
+        for name in set(targets or ()) - set(options.arch or ()):
+            terminal.line(f"{entry.name}: {name}, which is what runs there")
+        sources += operators.variants(entry, targets)
+    sources = operators.defining(sources, options.define)
     with terminal.progress("kernels", len(sources)) as step:
         outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))
     terminal.json([outcome_row(outcome) for outcome in outcomes])
