@@ -238,6 +238,7 @@ MANY: dict[str, Any] = {"s_q": 4096, "s_kv": 8192, "topk": 2048, "h_q": 16}
         ({"s_kv": 131073}, 1),
         ({"s_kv": 0}, 1),
         ({"s_q": 130}, 1),  # bunches would leave most multiprocessors idle
+        ({"s_q": 264}, 2),  # two waves of queries, one of pairs of them, half a one of fours
         ({"s_q": 0}, 1),
         ({"options": ORDERED}, 1),
     ],

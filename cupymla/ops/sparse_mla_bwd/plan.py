@@ -211,9 +211,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
-    queries = _queries_together(problem) if arch.name in JOINT_SOURCES else 1
-    if queries > 1 and not takes_rows_together(problem, queries, multiprocessors):
-        queries = 1
+    fitting = _queries_together(problem) if arch.name in JOINT_SOURCES else ()
+    queries = next((n for n in fitting if takes_rows_together(problem, n, multiprocessors)), 1)
     bunches = _bunches(problem, queries)
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
     chunk = max(bunches, 1)
@@ -232,13 +231,12 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     )
 
 
-def _queries_together(problem: Problem) -> int:
-    """How many neighbouring queries can take their rows together."""
+def _queries_together(problem: Problem) -> tuple[int, ...]:
+    """How many neighbouring queries can take their rows together, more before less."""
     shared = problem.shared
     if shared.options.deterministic or not 0 < shared.s_kv <= JOINT_TOKENS:
-        return 1
-    fitting = (n for n, heads in JOINT_HEADS.items() if shared.h_q <= heads and n * shared.topk <= JOINT_ENTRIES)
-    return next(fitting, 1)
+        return ()
+    return tuple(n for n, heads in JOINT_HEADS.items() if shared.h_q <= heads and n * shared.topk <= JOINT_ENTRIES)
 
 
 def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) -> bool:
@@ -305,9 +303,11 @@ def workspace_limit(problem: Problem) -> int:
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
     if problem.shared.options.deterministic:
         return workspace(problem, _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)).bytes
-    queries = _queries_together(problem)
-    chunk = _chunk(_bunches(problem, queries), _list_bytes(problem, queries), LIST_BYTES, 1)
-    return workspace(problem, chunk, queries).bytes
+    joint = (
+        workspace(problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n).bytes
+        for n in _queries_together(problem)
+    )
+    return max([workspace(problem, 1).bytes, *joint])
 
 
 def variant(
