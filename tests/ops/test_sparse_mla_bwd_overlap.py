@@ -142,8 +142,27 @@ def test_machine_code_waits_first(source: build.KernelSource, tmp_path: Path) ->
 
 @pytest.mark.parametrize("source", kernels(), ids=str)
 def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
-    """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays."""
+    """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays, which the
+    sources read so by `__ldg`. The compiler makes no others of them."""
     stage = plan.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
-    uncached = "ld.global.nc" in build.ptx(source)
+    found = uncached(build.ptx(source))
     joint = ("zero", "merge") if source.entry == plan.JOINT else ()
-    assert uncached == (stage in ("attention", "count", "place", *joint))
+    assert bool(found) == (stage in ("attention", "count", "place", *joint))
+    # indices; rows of out, on sm_90a and Blackwell, and of kv
+    callers = ("indices + slot", "reinterpret_cast<const uint4*>(out) + chunk", "left + tile * 8")
+    callers += ("reinterpret_cast<const uint4*>(start) + chunk",)
+    assert all(any(f"__ldg({array})" in line for array in callers) for line in found), found
+
+
+def uncached(ptx: str) -> set[str]:
+    """The CUDA lines that ld.global.nc comes from."""
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*?)"', ptx))
+    found, place = set(), None
+    for line in ptx.splitlines():
+        location = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line)
+        place = (files[location[1]], int(location[2])) if location else place
+        if "ld.global.nc" in line:
+            assert place is not None
+            path = build.source.cuda_root() / place[0].rpartition("cuda/")[2]
+            found.add(path.resolve().read_text().splitlines()[place[1] - 1])
+    return found
