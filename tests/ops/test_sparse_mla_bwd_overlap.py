@@ -149,8 +149,8 @@ def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSou
     joint = ("zero", "merge") if source.entry == plan.JOINT else ()
     assert bool(found) == (stage in ("attention", "count", "place", *joint))
     # indices; rows of out, on sm_90a and Blackwell, and of kv
-    callers = ("indices + slot", "reinterpret_cast<const uint4*>(out) + chunk", "left + tile * 8")
-    callers += ("reinterpret_cast<const uint4*>(start) + chunk",)
+    row = "reinterpret_cast<const uint4*>({}) + chunk"
+    callers = ("indices + slot", row.format("out"), "left + tile * 8", row.format("start"))
     assert all(any(f"__ldg({array})" in line for array in callers) for line in found), found
 
 
