@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..errors import InputError, UnsupportedError, shown
-from ..ops.arguments import truth
+from ..ops.arguments import truth, whole
 
 _NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
 """Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""
@@ -212,3 +212,14 @@ def _public_signature(name: str) -> inspect.Signature:
     import cupymla
 
     return inspect.signature(getattr(cupymla, name))
+
+
+def position(operator: str, name: str, value: object) -> int:
+    """A position in a sequence, to be added to: what an operator's own check would then see is another number.
+
+    Raises InputError for what is no integer; a bool is none.
+    """
+    number = whole(value)
+    if number is None:
+        raise InputError(name, "an integer", shown(value), operator=operator)
+    return number

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from cupymla import driver
+from cupymla import InputError, driver
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -36,6 +39,19 @@ def test_jax_over_four_devices(what: str) -> None:
     pytest.importorskip("jax")
     devices = "--xla_force_host_platform_device_count=4"
     require_right(start("jax_devices.py", what, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
+
+
+@pytest.mark.parametrize("start", [True, 1.5, "0", None])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_position_is_an_integer(framework: str, start: object) -> None:
+    """A device's own position is added to it, so the operator would see a number."""
+    module = pytest.importorskip(framework) and import_module(f"cupymla.interop.{framework}.parallel")
+    words: dict[str, Any] = {"axis_name": "x"} if framework == "jax" else {}
+    q, kv, indices = np.zeros((4, 2, 576)), np.zeros((4, 576)), np.zeros((4, 3), np.int32)
+    with pytest.raises(InputError, match="'q_start': expected an integer, got"):
+        module.sparse_mla_fwd(q, kv, indices, causal=True, q_start=start, **words)
+    with pytest.raises(InputError, match="'q_start': expected an integer, got"):
+        module.attn_dist(q, kv, indices, np.zeros((4, 2)), causal=True, q_start=start, **words)
 
 
 @pytest.mark.parametrize("what", ["plain", "causal", "batch"])

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from ...errors import UnsupportedError
+from ..declaration import position
 from ..table import declared
 from .functions import public, traceable
 
@@ -55,7 +56,7 @@ def sparse_mla_fwd(
     """
     forward = declared("sparse_mla_fwd")
     given = {"q": q, "kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
-    masks = {"causal": causal, "q_start": _first(q, axis_name, q_start), "k_stride": k_stride}
+    masks = {"causal": causal, "q_start": _first(forward.name, q, axis_name, q_start), "k_stride": k_stride}
     arrays, plain = traceable(forward, *forward.split((), {**given, **masks, **options}))
     types = tuple([type(value) for value in plain.values()])
     run = _attention(axis_name, tuple(arrays), tuple(plain.items()), types)
@@ -76,8 +77,8 @@ def attn_dist(
     **options: Any,
 ) -> Any:
     """`cupymla.attn_dist` of this device's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
+    masks = {"causal": causal, "q_start": _first("attn_dist", q, axis_name, q_start), "k_stride": k_stride}
     whole = _gathered(kv, axis_name, _token_axis(q))
-    masks = {"causal": causal, "q_start": _first(q, axis_name, q_start), "k_stride": k_stride}
     return public(declared("attn_dist"))(q, whole, indices, lse, **masks, **options)
 
 
@@ -113,8 +114,10 @@ def _gathered(kv: Any, axis_name: str, token_axis: int) -> Any:
     return jax.lax.all_gather(kv, axis_name, axis=token_axis, tiled=True)
 
 
-def _first(q: Any, axis_name: str, q_start: int) -> Any:
-    """The position of this device's first query, which is known only when the program runs."""
+def _first(operator: str, q: Any, axis_name: str, q_start: Any) -> Any:
+    """The position of this device's first query, which is known only when the program runs. Raises InputError."""
+    if not isinstance(q_start, jax.Array):
+        q_start = position(operator, "q_start", q_start)
     return q_start + jax.lax.axis_index(axis_name) * q.shape[_token_axis(q)]
 
 

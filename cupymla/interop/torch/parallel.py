@@ -1,6 +1,6 @@
 """Sparse MLA over the ranks of a process group: each has a part of the queries and a part of the tokens.
 
-Keys are all-gathered, as a query may select any token; every rank attends with its queries; in the backward pass the
+Keys are all-gathered, as a query may select any token; every rank attends with its queries; in the backward pass they
 are gathered once more rather than kept, and their gradients are reduce-scattered in float32 and rounded once. Transport
 is torch.distributed's: NCCL on GPUs, gloo on CPUs.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..declaration import position
 from ..table import declared
 from .functions import once, public
 
@@ -50,7 +51,7 @@ def sparse_mla_fwd(
         (out, max_logits, lse) of this rank's queries. Differentiable in q, kv and attn_sink; the gradient of attn_sink
         is this rank's share, to be summed over ranks as that of every parameter which all of them hold.
     """
-    start = q_start + dist.get_rank(group) * q.shape[_token_axis(q)]
+    start = _position("sparse_mla_fwd", q_start) + dist.get_rank(group) * q.shape[_token_axis(q)]
     plain = {**options, "causal": causal, "q_start": start if causal else 0}
     results: tuple[Any, Any, Any] = _Attention.apply(
         q, kv, attn_sink, indices, topk_length, group, plain, deterministic
@@ -61,8 +62,13 @@ def sparse_mla_fwd(
 def attn_dist(q: Any, kv: Any, indices: Any, lse: Any, *, group: Any = None, **options: Any) -> Any:
     """`cupymla.attn_dist` of this rank's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
     if options.get("causal"):
-        options["q_start"] = options.get("q_start", 0) + dist.get_rank(group) * q.shape[_token_axis(q)]
+        start = _position("attn_dist", options.get("q_start", 0))
+        options["q_start"] = start + dist.get_rank(group) * q.shape[_token_axis(q)]
     return public(declared("attn_dist"))(q, _gathered(kv, group, _token_axis(q)), indices, lse, **options)
+
+
+def _position(operator: str, q_start: Any) -> Any:
+    return q_start if isinstance(q_start, torch.SymInt) else position(operator, "q_start", q_start)
 
 
 def _token_axis(q: Any) -> int:
