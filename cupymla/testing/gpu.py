@@ -178,7 +178,8 @@ def small_grid(subject: Subject, kernel: KernelEntry) -> list[Case]:
 def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
     """The cheapest cases of each intent that a kernel can run, among those that promise equal bits.
 
-    Those are all, but for an operator with a `deterministic` option those that ask for it.
+    Those are all, but for an operator with a `deterministic` option those that ask for it; none, for a kernel that only
+    runs without it.
     """
     if "deterministic" not in inspect.signature(subject.call).parameters:
         return small_grid(subject, kernel)

@@ -462,25 +462,17 @@ struct TensorEngine {
   template <typename Weight>
   __device__ __forceinline__ void store_columns(float* area, int rows, int first, int columns, Weight weight) const {
     constexpr float kUnscale = 1.0f / Config::kWeightScale;
-    constexpr int kTogether = Config::kPairedColumns ? 2 : 1;  // tiles whose channels take turns
     const float factor[2] = {weight(lane / 4) * kUnscale, weight(lane / 4 + 8) * kUnscale};
-    const int inner = 2 * kTogether * (lane % 4);
 #pragma unroll
-    for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
-      const int group = column * 8;
-      if (group >= first && group < first + columns && (kTogether == 1 || group + inner < Config::kHeadSize)) {
+    for (int column = 0; column < Config::kColumnTiles; ++column) {
+      const int group = Config::kPairedColumns ? column / 2 * 16 : column * 8;
+      if (group >= first && group < first + columns) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = lane / 4 + half * 8;
-          if (row >= rows) continue;
-          float* const to = area + row * columns + group - first + inner;
-          const float low = out[column][2 * half] * factor[half], high = out[column][2 * half + 1] * factor[half];
-          if constexpr (kTogether == 1) {
-            *reinterpret_cast<float2*>(to) = {low, high};
-          } else {
-            const float* const odd = out[column + 1];
-            *reinterpret_cast<float4*>(to) = {low, odd[2 * half] * factor[half], high,
-                                              odd[2 * half + 1] * factor[half]};
+        for (int i = 0; i < 4; ++i) {
+          const int row = lane / 4 + i / 2 * 8;
+          const int inner = Config::kPairedColumns ? 4 * (lane % 4) + 2 * (i % 2) + column % 2 : 2 * (lane % 4) + i % 2;
+          if (row < rows && group + inner < Config::kHeadSize) {
+            area[row * columns + group - first + inner] = out[column][i] * factor[i / 2];
           }
         }
       }
