@@ -114,7 +114,6 @@ def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         row = outcome_row(outcome)
-        spills = row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0)
         variant = " ".join(f"{name}={value}" for name, value in outcome.source.defines)
         cells = (
             row["kernel"],
@@ -122,7 +121,7 @@ def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
             variant,
             state_of(outcome),
             row.get("registers", "-"),
-            spills,
+            spill_bytes(row),
             row["smem_bytes"],
         )
         rows.append(cells)
@@ -135,10 +134,15 @@ def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
             terminal.line(f"{outcome.source}: {outcome.error}")
 
 
+def spill_bytes(row: dict[str, Any]) -> int:
+    """What a kernel's threads store and load because of too few registers; 0 for one that is not compiled."""
+    return int(row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0))
+
+
 def summary(outcomes: Sequence[Outcome]) -> str:
     """How many compiled kernels there are, how many are not, and how many spill."""
     made = [outcome_row(outcome) for outcome in outcomes if outcome.ok]
-    spilling = sum(1 for row in made if row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0))
+    spilling = sum(spill_bytes(row) > 0 for row in made)
     failed = len(outcomes) - len(made)
     return f"{len(made)} compiled, {failed or 'none'} failed, {spilling or 'none'} with spills"
 

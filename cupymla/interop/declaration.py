@@ -214,11 +214,8 @@ def _public_signature(name: str) -> inspect.Signature:
     return inspect.signature(getattr(cupymla, name))
 
 
-def position(operator: str, name: str, value: object) -> int:
-    """A position in a sequence, to be added to: what an operator's own check would then see is another number.
-
-    Raises InputError for what is no integer; a bool is none.
-    """
+def integer(operator: str, name: str, value: object) -> int:
+    """An option as int, of any size. Raises InputError for what is no integer; a bool is none."""
     number = whole(value)
     if number is None:
         raise InputError(name, "an integer", shown(value), operator=operator)

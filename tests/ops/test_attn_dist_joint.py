@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from writer_kit import Writer
 
 from cupymla.ops.attn_dist import plan
 from cupymla.testing import compare
@@ -16,9 +15,6 @@ from cupymla.testing.operators import Subject
 
 SUBJECT = Subject("attn_dist")
 CASES = {case.name: case for case in SUBJECT.cases.CASES}
-HOSTILE = np.array([-(2**31), 2**31 - 1, -1, plan.JOINT_TOKENS, 65536, -65536], np.int32)
-
-Ints = npt.NDArray[np.int32]
 
 
 @pytest.fixture
@@ -28,32 +24,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
     with interpreted(multiprocessors=1, seed=3) as made:
         yield made
         assert set(made.launched) == {plan.JOINT}
-
-
-class Writer:
-    """Writes to arrays while a kernel runs."""
-
-    def __init__(self, arrays: list[tuple[Ints, int]]) -> None:
-        self.generator = np.random.default_rng(5)
-        self.arrays = arrays
-        self.turns = 0
-
-    def look(self, *_: Any) -> None:
-        """At an instruction: every fourth time eight elements of each array get another value below its limit."""
-        self.turns += 1
-        if self.turns % 4:
-            return
-        for array, limit in self.arrays:
-            values = self.generator.integers(0, limit, 8)
-            hostile = self.generator.random(8) < 0.3
-            values[hostile] = self.generator.choice(HOSTILE, int(hostile.sum()))
-            array.reshape(-1)[self.generator.integers(0, array.size, 8)] = values
-
-    def done(self, *_: Any) -> None:
-        """Nothing to write."""
-
-    def landing(self, *_: Any) -> None:
-        """Nothing to write."""
 
 
 @pytest.mark.compile
@@ -66,7 +36,8 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> N
     written: list[Writer] = []
 
     def watch(_: object) -> Writer:
-        written.append(Writer([(arguments["indices"].host, 400), (arguments["topk_length"].host, 131)]))
+        arrays = [(arguments["indices"].host, 400), (arguments["topk_length"].host, 131)]
+        written.append(Writer(arrays, plan.JOINT_TOKENS))
         return written[-1]
 
     machine.watch = watch

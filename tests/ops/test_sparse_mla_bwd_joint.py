@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from strange_kit import STRANGE_QUERY, STRANGE_TOKEN, WHERE, strange, strange_problem
+from writer_kit import Writer
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
@@ -17,9 +17,6 @@ from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
 
 SUBJECT = Subject("sparse_mla_bwd")
-HOSTILE = np.array([-(2**31), 2**31 - 1, -1, plan.JOINT_TOKENS, 65536, -65536], np.int32)
-
-Ints = npt.NDArray[np.int32]
 
 
 @pytest.fixture
@@ -35,32 +32,6 @@ def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
     return sized(h, 512, k, q, kv, "_x", "joint", **traits)
 
 
-class Writer:
-    """Writes to arrays while a kernel runs."""
-
-    def __init__(self, arrays: list[tuple[Ints, int]]) -> None:
-        self.generator = np.random.default_rng(5)
-        self.arrays = arrays
-        self.turns = 0
-
-    def look(self, *_: Any) -> None:
-        """At an instruction: every fourth time eight elements of each array get another value below its limit."""
-        self.turns += 1
-        if self.turns % 4:
-            return
-        for array, limit in self.arrays:
-            values = self.generator.integers(0, limit, 8)
-            hostile = self.generator.random(8) < 0.3
-            values[hostile] = self.generator.choice(HOSTILE, int(hostile.sum()))
-            array.reshape(-1)[self.generator.integers(0, array.size, 8)] = values
-
-    def done(self, *_: Any) -> None:
-        """Nothing to write."""
-
-    def landing(self, *_: Any) -> None:
-        """Nothing to write."""
-
-
 @pytest.mark.compile
 def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
@@ -71,7 +42,8 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> N
     written: list[Writer] = []
 
     def watch(_: object) -> Writer:
-        written.append(Writer([(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]))
+        arrays = [(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]
+        written.append(Writer(arrays, plan.JOINT_TOKENS))
         return written[-1]
 
     machine.watch = watch

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from ...errors import UnsupportedError
-from ..declaration import position
+from ..declaration import integer
 from ..table import declared
 from .functions import public, traceable
 
@@ -117,7 +117,7 @@ def _gathered(kv: Any, axis_name: str, token_axis: int) -> Any:
 def _first(operator: str, q: Any, axis_name: str, q_start: Any) -> Any:
     """The position of this device's first query, which is known only when the program runs. Raises InputError."""
     if not isinstance(q_start, jax.Array):
-        q_start = position(operator, "q_start", q_start)
+        q_start = integer(operator, "q_start", q_start)
     return q_start + jax.lax.axis_index(axis_name) * q.shape[_token_axis(q)]
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ...errors import InputError, UnsupportedError, shown
-from ...ops.arguments import truth, whole
+from ...ops.arguments import truth
 from ...tensor.types import BYTE_LABELS
 from ..call import plain, results_of
-from ..declaration import Declaration, Facts, Gradient
+from ..declaration import Declaration, Facts, Gradient, integer
 from ..table import DECLARATIONS, declared
 from .arguments import Tensors, facts, given, number
 from .on_gpu import on_gpu
@@ -253,7 +253,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         "tensor_of": functools.partial(_tensor, declaration.name),
         "number_of": _number_of,
         "label_of": functools.partial(_label_of, declaration.name),
-        "integer_of": functools.partial(_integer_of, declaration.name),
+        "integer_of": functools.partial(integer_of, declaration.name),
         "flag_of": functools.partial(_flag_of, declaration.name),
         "float_of": functools.partial(_float_of, declaration.name),
     }
@@ -332,14 +332,9 @@ def _number_of(value: Any) -> float | None:
     return float(value) if _is_number(value) else None
 
 
-def _integer_of(function: str, value: Any, name: str) -> Any:
+def integer_of(function: str, value: Any, name: str) -> Any:
     """An option as int. Raises InputError."""
-    if isinstance(value, torch.SymInt):
-        return value
-    number = whole(value)
-    if number is None:
-        raise InputError(name, "an integer", shown(value), operator=function)
-    return number
+    return value if isinstance(value, torch.SymInt) else integer(function, name, value)
 
 
 def _flag_of(function: str, value: Any, name: str) -> Any:

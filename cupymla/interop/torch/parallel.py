@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..declaration import position
 from ..table import declared
-from .functions import once, public
+from .functions import integer_of, once, public
 
 __all__ = ["attn_dist", "sparse_mla_fwd"]
 
@@ -51,7 +50,7 @@ def sparse_mla_fwd(
         (out, max_logits, lse) of this rank's queries. Differentiable in q, kv and attn_sink; the gradient of attn_sink
         is this rank's share, to be summed over ranks as that of every parameter which all of them hold.
     """
-    start = _position("sparse_mla_fwd", q_start) + dist.get_rank(group) * q.shape[_token_axis(q)]
+    start = integer_of("sparse_mla_fwd", q_start, "q_start") + dist.get_rank(group) * q.shape[_token_axis(q)]
     plain = {**options, "causal": causal, "q_start": start if causal else 0}
     results: tuple[Any, Any, Any] = _Attention.apply(
         q, kv, attn_sink, indices, topk_length, group, plain, deterministic
@@ -62,13 +61,9 @@ def sparse_mla_fwd(
 def attn_dist(q: Any, kv: Any, indices: Any, lse: Any, *, group: Any = None, **options: Any) -> Any:
     """`cupymla.attn_dist` of this rank's queries over everybody's tokens; arguments as `sparse_mla_fwd` here."""
     if options.get("causal"):
-        start = _position("attn_dist", options.get("q_start", 0))
+        start = integer_of("attn_dist", options.get("q_start", 0), "q_start")
         options["q_start"] = start + dist.get_rank(group) * q.shape[_token_axis(q)]
     return public(declared("attn_dist"))(q, _gathered(kv, group, _token_axis(q)), indices, lse, **options)
-
-
-def _position(operator: str, q_start: Any) -> Any:
-    return q_start if isinstance(q_start, torch.SymInt) else position(operator, "q_start", q_start)
 
 
 def _token_axis(q: Any) -> int:

@@ -180,8 +180,6 @@ class Plan:
             attention = Launch("attention", (last - first) * self.cluster, first, last)
             if self.queries > 1:
                 yield Launch("merge", last - first, first, last)
-                yield attention
-                continue
             if not self.problem.shared.options.deterministic:
                 yield attention
                 continue
