@@ -13,55 +13,62 @@ __device__ __forceinline__ uint64_t l2_policy_evict_first() {
   return policy;
 }
 
-// 16 bytes between addresses that are multiples of 16, past L1; only the first `bytes` (0..16) are read, and zeros
-// written for the others.
-__device__ __forceinline__ void stream_copy_16_or_zeros(uint32_t destination, const void* source, uint32_t bytes,
-                                                        uint64_t l2_policy) {
+// kBytes, 16, 8 or 4, between addresses that are multiples of it; only the first `bytes` (0..kBytes) are read, and
+// zeros written for the others. 16 bytes go past L1 and bring 128 into L2.
+template <int kBytes>
+__device__ __forceinline__ void stream_copy_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(destination), "l"(source), "r"(bytes),
+                 "n"(kBytes)
+                 : "memory");
+  }
+}
+
+// The same with a policy, bringing nothing else into L2.
+template <int kBytes>
+__device__ __forceinline__ void stream_copy_or_zeros(uint32_t destination, const void* source, uint32_t bytes,
+                                                     uint64_t l2_policy) {
+  static_assert(kBytes == 16, "only what goes past L1 has a policy");
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source),
                "r"(bytes), "l"(l2_policy)
                : "memory");
 }
 
-// The same without a policy, bringing 128 bytes into L2.
-__device__ __forceinline__ void stream_copy_16_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
-               : "memory");
-}
+// The operation where %0 is not 0. Without a branch: ptxas puts idle loads in front of copies that a branch leads to.
+#define CUPYMLA_WHERE_WANTED(operation) \
+  "{\n .reg .pred wanted;\n setp.ne.u32 wanted, %0, 0;\n @wanted " operation ";\n}"
 
-// 16 bytes past L1 where `wanted`. Without a branch: ptxas puts idle loads in front of copies that a branch leads to.
-__device__ __forceinline__ void stream_copy_16_if(bool wanted, uint32_t destination, const void* source,
-                                                  uint64_t l2_policy) {
-  asm volatile("{\n .reg .pred wanted;\n setp.ne.u32 wanted, %3, 0;\n"
-               " @wanted cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;\n}" ::"r"(destination),
-               "l"(source), "l"(l2_policy), "r"(static_cast<uint32_t>(wanted))
-               : "memory");
-}
-
-// The same without a policy; 16, 8 or 4 bytes.
+// kBytes, 16, 8 or 4, between addresses that are multiples of it, where `wanted`. 16 bytes go past L1 and bring 128
+// into L2.
 template <int kBytes>
 __device__ __forceinline__ void stream_copy_if(bool wanted, uint32_t destination, const void* source) {
   if constexpr (kBytes == 16) {
-    asm volatile("{\n .reg .pred wanted;\n setp.ne.u32 wanted, %2, 0;\n"
-                 " @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}" ::"r"(destination),
-                 "l"(source), "r"(static_cast<uint32_t>(wanted))
+    asm volatile(CUPYMLA_WHERE_WANTED("cp.async.cg.shared.global.L2::128B [%1], [%2], 16")::"r"(
+                     static_cast<uint32_t>(wanted)),
+                 "r"(destination), "l"(source)
                  : "memory");
   } else {
-    asm volatile("{\n .reg .pred wanted;\n setp.ne.u32 wanted, %2, 0;\n"
-                 " @wanted cp.async.ca.shared.global [%0], [%1], %3;\n}" ::"r"(destination), "l"(source),
-                 "r"(static_cast<uint32_t>(wanted)), "n"(kBytes)
+    asm volatile(CUPYMLA_WHERE_WANTED("cp.async.ca.shared.global [%1], [%2], %3")::"r"(static_cast<uint32_t>(wanted)),
+                 "r"(destination), "l"(source), "n"(kBytes)
                  : "memory");
   }
 }
 
-// 8 bytes between addresses that are multiples of 8; the first `bytes` (0..8) are read.
-__device__ __forceinline__ void stream_copy_8_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+// The same with a policy.
+template <int kBytes>
+__device__ __forceinline__ void stream_copy_if(bool wanted, uint32_t destination, const void* source,
+                                               uint64_t l2_policy) {
+  static_assert(kBytes == 16, "only what goes past L1 has a policy");
+  asm volatile(CUPYMLA_WHERE_WANTED("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%1], [%2], 16, %3")::"r"(
+                   static_cast<uint32_t>(wanted)),
+               "r"(destination), "l"(source), "l"(l2_policy)
+               : "memory");
 }
 
-// 4 bytes between addresses that are multiples of 4; the first `bytes` (0..4) are read.
-__device__ __forceinline__ void stream_copy_4_or_zeros(uint32_t destination, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
-}
+#undef CUPYMLA_WHERE_WANTED
 
 // Closes the group of all copies this thread has issued since the last group; it may be empty.
 __device__ __forceinline__ void stream_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -106,7 +106,7 @@ class Stream {
 #pragma unroll
     for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
       const uint32_t flip = (i & kRowsAtOnce) ? kOddRowsFlip : 0u;
-      stream_copy_16_if(i < rows_from_here_, (place ^ flip) + i * C::kRowBytes, source, policy_);
+      stream_copy_if<16>(i < rows_from_here_, (place ^ flip) + i * C::kRowBytes, source, policy_);
       source += four_rows_;
     }
   }
@@ -136,7 +136,7 @@ class Stream {
       // An address past the end of a row is not formed.
       const uint8_t* source = bytes == 0 ? params_.a : codes_ + (i - row) * params_.a_row_bytes;
       if (params_.a_aligned) {
-        stream_copy_16_or_zeros(smem_address(target), source, bytes, policy_);
+        stream_copy_or_zeros<16>(smem_address(target), source, bytes, policy_);
       } else {
 #pragma unroll 1
         for (uint32_t byte = 0; byte < 16; ++byte) target[byte] = byte < bytes ? source[byte] : 0;
@@ -170,7 +170,7 @@ class Stream {
     const uint8_t* source = params_.sfa;
     if (bytes != 0) source = batch_scales + scale_offset(row, column);
     if (params_.sfa_access != kScalesByBytes) {
-      stream_copy_4_or_zeros(smem_address(target), source, bytes);
+      stream_copy_or_zeros<4>(smem_address(target), source, bytes);
     } else {
 #pragma unroll 1
       for (uint32_t byte = 0; byte < 4; ++byte) target[byte] = byte < bytes ? source[byte] : 0;

@@ -42,45 +42,45 @@ struct Pass {
   }
 };
 
-// Walks over all passes of a CTA, in order. Rows are worked out where they are asked for, not kept.
+// Walks over all passes of a CTA, in order. Only a division is kept; rows are worked out where they are asked for.
 template <class C>
 class Passes {
  public:
-  __device__ __forceinline__ explicit Passes(const Parameters& params) : params_(params), item_(blockIdx.x) {}
+  __device__ __forceinline__ explicit Passes(const Parameters& params)
+      : params_(params), item_(blockIdx.x), batch_(batch_of(params, blockIdx.x)) {}
 
   __device__ __forceinline__ bool done() const { return item_ >= params_.items; }
 
   // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
   __device__ __forceinline__ Pass<C> get() const {
-    const Item item = this->item();
-    const int64_t row = item.part * params_.part_rows + min(item.part, params_.long_parts);
-    if (item.rows <= C::kPassRows) return Pass<C>(item.batch, row, static_cast<int32_t>(item.rows));
-    const int64_t passes = passes_of(item.rows), most = item.rows / passes, longer = item.rows - most * passes;
-    return Pass<C>(item.batch, row + index_ * most + min(static_cast<int64_t>(index_), longer),
+    const uint32_t part = item_ - batch_ * params_.parts;
+    const int64_t row = part * params_.part_rows + min(part, params_.long_parts), rows = this->rows();
+    if (rows <= C::kPassRows) return Pass<C>(batch_, row, static_cast<int32_t>(rows));
+    const int64_t passes = passes_of(rows), most = rows / passes, longer = rows - most * passes;
+    return Pass<C>(batch_, row + index_ * most + min(static_cast<int64_t>(index_), longer),
                    static_cast<int32_t>(most + (index_ < longer ? 1 : 0)));
   }
 
   __device__ __forceinline__ void next() {
-    const int64_t rows = item().rows;
+    const int64_t rows = this->rows();
     if (rows > C::kPassRows && ++index_ < passes_of(rows)) return;
     index_ = 0;
     item_ += gridDim.x;
+    batch_ = batch_of(params_, item_);
   }
 
  private:
-  struct Item {
-    uint32_t batch, part;
-    int64_t rows;
-  };
-
-  __device__ __forceinline__ Item item() const {
-    const uint32_t batch = item_ < params_.parts ? 0 : item_ / params_.parts, part = item_ - batch * params_.parts;
-    return {batch, part, params_.part_rows + (part < params_.long_parts ? 1 : 0)};
+  static __device__ __forceinline__ uint32_t batch_of(const Parameters& params, uint32_t item) {
+    return item < params.parts ? 0 : item / params.parts;
+  }
+  // Of the item.
+  __device__ __forceinline__ int64_t rows() const {
+    return params_.part_rows + (item_ - batch_ * params_.parts < params_.long_parts ? 1 : 0);
   }
   static __device__ __forceinline__ int64_t passes_of(int64_t rows) { return (rows + C::kPassRows - 1) / C::kPassRows; }
 
   const Parameters& params_;
-  uint32_t item_;
+  uint32_t item_, batch_;
   uint32_t index_ = 0;  // of the pass in its item
 };
 

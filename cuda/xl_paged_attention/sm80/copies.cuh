@@ -97,7 +97,7 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const S
     for (int pair = 0; pair < divide_up(Config::kPaddedChunks, 2); ++pair) {
       const bool inside_head = Config::kRowChunks % 2 == 0 || 2 * pair + half < Config::kRowChunks;
       const uint32_t bytes = take_key && inside_head ? 16u : 0u;
-      stream_copy_16_or_zeros(key_to + pair * 2 * Config::kTile * 16, key + pair * key_step, bytes);
+      stream_copy_or_zeros<16>(key_to + pair * 2 * Config::kTile * 16, key + pair * key_step, bytes);
     }
 
     const bool take_value = value_chunk * Config::kChunk < tokens;
@@ -110,7 +110,7 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const S
     for (int pass = 0; pass < divide_up(Config::kHeadSize, kPassChannels); ++pass) {
       if (Config::kHeadSize % kPassChannels == 0 || pass * kPassChannels + channel < Config::kHeadSize) {
         const uint32_t bytes = take_value ? 16u : 0u;
-        stream_copy_16_or_zeros(value_to + pass * 512, value + pass * kPassChannels * channel_step, bytes);
+        stream_copy_or_zeros<16>(value_to + pass * 512, value + pass * kPassChannels * channel_step, bytes);
       }
     }
   }
@@ -152,13 +152,8 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Se
     const uint8_t* value = from_lane(v_row, token) + offset;
     const uint32_t bytes = take ? kUnitBytes : 0u;
     if (!used) continue;
-    if constexpr (kHalves) {
-      stream_copy_8_or_zeros(to, key, bytes);
-      stream_copy_8_or_zeros(to + Config::kKeyBytes, value, bytes);
-    } else {
-      stream_copy_16_or_zeros(to, key, bytes);
-      stream_copy_16_or_zeros(to + Config::kKeyBytes, value, bytes);
-    }
+    stream_copy_or_zeros<kUnitBytes>(to, key, bytes);
+    stream_copy_or_zeros<kUnitBytes>(to + Config::kKeyBytes, value, bytes);
   }
   return existing;
 }
@@ -174,7 +169,6 @@ struct Feeder {
   int32_t tile;
   bool more;
   uint32_t ring;             // shared address of the warp's first stage
-  int stage = 0;             // next to fill
   uint32_t existing_of = 0;  // lane s holds the tokens that exist in stage s
 
   __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config>& line,
@@ -219,8 +213,8 @@ struct Feeder {
     if (more) next.prepare(params, segment, walk.segment.count, tile);
   }
 
-  // Starts the copies of the next tile into the next stage, as one group; an empty group where no tile is left.
-  __device__ __forceinline__ void feed() {
+  // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.
+  __device__ __forceinline__ void feed(int stage) {
     if (more) {
       const uint32_t to = ring + stage * Config::kStageBytes;
       uint32_t existing;
@@ -232,7 +226,6 @@ struct Feeder {
         existing = copy_pages<Config, false>(params, segment, next, to);
       }
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
-      stage = stage + 1 == Config::kStages ? 0 : stage + 1;
       // Not before the copies: the new entries would need registers beside those of the old ones, and moves that wait.
       tile += kWarps;
       settle();

@@ -47,13 +47,16 @@ struct Merge {
     return accurate_exp2(excess(maximum, top));
   }
 
-  // Writes four elements of the result.
+  // Writes four elements of the result. What is rounded to 16 bits takes one division instead of four; `total` is 1 at
+  // least, but for rounding.
   __device__ __forceinline__ void store_out(int row, int channel, float4 sum, float total, float v_scale) const {
     struct alignas(4 * sizeof(Query)) Packed {
       Query values[4];
     };
+    const float inverse = 1.0f / total;
     const auto rounded = [&](float value) {
-      return static_cast<Query>(total == 0.0f ? 0.0f : value / total * v_scale);
+      const float mean = sizeof(Query) == 2 ? value * inverse : value / total;
+      return static_cast<Query>(total == 0.0f ? 0.0f : mean * v_scale);
     };
     uint8_t* to = params.out + segment.seq * params.out_seq_bytes + (segment.first_head + row) * params.out_head_bytes;
     reinterpret_cast<Packed*>(to)[channel / 4] = {rounded(sum.x), rounded(sum.y), rounded(sum.z), rounded(sum.w)};
@@ -159,7 +162,8 @@ struct Merge {
           if (whole) {
             store_out(row, first + place, sum, storage.merged_sum[row], scale);
           } else {
-            *reinterpret_cast<float4*>(partial + row * kHeadSize + first + place) = sum;
+            // By name, for an assignment becomes four stores.
+            __stcg(reinterpret_cast<float4*>(partial + row * kHeadSize + first + place), sum);
           }
         }
       }
@@ -168,16 +172,15 @@ struct Merge {
     if (!whole) merge(scale);
   }
 
-  // What the CTAs of a unit have left of it: every `stride`-th from `offset` on. All but the first begin with it.
+  // What CTAs have left of a unit, those at equal distances. All CTAs but the unit's first begin with it.
   struct Parts {
-    float* first;
-    float* second;
-    int offset, stride;
+    float* slots;  // the first one's CTA's
+    int shift;     // floats from there to its part: to slot 1 if it does not begin with the unit
+    int step;      // floats from one CTA's slots to those of the next
 
-    __device__ __forceinline__ float* operator[](int part) const {
-      const int place = offset + part * stride;
-      return place == 0 ? first : second + static_cast<int64_t>(place - 1) * (2 * kSlotFloats);
-    }
+    __device__ __forceinline__ float* operator[](int part) const { return part == 0 ? slots + shift : later(part); }
+    // Any but the first.
+    __device__ __forceinline__ float* later(int part) const { return slots + part * step; }
   };
 
   // The last CTA to arrive puts the parts together. Many parts are first put together in groups, each by the last of
@@ -185,11 +188,11 @@ struct Merge {
   // in plan.py follows this.
   __device__ __forceinline__ void merge(float scale) const {
     const Spread& spread = storage.spread;
-    Parts left{slot(spread.first_cta, spread.begins_with_it), slot(spread.first_cta + 1, true), spread.first, 1};
     // A CTA is the first of one unit at most, and a later one of one unit at most.
     uint32_t* const unit_counter =
         counter_set(params.arrivals, storage.turn) + 3 * static_cast<int64_t>(spread.first_cta);
-    const int first = spread.first;
+    const int first = spread.first, first_shift = spread.begins_with_it ? 0 : kSlotFloats;
+    Parts left{slot(spread.first_cta + first, true), first == 0 ? first_shift : 0, 2 * kSlotFloats};
     uint32_t* counter = first == 0 ? unit_counter + 1 : unit_counter + 3 * static_cast<int64_t>(first) + 2;
     bool is_result = spread.groups == 1;
     int members = min(spread.group, spread.parts - first);
@@ -198,8 +201,7 @@ struct Merge {
       if (is_result) break;
       is_result = true;
       members = spread.groups;
-      left.offset = 0;
-      left.stride = spread.group;
+      left = {slot(spread.first_cta, true), first_shift, spread.group * 2 * kSlotFloats};
       counter = unit_counter;
     }
   }
@@ -285,7 +287,8 @@ struct Merge {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (begin + i < end) {
-        values[i] = __ldcg(reinterpret_cast<const float4*>(left[begin + i]) + row * (kHeadSize / 4) + vector);
+        const float* const part = i == 0 ? left[begin] : left.later(begin + i);
+        values[i] = __ldcg(reinterpret_cast<const float4*>(part) + row * (kHeadSize / 4) + vector);
       }
     }
   }

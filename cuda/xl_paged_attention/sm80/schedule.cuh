@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../../common/prefetch.cuh"
+#include "../../common/warp_scan.cuh"
 #include "params.cuh"
 
 namespace cupymla::xl_paged_attention {
@@ -46,16 +47,6 @@ struct Counted {
   int64_t total;   // of all
 };
 
-// Of this lane and all before it.
-__device__ __forceinline__ uint32_t running_sum(uint32_t value) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t lower = __shfl_up_sync(kFullWarp, value, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) value += lower;
-  }
-  return value;
-}
-
 template <typename Config>
 struct Line {
   static constexpr int kTile = Config::kTile;
@@ -72,12 +63,13 @@ struct Line {
 
   // By a warp. A sequence has less than 2^27 tiles, so those of 32 are counted in 32 bits.
   static __device__ __forceinline__ Counted count(const Parameters& params) {
+    const int lane = threadIdx.x % 32;
     Counted counted;
     counted.keys = keys_of(params, 0);
-    counted.tiles = running_sum(tiles_of(counted.keys));
+    counted.tiles = warp_scan(tiles_of(counted.keys), lane);
     int64_t tiles = __shfl_sync(kFullWarp, counted.tiles, 31);
     for (int32_t base = 32; base < params.num_seqs; base += 32) {
-      tiles += __shfl_sync(kFullWarp, running_sum(tiles_of(keys_of(params, base))), 31);
+      tiles += __shfl_sync(kFullWarp, warp_scan(tiles_of(keys_of(params, base)), lane), 31);
     }
     counted.total = tiles * (params.num_kv_heads * params.row_blocks);
     return counted;
@@ -163,7 +155,7 @@ struct Walk {
     bool found = false;
     for (int32_t base = 0; base < line.params.num_seqs && !found; base += 32) {
       const int32_t keys = base == 0 ? counted.keys : line.keys_of(line.params, base);
-      const uint32_t tiles = base == 0 ? counted.tiles : running_sum(line.tiles_of(keys));
+      const uint32_t tiles = base == 0 ? counted.tiles : warp_scan(line.tiles_of(keys), threadIdx.x % 32);
       const uint32_t past = __ballot_sync(kFullWarp, before + static_cast<int64_t>(tiles) * line.units > place);
       found = past != 0;
       const int first = found ? __ffs(static_cast<int>(past)) - 1 : 31;

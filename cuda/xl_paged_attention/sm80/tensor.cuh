@@ -34,13 +34,13 @@ struct TensorEngine {
   uint32_t query[kQuerySteps][4];
   float out[Config::kColumnTiles][4];
   float row_max[2], row_sum[2];  // rows lane / 4 and lane / 4 + 8; sums are this lane's part
-  float score_factor[2];         // of the same rows
+  float score_scale;             // what scores are multiplied with, but for the scale of the query's row
 
   __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
                                           const Line<Config>& line, const Walk<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
     if constexpr (Config::kPages) clear_padding();
-    for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed();
+    for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed(filled);
   }
 
   // Clears what no copy writes: channels past the head, up to whole matrices of values. Their products are not used.
@@ -354,6 +354,13 @@ struct TensorEngine {
     }
   }
 
+  // What the scores of row lane / 4 + 8 * `half` are multiplied with. Read for every tile, as registers are short where
+  // heads are large.
+  __device__ __forceinline__ float score_factor(int half) const {
+    if constexpr (!Config::kScaledQuery) return score_scale;
+    return score_scale * storage.query_scale[lane / 4 + 8 * half];
+  }
+
   // `next_bias` is that of this tile and becomes that of the warp's next one.
   __device__ __forceinline__ void work_tile(Bias& next_bias, const BiasRow<Query> (&bias)[2], int32_t rows,
                                             int32_t tile, const Segment& segment) {
@@ -362,7 +369,7 @@ struct TensorEngine {
     const Bias tile_bias = next_bias;
     // The stage that was read last is free once every lane is here.
     __syncwarp();
-    feeder.feed();
+    feeder.feed(stage == 0 ? Config::kStages - 1 : stage - 1);
     if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
       load_bias(next_bias, bias, rows, tile + kWarps, segment.count);
     }
@@ -370,6 +377,7 @@ struct TensorEngine {
     __syncwarp();
 
     float scores[kSubs][2][4];
+    const float factors[2] = {score_factor(0), score_factor(1)};
     multiply_keys(scores, keys);
     constexpr uint32_t kWholeTile = kFullWarp >> (32 - Config::kTile);
 #pragma unroll
@@ -377,7 +385,7 @@ struct TensorEngine {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scores[sub][half][i] *= score_factor[i / 2];
+        for (int i = 0; i < 4; ++i) scores[sub][half][i] *= factors[i / 2];
       }
     }
     if (params.bias_form != kNoBias) add_bias(scores, tile_bias);
@@ -435,11 +443,7 @@ struct TensorEngine {
     begin();
     const float k_scale =
         params.k_scales != nullptr ? params.k_scales[segment.kv_head * params.k_scales_head] : params.k_scale;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      score_factor[row] = params.score_log2 * k_scale;
-      if constexpr (Config::kScaledQuery) score_factor[row] *= storage.query_scale[lane / 4 + 8 * row];
-    }
+    score_scale = params.score_log2 * k_scale;
     for (; tile < segment.end; tile += kWarps) work_tile(next_bias, bias, rows, tile, segment);
 #pragma unroll
     for (int row = 0; row < 2; ++row) row_sum[row] = quad_sum(row_sum[row]);
@@ -462,17 +466,25 @@ struct TensorEngine {
   template <typename Weight>
   __device__ __forceinline__ void store_columns(float* area, int rows, int first, int columns, Weight weight) const {
     constexpr float kUnscale = 1.0f / Config::kWeightScale;
+    constexpr int kTogether = Config::kPairedColumns ? 2 : 1;  // tiles whose channels take turns
     const float factor[2] = {weight(lane / 4) * kUnscale, weight(lane / 4 + 8) * kUnscale};
+    const int inner = 2 * kTogether * (lane % 4);
 #pragma unroll
-    for (int column = 0; column < Config::kColumnTiles; ++column) {
-      const int group = Config::kPairedColumns ? column / 2 * 16 : column * 8;
-      if (group >= first && group < first + columns) {
+    for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
+      const int group = column * 8;
+      if (group >= first && group < first + columns && (kTogether == 1 || group + inner < Config::kHeadSize)) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = lane / 4 + i / 2 * 8;
-          const int inner = Config::kPairedColumns ? 4 * (lane % 4) + 2 * (i % 2) + column % 2 : 2 * (lane % 4) + i % 2;
-          if (row < rows && group + inner < Config::kHeadSize) {
-            area[row * columns + group - first + inner] = out[column][i] * factor[i / 2];
+        for (int half = 0; half < 2; ++half) {
+          const int row = lane / 4 + half * 8;
+          if (row >= rows) continue;
+          float* const to = area + row * columns + group - first + inner;
+          const float low = out[column][2 * half] * factor[half], high = out[column][2 * half + 1] * factor[half];
+          if constexpr (kTogether == 1) {
+            *reinterpret_cast<float2*>(to) = {low, high};
+          } else {
+            const float* const odd = out[column + 1];
+            *reinterpret_cast<float4*>(to) = {low, odd[2 * half] * factor[half], high,
+                                              odd[2 * half + 1] * factor[half]};
           }
         }
       }
