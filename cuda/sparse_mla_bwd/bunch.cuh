@@ -1,4 +1,4 @@
-// Neighbouring queries that take their rows together, and lists of these rows.
+// Neighbouring queries that take their rows together, and lists of these rows; of a query by itself too.
 #pragma once
 
 #include "../common/sparse_query.cuh"
@@ -6,16 +6,21 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// An entry of a list: a token, and one bit for each query that has a valid slot for it. A token that a query names
-// several times has as many entries.
+// An entry of a list: a token, and one bit for each query that has a valid slot for it; of a query by itself the token
+// alone. A token that a query names several times has as many entries.
 constexpr int kTokenBits = 17;
 constexpr int32_t kMaxTokens = 1 << kTokenBits;  // of one batch entry
 constexpr int32_t kMaxEntries = 8192;            // of a bunch: its queries' slots
+constexpr int32_t kMaxTokensAlone = 1 << 18;     // of one batch entry, where a list is of one query
 
 __device__ __forceinline__ int32_t token_of(int32_t entry) { return entry & (kMaxTokens - 1); }
 __device__ __forceinline__ uint32_t queries_of(int32_t entry) { return static_cast<uint32_t>(entry) >> kTokenBits; }
 __device__ __forceinline__ int32_t make_entry(uint32_t token, uint32_t queries) {
   return static_cast<int32_t>(queries << kTokenBits | token);
+}
+template <int kQueries>
+__device__ __forceinline__ int32_t make_entry_of(uint32_t token, uint32_t queries) {
+  return kQueries == 1 ? static_cast<int32_t>(token) : make_entry(token, queries);
 }
 
 // How many entries a list has, as it is kept; with kApart where a row has numbers that are not finite. Its queries have

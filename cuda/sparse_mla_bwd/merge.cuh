@@ -1,5 +1,6 @@
 // Stage `merge`: for each bunch of neighbouring queries, which rows they have in all and which of them each query has.
-// Rows are listed in the order of tokens; behind them come those that a query names once more.
+// Rows are listed in the order of tokens; behind them come those that a query names once more. Stage `sort`
+// (token_order.cuh) is the same for bunches of one query.
 #pragma once
 
 #include "../common/dot.cuh"
@@ -14,8 +15,9 @@ constexpr int kMergeThreads = 512;
 
 template <int kQueries>
 struct MergeStorage {
-  uint32_t members[kQueries][kMaxTokens / 32];  // one bit for each token that a query has a valid slot for
-  uint32_t before[kMaxTokens / 32];             // rows listed before those of the word
+  static constexpr int kWords = (kQueries == 1 ? kMaxTokensAlone : kMaxTokens) / 32;
+  uint32_t members[kQueries][kWords];           // one bit for each token that a query has a valid slot for
+  uint32_t before[kWords];                      // rows listed before those of the word
   uint32_t warp_rows[kMergeThreads / 32];
   uint32_t repeated;                            // entries of tokens that a query has named before
   uint32_t apart;                               // kApart where a row has numbers that are not finite, else 0
@@ -79,7 +81,8 @@ struct Merge {
     }
   }
 
-  __device__ __forceinline__ void mark_members() {
+  // Whether a row of this thread's has numbers that are not finite.
+  __device__ __forceinline__ bool names_strange_row() const {
     const uint8_t* strange_rows = params.strange_rows + static_cast<int64_t>(bunch.batch) * params.s_kv;
     uint32_t strange = 0;
 #pragma unroll
@@ -91,7 +94,14 @@ struct Merge {
         strange |= strange_rows[max(token, 0)] & ~(token >> 31);
       }
     }
-    if (strange != 0) atomicOr(&storage.apart, kApart);
+    return strange != 0;
+  }
+
+  __device__ __forceinline__ void mark_members() {
+    // A query by itself has no other to keep them from.
+    if constexpr (kQueries > 1) {
+      if (names_strange_row()) atomicOr(&storage.apart, kApart);
+    }
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
 #pragma unroll
@@ -133,7 +143,7 @@ struct Merge {
         uint32_t queries = 0;
 #pragma unroll
         for (int own = 0; own < kQueries; ++own) queries |= (storage.members[own][word] >> bit & 1u) << own;
-        entry(place++) = make_entry(word * 32 + bit, queries);
+        entry(place++) = make_entry_of<kQueries>(word * 32 + bit, queries);
       }
     }
     return rows;
@@ -151,7 +161,7 @@ struct Merge {
         uint32_t place;
         if ((named_before >> (own * kOwn + i) & 1u) != 0) {
           place = rows + atomicAdd(&storage.repeated, 1u);
-          entry(place) = make_entry(token, 1u << own);
+          entry(place) = make_entry_of<kQueries>(token, 1u << own);
         } else {
           place = storage.before[token / 32] + __popc(any(token / 32) & ((1u << token % 32) - 1));
         }

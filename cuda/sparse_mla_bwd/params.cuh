@@ -22,11 +22,13 @@ struct Parameters {
   float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each slot adds to sums
   int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `slot_list` ends
   int32_t* slot_list;          // workspace [query_end - query_begin, topk]: slots by the token that they name
-  // Workspace of queries that take their rows together (bunch.cuh): for each bunch its list, which slot of each query
-  // an entry stands for (null where nobody asks), and how many entries there are; and which rows need care.
+  // Workspace of queries that take their rows together, or in the order of tokens (bunch.cuh): for each bunch its
+  // list, which slot of each query an entry stands for (null where nobody asks), and how many entries there are; where
+  // a bunch is one query, the distribution by entries (or null), else which rows need care.
   int32_t* rows;               // [query_end - query_begin, queries of a bunch * topk]
   uint16_t* row_slots;         // [query_end - query_begin, queries of a bunch * topk, queries of a bunch]
   uint32_t* row_counts;        // [query_end - query_begin]
+  float* listed_dist;          // [query_end - query_begin, topk]
   uint8_t* strange_rows;       // [batch * s_kv]: not 0 for tokens whose row of kv has a number that is not finite
 
   // Strides: in bytes where the name says so, in elements elsewhere.

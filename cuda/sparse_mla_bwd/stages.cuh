@@ -10,20 +10,22 @@
 #include "sink.cuh"
 #include "slot_lists.cuh"
 #include "sum_rows.cuh"
+#include "token_order.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
-// `merge` is of the translation unit for neighbouring queries alone.
-enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kStages };
+// `merge` is of the translation unit for neighbouring queries alone. It and `sort` have dynamic shared memory, so they
+// are the translation units' business, as the attention is.
+enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kSort, kDeal, kStages };
 
 // Threads of a CTA; the attention's are its own business.
 constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
                                                  kListThreads, kScanThreads, kListThreads, kSumThreads,
-                                                 kMergeThreads};
+                                                 kMergeThreads, kMergeThreads, kDealThreads};
 
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
-  static_assert(kStage > kAttention && kStage < kMerge, "no such stage");
+  static_assert(kStage > kAttention && kStage < kStages && kStage != kMerge && kStage != kSort, "no such stage");
   wait_for_grid_ahead(params.followed != 0);
   if constexpr (kStage == kZero) zero<kDQk>(params);
   if constexpr (kStage == kRound) round<kDQk, Element>(params);
@@ -33,6 +35,7 @@ __device__ __forceinline__ void companion(const Parameters& params) {
   if constexpr (kStage == kScan) scan_rows(params);
   if constexpr (kStage == kPlace) place_slots(params);
   if constexpr (kStage == kSum) sum_rows<kDQk>(params);
+  if constexpr (kStage == kDeal) deal(params);
 }
 
 }  // namespace cupymla::sparse_mla_bwd

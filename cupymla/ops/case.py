@@ -35,11 +35,17 @@ class Choice:
     Attributes:
         setting: a constant of the operator's package with its value, as `bench --set` takes it.
         intents: of the cases that the kernel can run; empty for all.
+        further: for cases of an intent another setting, which has the kernel do what they are about.
     """
 
     setting: str
     intents: tuple[str, ...] = ()
+    further: tuple[tuple[str, str], ...] = ()
 
     def serves(self, case: Case) -> bool:
         """Whether the kernel can run a case."""
         return not self.intents or case.intent in self.intents
+
+    def settings(self, case: Case) -> tuple[str, ...]:
+        """All that a case wants."""
+        return (self.setting, *(setting for intent, setting in self.further if intent == case.intent))

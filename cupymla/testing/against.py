@@ -127,13 +127,17 @@ def variants(subject: Subject, folders: Sequence[Path], settings: Sequence[str])
     return [here(), *others, *(constant(subject, setting) for setting in settings)]
 
 
-def chosen(subject: Subject, kernel: KernelEntry) -> contextlib.AbstractContextManager[None]:
-    """A block in which a kernel runs wherever it can, though its target has another one as well (`CHOICES` of cases).
+@contextlib.contextmanager
+def chosen(subject: Subject, kernel: KernelEntry, case: Case) -> Iterator[None]:
+    """A block in which a kernel runs a case, though its target has another one as well (`CHOICES` of cases).
 
     What a thread remembers of calls that it made before goes before the choice.
     """
     choice = subject.choice(kernel)
-    return constant(subject, choice.setting).applied() if choice else contextlib.nullcontext()
+    with contextlib.ExitStack() as all_of_them:
+        for setting in choice.settings(case) if choice else ():
+            all_of_them.enter_context(constant(subject, setting).applied())
+        yield
 
 
 def prepared(subject: Subject, inputs: dict[str, Any], variant: Variant) -> Any:

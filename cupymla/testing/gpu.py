@@ -133,7 +133,7 @@ def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callab
 
     Raises what work raises, and Mismatch when another one was launched, or none.
     """
-    with against.chosen(subject, kernel), launches() as launched, ThreadPoolExecutor(1) as fresh:
+    with against.chosen(subject, kernel, case), launches() as launched, ThreadPoolExecutor(1) as fresh:
         made = fresh.submit(work).result()
     operators.require_launched(subject, kernel, case, launched)
     return made

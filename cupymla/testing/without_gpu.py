@@ -109,7 +109,7 @@ def run_cases(
             how = f"{counts[whole % len(counts)]} SM" if is_interpreted(arch) else MODES[turn]
             what = f"{kernel.name} {arch} {case.name} {how}"
             try:
-                with against.chosen(subject, kernel), machine_for(subject.name, arch, whole) as made:
+                with against.chosen(subject, kernel, case), machine_for(subject.name, arch, whole) as made:
                     found = made.check(subject.name, case)
                     require_launched(subject, kernel, case, made.launched)
                 compare.require(found)

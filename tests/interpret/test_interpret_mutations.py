@@ -62,7 +62,9 @@ class Fixture:
 
     @contextlib.contextmanager
     def machine(self, seed: int) -> Iterator[Interpreted]:
-        wanted = contextlib.nullcontext() if self.kernel is None else against.chosen(self.subject, self.kernel)
+        wanted = (
+            contextlib.nullcontext() if self.kernel is None else against.chosen(self.subject, self.kernel, self.case)
+        )
         with wanted, interpreted(multiprocessors=self.multiprocessors, seed=seed) as made:
             yield made
 

@@ -291,12 +291,107 @@ def test_lists_of_rows_are_bounded(s_q: int, topk: int, heads: int, multiprocess
     assert entries < 2**32, "where a list begins is kept in 32 bits"
 
 
+LONG: dict[str, Any] = {"s_q": 4096, "s_kv": 32768, "topk": 2048, "h_q": 128}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "in_order"),
+    [
+        ({}, True),
+        ({"h_q": 64}, True),
+        ({"h_q": 200}, True),
+        ({"s_kv": 131072}, True),
+        ({"s_kv": 1 << 18, "h_q": 64}, True),
+        ({"s_kv": (1 << 18) + 1, "h_q": 64}, False),  # more tokens than there are bits for
+        ({"s_kv": 1 << 18}, True),
+        ({"s_kv": 1 << 18, "topk": 1024}, False),  # 66 queries at a time have few rows in common
+        ({"s_kv": 8192}, False),  # all rows and sums are in L2
+        ({"s_kv": 16384}, False),
+        ({"s_q": 1}, False),  # nobody to share with
+        ({"s_q": 0}, False),
+        ({"topk": 128}, False),
+        ({"topk": 8192}, True),
+        ({"topk": 8193}, False),
+        ({"h_q": 16}, False),  # together, and so in order
+        ({"options": ORDERED}, False),
+    ],
+    ids=str,
+)
+def test_rows_are_taken_in_order_where_that_finds_more_of_them_in_l2(sizes: dict[str, object], in_order: bool) -> None:
+    chosen = planned(**(LONG | sizes))
+    assert chosen.in_order == in_order
+    assert ("sort" in [launch.stage for launch in chosen.launches()]) == in_order
+    assert not planned(target=arch.named("sm_100a"), **(LONG | sizes)).in_order
+
+
+def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
+    shared = replace(MLA, **LONG, options=spec.Options())
+    chosen = plan.plan(replace(PROBLEM, shared=replace(shared, s_q=20000), has_attn_dist=True), HOPPER, 132)
+    assert chosen.chunk == 6534  # whole waves, of 128 MiB
+    assert [launch.stage for launch in chosen.launches()] == ["zero", *["sort", "attention", "deal"] * 4, "round"]
+
+
+@given(
+    s_q=st.integers(2, 100_000),
+    topk=st.integers(1, 8192),
+    heads=st.integers(1, 300),
+    multiprocessors=st.integers(1, 200),
+    has_dist=st.booleans(),
+)
+def test_lists_in_order_are_bounded(s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool) -> None:
+    """However many queries there are; and parts do not overlap."""
+    shared = replace(MLA, s_q=s_q, s_kv=30000, topk=topk, h_q=heads, options=spec.Options())
+    problem = replace(PROBLEM, shared=shared, has_attn_dist=has_dist)
+    chosen = plan.plan(problem, HOPPER, multiprocessors)
+    layout = chosen.workspace
+    assert layout.bytes <= plan.workspace_limit(problem)
+    if not chosen.in_order:
+        assert layout.listed_dist is None
+        return
+    slots = chosen.chunk * topk
+    sizes = {"sums": 30000 * 576 * 4, "rows": slots * 4}
+    if has_dist:
+        sizes |= {"row_slots": slots * 2, "row_counts": chosen.chunk * 4, "listed_dist": slots * 4}
+    assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= plan.LIST_BYTES
+    end = 0
+    for name, size in sizes.items():
+        start = getattr(layout, name)
+        assert start >= end and start % 256 == 0, name
+        end = start + size
+    assert end <= layout.bytes
+    assert layout.strange_rows is None
+
+
+def test_the_attention_is_given_the_lists_in_the_place_of_indices() -> None:
+    """Of a later chunk, whose lists lie where those of the first one's queries lay."""
+    chosen = planned(replace(PROBLEM, has_attn_dist=True), **(LONG | {"batch": 2}))
+    record, listed = cuda.Parameters(), cuda.Parameters()
+    record.indices, record.topk_length, record.attn_dist, record.sm_scale = 1, 2, 3, 0.5
+    record.rows, record.row_counts, record.listed_dist = 1 << 20, 1 << 30, 1 << 35
+    cuda.put_in_order(listed, record, chosen, 700)
+    query = 700 * 2048 * 4
+    assert (listed.indices + query) % 2**64 == record.rows
+    assert (listed.topk_length + 700 * 4) % 2**64 == record.row_counts
+    assert (listed.attn_dist + query) % 2**64 == record.listed_dist
+    assert (listed.indices_batch, listed.indices_query) == (4096 * 2048, 2048)
+    assert (listed.topk_length_batch, listed.topk_length_query) == (4096, 1)
+    assert (listed.attn_dist_batch, listed.attn_dist_query) == (4096 * 2048, 2048)
+    assert listed.sm_scale == 0.5 and record.indices == 1
+
+
 def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
     text = (CUDA / "sparse_mla_bwd" / "bunch.cuh").read_text()
     found = dict(re.findall(r"constexpr int\w* (k\w+) = ([^;]+);", text))
     assert 1 << int(found["kTokenBits"]) == plan.JOINT_TOKENS and found["kMaxTokens"] == "1 << kTokenBits"
     assert int(found["kMaxEntries"]) == plan.JOINT_ENTRIES
+    assert found["kMaxTokensAlone"] == "1 << 18" and plan.ORDER_TOKENS == 1 << 18
     assert {queries * heads for queries, heads in plan.JOINT_HEADS.items()} == {plan.CTA_HEADS}
+
+
+@pytest.mark.parametrize("stage", plan.ORDER_STAGES)
+def test_blackwell_has_no_order_of_tokens(stage: str) -> None:
+    with pytest.raises(InputError, match="on sm_100a"):
+        raw_module("sparse_mla_bwd", arch="sm_100a", stage=stage)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +401,8 @@ def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
         ({"queries": 4, "partials": True}, "partials"),
         ({"queries": 2, "stage": "sum"}, "stage"),
         ({"stage": "merge"}, "stage"),
+        ({"queries": 4, "stage": "sort"}, "stage"),
+        ({"queries": 4, "stage": "deal"}, "stage"),
     ],
     ids=shown,
 )

@@ -22,7 +22,9 @@ constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
-constexpr unsigned kStageSmemBytes = kIsAttention ? sizeof(ThisStorage) : 0;  // dynamic
+constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
+                                     : CUPYMLA_STAGE == kSort ? sizeof(MergeStorage<1>)
+                                                               : 0;  // dynamic
 
 }  // namespace cupymla::sparse_mla_bwd
 
@@ -34,11 +36,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
         const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
   using cupymla::Element;
   using namespace cupymla::sparse_mla_bwd;
-#if CUPYMLA_STAGE == 0
   extern __shared__ __align__(1024) uint8_t shared_memory[];
+#if CUPYMLA_STAGE == 0
   attention<ThisConfig, Element>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map);
 #else
-  companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
+  if constexpr (CUPYMLA_STAGE == kSort) {
+    sort(*reinterpret_cast<MergeStorage<1>*>(shared_memory), params);
+  } else {
+    companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
+  }
 #endif
 }
 

@@ -46,11 +46,13 @@ struct Work : SparseQuery<Config::kSlots> {
     storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
   }
 
+  // An ordinary load: in the place of indices there may be lists that the kernel before has written.
   template <typename Gather>
   __device__ __forceinline__ int32_t load_entry(const Parameters& params, const Gather& gather, int block) const {
     const int32_t* indices =
         params.indices + this->batch * params.indices_batch + this->query * params.indices_query;
-    return gather.load_token(indices, this->slots, block);
+    const int slot = block * Config::kSlots + gather.warp * gather.kWarpSlots + gather.lane % gather.kWarpSlots;
+    return slot < this->slots ? indices[slot] : -1;
   }
   __device__ __forceinline__ bool has_block(int block) const { return block < this->blocks; }
   static __device__ __forceinline__ int32_t token(int32_t entry, uint32_t) { return entry; }

@@ -20,7 +20,7 @@ WRITTEN = ARGUMENTS.written
 """What a call writes beside them, an argument of the cases that ask for it."""
 
 CHOICES = {
-    "sparse_mla_bwd": Choice("plan._MARGIN=0.0"),
+    "sparse_mla_bwd": Choice("plan._MARGIN=0.0", further=(("order", "plan._ORDER_GAIN=-1.0"),)),
     "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
 }
 
@@ -55,6 +55,27 @@ def _joint() -> Iterator[MlaCase]:
     yield make("_dist", 1400, k=257, kv=500, wants_dist=True, lengths="hostile", sink="finite")
 
 
+def _order() -> Iterator[MlaCase]:
+    """Queries that take their rows in the order of tokens."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 512, name: str = "", **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_order{name}", "order", **traits)
+
+    yield make(3, 5, 130, 300, d=576, batch=2, lengths="hostile", wants_dist=True, name="_dist")
+    yield make(65, 3, 70, 200, d=576, dtype="float16", layout="strided", wants_dist=True, name="_dist")
+    # Two passes of a pair.
+    yield make(130, 2, 70, 200, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
+    yield make(7, 4, 65, 50, selection="duplicates", sink="infinite", wants_dist=True, name="_dist_sink_duplicates")
+    yield make(66, 4, 130, 50, selection="duplicates", name="_duplicates")
+    yield make(2, 3, 65, 40, selection="nothing", wants_dist=True, name="_dist_nothing")
+    yield make(9, 4, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
+    yield make(16, 9, 65, 20, causal=True, k_stride=4, q_start=3, wants_dist=True, name="_dist_causal_stride4")
+    # The most slots, the most tokens; as many queries as make an H200 take this order by itself.
+    yield make(1, 1, 8192, 300, selection="few", wants_dist=True, name="_dist_few")
+    yield make(1, 1, 65, 1 << 18, dkv_dtype="float32", name="_fp32")
+    yield make(33, 140, 600, 30000, wants_dist=True, name="_dist")
+
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
@@ -71,6 +92,7 @@ CASES: tuple[MlaCase, ...] = (
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
     *_joint(),
+    *_order(),
 )
 
 BENCH: tuple[MlaCase, ...] = (
@@ -82,6 +104,7 @@ BENCH: tuple[MlaCase, ...] = (
     *(sized(128, 576, 2048, 4096, kv, "_det", deterministic=True) for kv in (8192, 32768)),
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
     *(sized(h, 576, 2048, 4096, 8192, "_dist", wants_dist=True) for h in (128, 16)),
+    sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),
 )
 
 

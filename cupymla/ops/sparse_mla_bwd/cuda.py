@@ -31,7 +31,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
         *((name, ctypes.c_void_p) for name in ("attn_dist", "dq", "dkv", "d_sink")),
         *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "slot_list")),
-        *((name, ctypes.c_void_p) for name in ("rows", "row_slots", "row_counts", "strange_rows")),
+        *((name, ctypes.c_void_p) for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows")),
         *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
         *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
         *((name, ctypes.c_int64) for name in ("lse_batch", "lse_query", "lse_head")),
@@ -125,10 +125,27 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.partials = workspace + layout.partials
         record.row_ends = workspace + layout.row_ends
         record.slot_list = workspace + layout.slot_list
-    if layout.rows is not None and layout.row_counts is not None and layout.strange_rows is not None:
-        record.rows, record.row_counts = workspace + layout.rows, workspace + layout.row_counts
-        record.strange_rows = workspace + layout.strange_rows
-        record.row_slots = None if layout.row_slots is None else workspace + layout.row_slots
+    for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows"):
+        start: int | None = getattr(layout, name)
+        setattr(record, name, None if start is None else workspace + start)
+
+
+def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begin: int) -> None:
+    """Make `listed` the record of an attention that takes what `sort` has listed from query `begin` on in the place of
+    indices, and leaves the distribution for `deal`."""
+    ctypes.pointer(listed)[0] = record
+    shared = chosen.problem.shared
+
+    def from_query_0(start: int | None, query_bytes: int) -> int | None:
+        # As if the queries before it had lists too: where the list of query 0 would be.
+        return None if start is None else (start - begin * query_bytes) % 2**64
+
+    listed.indices = from_query_0(record.rows, shared.topk * 4)
+    listed.indices_batch, listed.indices_query = shared.s_q * shared.topk, shared.topk
+    listed.topk_length = from_query_0(record.row_counts, 4)
+    listed.topk_length_batch, listed.topk_length_query = shared.s_q, 1
+    listed.attn_dist = from_query_0(record.listed_dist, shared.topk * 4)
+    listed.attn_dist_batch, listed.attn_dist_query = shared.s_q * shared.topk, shared.topk
 
 
 class Binding:
@@ -149,6 +166,7 @@ class Binding:
         """Bind arrays of these layouts; `overlaps`: whether kernels may overlap. Raises CompileError, DriverError."""
         self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
         self._parameters = parameters(self.plan, views, outputs)
+        self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's
         self._pointers: tuple[int, int, int] | None = None
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
         self._launchers: dict[tuple[plan.Stage, int, bool], Launcher] = {}
@@ -173,7 +191,8 @@ class Binding:
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
         count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3
         maps = tuple(ctypes.c_byte() for _ in range(count))
-        given: tuple[LaunchParameter, ...] = (*maps, self._parameters)
+        record = self._listed if step.stage == "attention" else self._parameters
+        given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
 
@@ -200,8 +219,11 @@ class Binding:
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
-        record = self._parameters
         for launcher, step in self._steps:
+            record = self._parameters
+            if self.plan.in_order and step.stage == "attention":
+                record = self._listed
+                put_in_order(record, self._parameters, self.plan, step.query_begin)
             record.query_begin, record.query_end, record.followed = step.query_begin, step.query_end, step.followed
             launcher(stream)
 

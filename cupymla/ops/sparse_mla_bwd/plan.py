@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ... import arch as arches
 from ...arch import Arch
@@ -15,8 +16,8 @@ from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from .spec import OPERATOR, Problem
 
-Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge"]
-STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge")
+Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 """What the translation unit can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
 MAX_CTAS = 2**31 - 1
@@ -50,8 +51,18 @@ JOINT_ENTRIES = 8192
 JOINT_STAGES: tuple[Stage, ...] = ("attention", "zero", "round", "sink", "merge")
 """What is compiled from that source."""
 
+ORDER_STAGES: tuple[Stage, ...] = ("sort", "deal")
+"""What there is only for queries that take their rows in the order of tokens."""
+
+ORDER_ARCHS = ("sm_90a",)
+"""Targets that have these stages."""
+
+ORDER_TOKENS = 1 << 18
+"""Tokens of a batch entry that `sort` has room for: twin of `kMaxTokensAlone` in cuda/sparse_mla_bwd/bunch.cuh."""
+
 LIST_BYTES = 128 << 20
-"""What lists of rows may take at a time. One bunch's are made at a time where they need more."""
+"""What lists of rows, and a distribution in their order, may take at a time. One bunch's are made at a time where they
+need more."""
 
 PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
@@ -63,6 +74,11 @@ _BLOCK, _QUERY, _BUNCH = 9900, 13500, 40000
 
 _MARGIN = 1.0
 """Rows are taken together where that takes less than so much of the time that queries by themselves take."""
+
+_ORDER_GAIN = 0.1
+"""Rows are taken in the order of tokens where so much more of them is then expected to be found in L2."""
+
+_L2_BYTES = 50e6  # of an H200
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
@@ -101,10 +117,11 @@ class Workspace:
         partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
         row_ends: int32 [batch * s_kv].
         slot_list: int32 [chunk, topk].
-        rows: int32 [chunk, queries * topk], when queries take their rows together, as the rest.
+        rows: int32 [chunk, queries * topk], when queries take their rows together or in order, as the rest.
         row_slots: uint16 [chunk, queries * topk, queries], with a distribution.
         row_counts: uint32 [chunk].
-        strange_rows: uint8 [batch * s_kv].
+        listed_dist: fp32 [chunk, topk], in order with a distribution.
+        strange_rows: uint8 [batch * s_kv], together.
         bytes: all of it.
     """
 
@@ -116,6 +133,7 @@ class Workspace:
     rows: int | None
     row_slots: int | None
     row_counts: int | None
+    listed_dist: int | None
     strange_rows: int | None
     bytes: int
 
@@ -132,6 +150,7 @@ class Plan:
         kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
         cluster: CTAs that share a query.
         queries: how many neighbouring ones take their rows together; 1 where each takes its own.
+        in_order: whether each takes its rows in the order of tokens, not of slots.
         bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
         passes: how many times they go through its slots.
@@ -147,6 +166,7 @@ class Plan:
     kv_map: KvRows | None
     cluster: int
     queries: int
+    in_order: bool
     bunches: int
     pass_heads: int
     passes: int
@@ -180,8 +200,12 @@ class Plan:
             attention = Launch("attention", (last - first) * self.cluster, first, last)
             if self.queries > 1:
                 yield Launch("merge", last - first, first, last)
+            if self.in_order:
+                yield Launch("sort", last - first, first, last)
             if not self.problem.shared.options.deterministic:
                 yield attention
+                if self.in_order and self.problem.has_attn_dist:
+                    yield Launch("deal", last - first, first, last)
                 continue
             yield Launch("clear", self.row_ctas, first, last)
             yield Launch("count", last - first, first, last)
@@ -213,19 +237,32 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     queries = next((n for n in fitting if takes_rows_together(problem, n, multiprocessors)), 1)
     bunches = _bunches(problem, queries)
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
+    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, multiprocessors // cluster)
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
         chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, max(1, multiprocessors // cluster))
-    elif queries > 1:
-        chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, multiprocessors)
+    elif queries > 1 or in_order:
+        chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, max(1, multiprocessors // cluster))
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
-    parts = workspace(problem, chunk, queries)
     return Plan(
-        problem, arch, tokens, kv_rows, kv_map, cluster, queries, bunches, pass_heads, passes, chunk, row_ctas, parts
+        problem=problem,
+        arch=arch,
+        tokens=tokens,
+        kv_rows=kv_rows,
+        kv_map=kv_map,
+        cluster=cluster,
+        queries=queries,
+        in_order=in_order,
+        bunches=bunches,
+        pass_heads=pass_heads,
+        passes=passes,
+        chunk=chunk,
+        row_ctas=row_ctas,
+        workspace=workspace(problem, chunk, queries, in_order),
     )
 
 
@@ -251,6 +288,22 @@ def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) ->
     return together < _MARGIN * apart
 
 
+def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
+    """Whether queries, `at_once` of them at a time, had better take their rows in the order of tokens.
+
+    Those that began together are then at about the same tokens at any time, so that of several that have a row the
+    first brings it, and its gradient's sums, into L2 for the others. In the order of slots they are found there as
+    often as rows and sums have room. Selections are taken to be random.
+    """
+    shared = problem.shared
+    if shared.options.deterministic or not 0 < shared.s_kv <= ORDER_TOKENS or not 0 < shared.topk <= JOINT_ENTRIES:
+        return False
+    missed_in_slots = max(0.0, 1 - _L2_BYTES / (shared.s_kv * shared.d_qk * (2 + 4)))
+    named = min(shared.s_q, max(1, at_once)) * shared.topk / shared.s_kv  # how often a row is, by those under way
+    missed_in_order = -math.expm1(-named) / named if named else 1.0
+    return missed_in_slots - missed_in_order >= _ORDER_GAIN
+
+
 def _bunches(problem: Problem, queries: int) -> int:
     return -(-problem.shared.s_q // queries) * (1 if problem.shared.batch is None else problem.shared.batch)
 
@@ -258,7 +311,8 @@ def _bunches(problem: Problem, queries: int) -> int:
 def _list_bytes(problem: Problem, queries: int) -> int:
     """Of the lists of one bunch."""
     slots = queries * problem.shared.topk
-    return slots * 4 + (slots * queries * 2 if problem.has_attn_dist else 0)
+    listed_dist = 4 if queries == 1 else 0
+    return slots * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
 
 
 def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
@@ -267,9 +321,9 @@ def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
     return max(1, min(count, room // wave * wave if room > wave else room))
 
 
-def workspace(problem: Problem, chunk: int, queries: int = 1) -> Workspace:
+def workspace(problem: Problem, chunk: int, queries: int = 1, in_order: bool = False) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
-    for `chunk` bunches of `queries`."""
+    for `chunk` bunches of `queries`, or queries by themselves `in_order`."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -289,10 +343,20 @@ def workspace(problem: Problem, chunk: int, queries: int = 1) -> Workspace:
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
     joint = queries > 1
-    rows = part(joint, slots * queries)
-    row_slots = part(joint and problem.has_attn_dist, -(-slots * queries * queries // 2))
-    row_counts, strange_rows = part(joint, chunk), part(joint, -(-kv_rows // 4))
-    return Workspace(sums, sink_terms, partials, row_ends, slot_list, rows, row_slots, row_counts, strange_rows, end)
+    listed = joint or in_order
+    return Workspace(
+        sums=sums,
+        sink_terms=sink_terms,
+        partials=partials,
+        row_ends=row_ends,
+        slot_list=slot_list,
+        rows=part(listed, slots * queries),
+        row_slots=part(listed and problem.has_attn_dist, -(-slots * queries * queries // 2)),
+        row_counts=part(listed, chunk),
+        listed_dist=part(in_order and problem.has_attn_dist, slots),
+        strange_rows=part(joint, -(-kv_rows // 4)),
+        bytes=end,
+    )
 
 
 def workspace_limit(problem: Problem) -> int:
@@ -301,11 +365,12 @@ def workspace_limit(problem: Problem) -> int:
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
     if problem.shared.options.deterministic:
         return workspace(problem, _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)).bytes
-    joint = (
-        workspace(problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n).bytes
-        for n in _queries_together(problem)
+    in_order = (1,) if takes_rows_in_order(problem, shared.s_q) else ()
+    listed = (
+        workspace(problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n, n == 1).bytes
+        for n in (*_queries_together(problem), *in_order)
     )
-    return max([workspace(problem, 1).bytes, *joint])
+    return max([workspace(problem, 1).bytes, *listed])
 
 
 def variant(
@@ -351,8 +416,9 @@ def variant(
         raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
     if queries > 1:
         return _joint_variant(arch, stage, d_qk, dtype, partials, queries)
-    if stage == "merge":
-        raise InputError("stage", "another stage where queries take rows by themselves", shown(stage), OPERATOR)
+    if stage not in _stages_alone(arch.name):
+        expected = "one of " + ", ".join(_stages_alone(arch.name)) + f" with queries=1 on {arch.name}"
+        raise InputError("stage", expected, shown(stage), OPERATOR)
     attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
     heads = pass_heads if attends else PASS_HEADS[0]
@@ -395,10 +461,16 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _stages_alone(arch_name: str) -> tuple[Stage, ...]:
+    """Stages of queries that take their rows by themselves."""
+    left_out = ("merge",) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES)
+    return tuple(stage for stage in STAGES if stage not in left_out)
+
+
 def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]]:
     """What there is of a target beside types: stages, and further numbers of their variants."""
     for pass_heads in PASS_HEADS:
         for partials in (False, True):
-            yield (stage for stage in STAGES if stage != "merge"), {"pass_heads": pass_heads, "partials": partials}
+            yield _stages_alone(arch_name), {"pass_heads": pass_heads, "partials": partials}
     for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
         yield JOINT_STAGES, {"queries": queries}

@@ -1,0 +1,37 @@
+// Stages `sort` and `deal`: each query takes its rows in the order of tokens, so that CTAs that began together are at
+// about the same tokens at any time, whose rows of kv and of sums are then in L2. The attention between them is given
+// lists in the place of indices, with their lengths, and leaves the distribution in their order.
+#pragma once
+
+#include "merge.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr int kDealThreads = 256;
+
+// The attention adds to its distribution, so zeros come first. A CTA to a query.
+__device__ __forceinline__ void sort(MergeStorage<1>& storage, const Parameters& params) {
+  wait_for_grid_ahead(params.followed != 0);
+  if (params.query_begin + blockIdx.x >= params.query_end) return;
+  if (params.listed_dist != nullptr) {
+    float* const sums = params.listed_dist + static_cast<int64_t>(blockIdx.x) * params.topk;
+    for (int32_t place = threadIdx.x; place < params.topk; place += kMergeThreads) sums[place] = 0.f;
+  }
+  Merge<1>(storage, params).run();
+}
+
+// From a query's list to its slots. Those that are not valid have their zeros from `zero`. A CTA to a query.
+__device__ __forceinline__ void deal(const Parameters& params) {
+  const uint32_t token = params.query_begin + blockIdx.x;
+  if (token >= params.query_end) return;
+  const QueryPosition query(params, token);
+  float* const attn_dist =
+      params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * params.topk;
+  const int32_t rows = rows_of(params.row_counts[blockIdx.x]);
+  for (int32_t place = threadIdx.x; place < rows; place += kDealThreads) {
+    attn_dist[params.row_slots[first + place]] = params.listed_dist[first + place];
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,98 @@
+"""Queries of the backward that take their rows in the order of tokens, in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from writer_kit import Writer
+
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.testing import compare
+from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.operators import Subject
+from cupymla.testing.without_gpu import small_cases
+
+SUBJECT = Subject("sparse_mla_bwd")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+    """A machine on which queries take their rows in order wherever they can, and none together."""
+    monkeypatch.setattr(plan, "_MARGIN", 0.0)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
+    with interpreted(multiprocessors=2, seed=5) as made:
+        made.strict = True
+        yield made
+        assert set(made.launched) == {"sparse_mla_bwd"}
+
+
+def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCase:
+    return sized(h, d, k, q, kv, "_x", "order", **traits)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "problem", [case for case in small_cases(SUBJECT) if case.intent == "order"], ids=lambda case: case.name
+)
+def test_gradients_and_distribution_agree_with_the_reference(machine: Interpreted, problem: MlaCase) -> None:
+    given = SUBJECT.cases.inputs(problem, 11)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    rounds, sinks = problem.options.get("dkv_dtype") is None, problem.sink != "none"
+    assert len(machine.launched) == len(("zero", "sort", "attention")) + problem.wants_dist + rounds + sinks
+
+
+@pytest.mark.compile
+def test_chunks_of_queries_use_the_same_lists(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk's lists are written over the last one's, and its distribution is dealt before."""
+    monkeypatch.setattr(plan, "LIST_BYTES", 2 * 70 * (4 + 2 + 4))
+    problem = case(5, 5, 70, 150, batch=2, lengths="hostile", wants_dist=True, sink="finite")
+    given = SUBJECT.cases.inputs(problem, 1)
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    assert len(machine.launched) == 1 + 3 * 5 + 1 + 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("heads", [5, 70])
+def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted, heads: int) -> None:
+    """No hang, and no access out of bounds, whatever they hold by then."""
+    given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
+    arguments = machine.arguments(given, SUBJECT.written)
+    machine.max_steps = 20_000_000
+    written: list[Writer] = []
+
+    def watch(_: object) -> Writer:
+        arrays = [(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]
+        written.append(Writer(arrays, plan.ORDER_TOKENS))
+        return written[-1]
+
+    machine.watch = watch
+    machine.call(SUBJECT.call, **arguments)
+    assert sum(writer.turns for writer in written) > 1000
+
+
+@pytest.mark.compile
+def test_blocks_hold_valid_slots_alone(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are listed without gaps: of few valid slots no more blocks are worked on than hold them."""
+    given = SUBJECT.cases.inputs(case(4, 3, 1000, 1200, selection="few"), 3)
+    valid = (given["indices"] >= 0) & (given["indices"] < 1200)
+    assert valid.sum(axis=-1).max() <= 64
+
+    def steps(gain: float) -> int:
+        monkeypatch.setattr(plan, "_ORDER_GAIN", gain)
+        before = machine.steps
+        compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+        return machine.steps - before
+
+    assert 2 * steps(-1.0) < steps(1.0)
+
+
+@pytest.mark.compile
+def test_numbers_that_are_not_finite_stay_with_their_query(machine: Interpreted) -> None:
+    given = SUBJECT.cases.inputs(case(3, 4, 40, 60, dkv_dtype="float32", wants_dist=True), 6)
+    given["kv"] = np.array(given["kv"])
+    given["kv"][17, 3] = np.nan
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
