@@ -1,7 +1,7 @@
 """What the plan expects of L2 where queries take their rows in the order of tokens, against a cache that is simulated.
 
-Queries under way are workers on a common clock. A block of rows takes a worker longer the more of them it misses, so those
-who are ahead are slower and those behind are faster; times vary by chance besides.
+Queries under way are workers on a common clock. A block of rows takes a worker longer the more of them it misses, so
+those who are ahead are slower and those behind are faster; times vary by chance besides.
 """
 
 from __future__ import annotations
