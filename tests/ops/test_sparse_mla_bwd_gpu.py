@@ -46,9 +46,12 @@ def test_what_is_not_finite_stays_with_its_query(
     require_right(host, cupymla.sparse_mla_bwd(**arguments), arguments)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_cupy_graph_replays_every_stage(cp: Any, deterministic: bool) -> None:
+@pytest.mark.parametrize(("deterministic", "in_order"), [(False, False), (False, True), (True, False)])
+def test_cupy_graph_replays_every_stage(
+    cp: Any, deterministic: bool, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sums, lists and counts are cleared inside the graph, not once before it; the distribution is written there."""
+    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0 if in_order else 2.0)
     case = sized(128, 576, 130, 3, 300, "_x", "options", wants_dist=True)
     host, arguments = problem(cp, case=case)
     prepared = cupymla.sparse_mla_bwd.prepare(**(arguments | {"deterministic": deterministic}))
