@@ -35,7 +35,8 @@ class MlaCase(Case):
         selection: what indices hold. "hostile": distinct tokens, a fifth of the slots invalid. "full": distinct
             tokens. "duplicates": three tokens, again and again. "empty": as hostile, but every third query has no
             valid slot, nor has the last one. "nothing": no query has a valid slot. "few": one slot in forty is valid.
-            "overlap90": full, and neighbouring queries share nine tenths of their tokens.
+            "overlap90": full, and neighbouring queries share nine tenths of their tokens. "sorted": full, in the order
+            of tokens.
         layout: "contiguous", "strided" (every stride that may be free is, with NaN in the gaps) or "singleton" (the
             optional axes of extent 1 are there).
         wants_dist: whether sparse_mla_bwd is given an array for the distribution.
@@ -51,7 +52,7 @@ class MlaCase(Case):
     dtype: str = "bfloat16"
     lengths: Literal["none", "hostile"] = "none"
     sink: Literal["none", "finite", "infinite"] = "none"
-    selection: Literal["hostile", "full", "duplicates", "empty", "nothing", "few", "overlap90"] = "hostile"
+    selection: Literal["hostile", "full", "duplicates", "empty", "nothing", "few", "overlap90", "sorted"] = "hostile"
     layout: Literal["contiguous", "strided", "singleton"] = "contiguous"
     wants_dist: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -265,7 +266,10 @@ def _indices(case: MlaCase, generator: np.random.Generator, shape: tuple[int, ..
     if case.selection == "duplicates":
         chosen = chosen[:, :1] + generator.integers(0, 3, (rows, case.topk))
         chosen = np.minimum(chosen, case.s_kv - 1)
-    spoiled = generator.random((rows, case.topk)) < {"full": 0.0, "nothing": 1.1, "few": 0.975}.get(case.selection, 0.2)
+    if case.selection == "sorted":
+        chosen = np.sort(chosen, axis=-1)
+    shares = {"full": 0.0, "sorted": 0.0, "nothing": 1.1, "few": 0.975}
+    spoiled = generator.random((rows, case.topk)) < shares.get(case.selection, 0.2)
     if case.selection == "empty":
         spoiled[::3] = True
         spoiled[-1:] = True
@@ -360,7 +364,7 @@ def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> di
 
 
 def _drawn_indices(case: MlaCase, generator: Any, xp: Any) -> Any:
-    """Distinct random tokens for each query, in random order."""
+    """Distinct random tokens for each query, in random order but where they are wanted sorted."""
     if case.selection == "overlap90":
         permutation = xp.argsort(generator.random(case.s_kv, dtype=np.float32))
         return _overlapping(permutation, case.s_q, case.topk, xp)
@@ -368,7 +372,8 @@ def _drawn_indices(case: MlaCase, generator: Any, xp: Any) -> Any:
     step = max(1, _DRAW_BYTES // (12 * case.s_kv))
     for first in range(0, case.s_q, step):
         keys = generator.random((min(step, case.s_q - first), case.s_kv), dtype=np.float32)
-        indices[first : first + step] = xp.argsort(keys, axis=-1)[:, : case.topk]
+        drawn = xp.argsort(keys, axis=-1)[:, : case.topk]
+        indices[first : first + step] = xp.sort(drawn, axis=-1) if case.selection == "sorted" else drawn
     return indices
 
 

@@ -58,6 +58,11 @@ BENCH: tuple[MlaCase, ...] = (
     sized(128, 512, 1024, 4096, 8192),
     *(sized(h, 576, 2048, 4096, 8192) for h in (32, 16)),
     *(sized(128, 576, 2048, q, 8192) for q in (1, 16, 128)),
+    # Queries under way find each other's rows in L2.
+    *(
+        sized(h, 576, 2048, 4096, kv, "_sorted", selection="sorted")
+        for h, kv in ((128, 32768), (128, 131072), (64, 65536))
+    ),
 )
 
 
