@@ -235,7 +235,7 @@ def _checked(
 ) -> MlaProblem[OptionsT]:
     batch, s_q, h_q, d_qk = _read_q(q)
     lead = () if batch is None else (batch,)
-    prefix = "" if batch is None else "batch, "
+    prefix = "" if batch is None else f"batch = {batch}, "
     if kv.dtype != q.dtype:
         raise InputError("kv", f"dtype {q.dtype}, as q", kv.dtype)
     s_kv, kv_shape, kv_strides = _without_singleton(kv, "kv", lead, d_qk, f"[{prefix}s_kv, {d_qk}]")

@@ -347,7 +347,8 @@ def test_batch_axis_is_on_all_or_none(operator: str, argument: str) -> None:
     """q decides; an array without the axis, or with another extent, is named."""
     arguments = {name: np.stack([a, a]) if name != "attn_sink" else a for name, a in good(operator, False).items()}
     getattr(cupymla, operator)(**arguments)
-    refused(operator, argument, arguments | {argument: arguments[argument][0]})
+    error = refused(operator, argument, arguments | {argument: arguments[argument][0]})
+    assert "[batch = 2, " in error.expected
     refused(operator, argument, arguments | {argument: np.concatenate([arguments[argument]] * 2)})
 
 

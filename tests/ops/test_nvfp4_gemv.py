@@ -583,3 +583,11 @@ def test_whatever_comes_in_only_our_errors_come_out(changes: dict[str, Any]) -> 
     except CupymlaError:
         return
     assert c.ndim in (2, 3)
+
+
+@pytest.mark.parametrize("alpha", ["1", [1.0], (1.0,)])
+def test_alpha_may_be_a_number_or_an_array(alpha: object) -> None:
+    a, scales = np.zeros((2, 32), np.uint8), np.zeros((2, 4), np.uint8)
+    with pytest.raises(InputError) as raised:
+        gemv(a, a, scales, scales, alpha=alpha)
+    assert (raised.value.argument, raised.value.expected) == ("alpha", "None, a number or a float32 array")

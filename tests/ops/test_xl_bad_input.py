@@ -227,3 +227,17 @@ def test_fuzzed_calls_raise_only_our_errors(data: st.DataObject) -> None:
         xl_paged_attention(**a)
     except CupymlaError as error:
         assert str(error)
+
+
+def test_messages_name_known_sizes_layouts_and_numbers() -> None:
+    def message(**changes: Any) -> str:
+        with pytest.raises(InputError) as raised:
+            xl_paged_attention(**float32_case() | changes)
+        return raised.value.expected
+
+    assert message(query=f32(4, 64)) == "shape [num_seqs, num_heads, head_size]"
+    expected = message(k_cache=f32(8, 16, 2, 64))
+    assert "head_size/x = 16" in expected and expected.endswith("for kv_layout='vllm'")
+    assert message(k_cache=f32(8, 64), v_cache=f32(8, 64), kv_layout="NHD").endswith("for kv_layout='NHD'")
+    for wrong in (None, "1", [1.0]):
+        assert message(k_scale=wrong) == "a number or a float32 array"

@@ -173,6 +173,8 @@ def _read_alpha(
         return "one", 1.0, None
     if is_number(alpha):
         return "host", door.host_float(alpha, "alpha"), None
+    if isinstance(alpha, (str, list, tuple)):
+        raise door.error("alpha", "None, a number or a float32 array", type(alpha).__name__)
     operand = door.per_row(door.view(alpha, "alpha", ("float32",)), "alpha", m, scalar=True)
     return ("device" if operand.view.shape in ((), (1,)) else "rows"), 1.0, operand
 

@@ -86,16 +86,17 @@ class Reader:
         if seen.dtype not in dtypes:
             self.reject(argument, "dtype " + " or ".join(dtypes), f"dtype {seen.dtype}")
 
-    def check_shape(self, seen: View, argument: str, axes: str) -> None:
-        """The named axes, in order; see `array`."""
+    def check_shape(self, seen: View, argument: str, axes: str, why: str = "") -> None:
+        """The named axes, in order; see `array`. `why` ends what an error says was expected."""
         names = axes.split()
         wanted = [int(name) if name.isdigit() else self.sizes.get(name) for name in names]
         fits = len(seen.shape) == len(names) and all(
             want is None or want == size for want, size in zip(wanted, seen.shape, strict=True)
         )
         if not fits:
-            sizes = ", ".join("?" if want is None else str(want) for want in wanted)
-            self.reject(argument, f"shape [{', '.join(names)}] = [{sizes}]", f"shape {list(seen.shape)}")
+            known = zip(names, wanted, strict=True)
+            sizes = (name if want is None or name.isdigit() else f"{name} = {want}" for name, want in known)
+            self.reject(argument, f"shape [{', '.join(sizes)}]{why}", f"shape {list(seen.shape)}")
         for name, size in zip(names, seen.shape, strict=True):
             if not name.isdigit():
                 self.sizes[name] = size

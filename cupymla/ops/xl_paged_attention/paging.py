@@ -70,9 +70,10 @@ def _read_vllm(reader: Reader, keys: View, values: View, label: str) -> None:
     x, head_size = elements_of_x(label), reader.sizes["head_size"]
     if head_size % x:
         reader.reject("kv_layout", f"'NHD' or 'HND' for head_size {head_size} in {label}", "'vllm'")
+    why = " for kv_layout='vllm'"
     reader.sizes.update({"x": x, "head_size/x": head_size // x})
-    reader.check_shape(keys, "k_cache", "num_blocks num_kv_heads head_size/x block_size x")
-    reader.check_shape(values, "v_cache", "num_blocks num_kv_heads head_size block_size")
+    reader.check_shape(keys, "k_cache", "num_blocks num_kv_heads head_size/x block_size x", why)
+    reader.check_shape(values, "v_cache", "num_blocks num_kv_heads head_size block_size", why)
     reader.check_dense(keys, "k_cache", axes=3, alignment=16)
     reader.check_dense(values, "v_cache", axes=2, alignment=16)
 
@@ -82,7 +83,7 @@ def _read_rows(reader: Reader, keys: View, values: View, label: str, kv_layout: 
     # Rows of 120 one-byte elements are the only ones that dense packing aligns to 8 bytes and no more.
     alignment = 16 if reader.sizes["head_size"] * ITEMSIZE[label] % 16 == 0 else 8
     for argument, cache in (("k_cache", keys), ("v_cache", values)):
-        reader.check_shape(cache, argument, f"num_blocks {inner} head_size")
+        reader.check_shape(cache, argument, f"num_blocks {inner} head_size", f" for kv_layout='{kv_layout}'")
         reader.check_rows(cache, argument, alignment)
 
 
@@ -93,6 +94,8 @@ def read_scale(reader: Reader, value: Any, argument: str, kv_dtype: str) -> floa
         scale = reader.number(value, argument)
         plain = scale == 1.0
     else:
+        if value is None or isinstance(value, (str, list, tuple)):
+            reader.reject(argument, "a number or a float32 array", type(value).__name__)
         scale = reader.look(value, argument)
         reader.check_dtype(scale, argument, ("float32",))
         if scale.shape not in ((), (1,)):
