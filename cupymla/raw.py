@@ -40,7 +40,7 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
         operator: an operator that has a kernel, such as "sparse_mla_fwd".
         arch: the target, such as "sm_90a"; by default that of CUDA device 0.
         variant: which of the operator's kernels; the parameters of `variant` in its `plan` module, for
-            sparse_mla_fwd `d_qk`, `heads`, `dtype`, `any_scale` and `split`.
+            sparse_mla_fwd `d_qk`, `heads`, `dtype`, `any_scale` and `split`. The error for another word lists them.
 
     Raises:
         InputError: an unknown operator, target or variant.
@@ -74,5 +74,6 @@ def _device_arch() -> arches.Arch:
     from .device import Device
 
     if not driver.available():
-        raise UnsupportedError("raw_module without arch=", "a machine without a CUDA GPU", "naming the target, arch=")
+        supported = "a target by name, such as arch='sm_90a'"
+        raise UnsupportedError("raw_module without arch=", "a machine without a CUDA GPU", supported)
     return driver.arch_of(Device("cuda", 0))

@@ -184,7 +184,7 @@ def test_an_unknown_target_is_refused(tmp_path: Path, backend: str) -> None:
 def test_missing_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     compiler._nvrtc_toolchain.cache_clear()
-    with pytest.raises(CompileError, match=r"pip install 'cupymla\[cuda12\]'"):
+    with pytest.raises(CompileError, match=r"pip install 'cupymla\[cuda12\]'.*CUPYMLA_COMPILER=nvcc"):
         compiler.toolchain()
 
 

@@ -144,6 +144,7 @@ def _nvrtc() -> Any:
         raise CompileError("NVRTC", f"{what} ({error})") from error
     except ImportError as error:
         what = "NVRTC is reached through CuPy, which is missing: pip install 'cupymla[cuda12]' or 'cupymla[cuda13]'"
+        what += ", or set CUPYMLA_COMPILER=nvcc where a CUDA toolkit is installed"
         raise CompileError("NVRTC", f"{what} ({error})") from error
     return nvrtc
 
