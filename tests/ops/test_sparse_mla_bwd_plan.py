@@ -308,6 +308,9 @@ LONG: dict[str, Any] = {"s_q": 4096, "s_kv": 32768, "topk": 2048, "h_q": 128}
         ({"s_kv": 8192}, False),  # all rows and sums are in L2
         ({"s_kv": 16384}, False),
         ({"s_q": 1}, False),  # nobody to share with
+        ({"s_q": 8, "s_kv": 8192, "batch": 2}, False),
+        ({"s_q": 8, "s_kv": 8192, "batch": 8}, True),  # 66 queries of eight batch entries, whose rows L2 does not hold
+        ({"s_q": 1, "s_kv": 8192, "batch": 512}, False),
         ({"s_q": 0}, False),
         ({"topk": 128}, False),
         ({"topk": 8192}, True),
@@ -337,10 +340,13 @@ def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
     heads=st.integers(1, 300),
     multiprocessors=st.integers(1, 200),
     has_dist=st.booleans(),
+    batch=st.sampled_from([None, 1, 3, 40]),
 )
-def test_lists_in_order_are_bounded(s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool) -> None:
+def test_lists_in_order_are_bounded(
+    s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool, batch: int | None
+) -> None:
     """However many queries there are; and parts do not overlap."""
-    shared = replace(MLA, s_q=s_q, s_kv=30000, topk=topk, h_q=heads, options=spec.Options())
+    shared = replace(MLA, s_q=s_q, s_kv=30000, topk=topk, h_q=heads, batch=batch, options=spec.Options())
     problem = replace(PROBLEM, shared=shared, has_attn_dist=has_dist)
     chosen = plan.plan(problem, HOPPER, multiprocessors)
     layout = chosen.workspace
@@ -349,7 +355,7 @@ def test_lists_in_order_are_bounded(s_q: int, topk: int, heads: int, multiproces
         assert layout.listed_dist is None
         return
     slots = chosen.chunk * topk
-    sizes = {"sums": 30000 * 576 * 4, "rows": slots * 4}
+    sizes = {"sums": (batch or 1) * 30000 * 576 * 4, "rows": slots * 4}
     if has_dist:
         sizes |= {"row_slots": slots * 2, "row_counts": chosen.chunk * 4, "listed_dist": slots * 4}
     assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= plan.LIST_BYTES
