@@ -14,8 +14,10 @@ from plan_kit import CUDA, MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
-from cupymla.ops.mla_cases import sized
+from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
+from cupymla.testing import against
+from cupymla.testing.operators import Subject
 
 PROBLEM = spec.Problem(
     replace(MLA, options=spec.Options()), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576)
@@ -325,6 +327,24 @@ def test_rows_are_taken_in_order_where_that_finds_more_of_them_in_l2(sizes: dict
     assert chosen.in_order == in_order
     assert ("sort" in [launch.stage for launch in chosen.launches()]) == in_order
     assert not planned(target=arch.named("sm_100a"), **(LONG | sizes)).in_order
+
+
+def test_cases_of_this_order_are_run_in_it() -> None:
+    """Which kernel ran does not say: it is the same in the order of slots."""
+    subject = Subject("sparse_mla_bwd")
+    kernel = next(kernel for kernel in subject.entry.kernels if kernel.name == "sparse_mla_bwd")
+
+    def in_order(case: MlaCase, multiprocessors: int) -> bool:
+        sizes = {name: getattr(case, name) for name in ("s_q", "s_kv", "h_q", "topk", "d_qk", "batch")}
+        problem = replace(PROBLEM, shared=replace(PROBLEM.shared, **sizes))
+        return plan.plan(problem, HOPPER, multiprocessors).in_order
+
+    order = [case for case in cases.CASES if case.intent == "order"]
+    shapes = [case for case in cases.CASES if case.intent == "shapes"]
+    for case in (*order, *shapes):
+        with against.chosen(subject, kernel, case):
+            assert all(in_order(case, n) == (case in order) for n in (1, 3, 132)), case.name
+    assert [in_order(case, 132) for case in order] == [False] * (len(order) - 1) + [True]
 
 
 def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
