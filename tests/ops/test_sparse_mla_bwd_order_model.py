@@ -1,12 +1,14 @@
 """What the plan expects of L2 where queries take their rows in the order of tokens, against a cache that is simulated.
 
 Queries under way are workers on a common clock. A block of rows takes a worker longer the more of them it misses, so
-those who are ahead are slower and those behind are faster; times vary by chance besides.
+those who are ahead are slower and those behind are faster; times vary by chance besides. Sizes are an eighth of the
+real ones, blocks as many as in the kernel: with fewer and larger ones chance moves workers further apart.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -16,7 +18,8 @@ from plan_kit import MLA
 
 from cupymla.ops.sparse_mla_bwd import plan, spec
 
-ROUNDS, BLOCK = 12, 8  # queries of a worker; rows that it takes at a time
+SCALE, ROUNDS, BLOCK = 8, 12, 8  # of the sizes; queries of a worker if not said; rows that it takes at a time
+SLOTS = 2048 // SCALE
 
 
 class Cache:
@@ -38,42 +41,66 @@ class Cache:
         return missed
 
 
-def missed(tokens: int, cached: int, slots: int, workers: int, in_order: bool, jitter: float) -> float:
-    """The share of a selection's rows that are not in a cache of so many rows."""
+def missed(
+    tokens: int, cached: int, workers: int, in_order: bool, jitter: float, fewest: int = SLOTS, rounds: int = ROUNDS
+) -> float:
+    """The share of all selections' rows, `fewest` to `SLOTS` of each query, that are not in a cache of so many rows."""
     rng = np.random.default_rng(3)
+    taken = 0
 
     def selection() -> list[int]:
-        named = rng.choice(tokens, slots, replace=False)
+        nonlocal taken
+        named = rng.choice(tokens, rng.integers(fewest, SLOTS, endpoint=True), replace=False)
+        taken += len(named)
         return [int(token) for token in (np.sort(named) if in_order else named)]
 
     cache, misses = Cache(cached), 0
-    left = [(ROUNDS, selection()) for _ in range(workers)]
+    left = [(rounds, selection()) for _ in range(workers)]
     clock = [(0.0, worker) for worker in range(workers)]
     while clock:
         now, worker = heapq.heappop(clock)
-        rounds, rows = left[worker]
+        still, rows = left[worker]
         found = cache.misses(rows[:BLOCK])
         misses += found
         now += max(1.0, 2 * found / BLOCK) * (1 + jitter * rng.standard_normal())
         rest = rows[BLOCK:]
-        left[worker] = (rounds, rest) if rest else (rounds - 1, selection())
-        if left[worker][0]:
+        if rest or still > 1:
+            left[worker] = (still, rest) if rest else (still - 1, selection())
             heapq.heappush(clock, (now, worker))
-    return misses / (ROUNDS * workers * slots)
+    return misses / taken
+
+
+def rows_in_l2(room: float = 1.0) -> int:
+    """As many as an H200's L2, or a share of it, holds with their sums."""
+    return int(plan._L2_BYTES * room / (576 * (2 + 4)) / SCALE)
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.15])
-@pytest.mark.parametrize(("tokens", "workers"), [(2048, 66), (8192, 66), (2048, 132)])
+@pytest.mark.parametrize("room", [1.0, 0.5])
+@pytest.mark.parametrize(("s_kv", "workers"), [(32768, 66), (131072, 66), (32768, 132)])
 def test_rows_are_missed_as_often_as_the_plan_expects(
-    tokens: int, workers: int, jitter: float, monkeypatch: pytest.MonkeyPatch
+    s_kv: int, workers: int, room: float, jitter: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sixteenth of 32768 and 131072 tokens, 2048 slots and an H200's L2."""
-    cached = int(plan._L2_BYTES / (576 * (2 + 4)) / 16)
-    shared = replace(MLA, s_q=4096, s_kv=tokens, topk=128, options=spec.Options())
+    """Of 2048 slots in an H200's L2, or in half of it."""
+    tokens, cached = s_kv // SCALE, rows_in_l2(room)
+    by_slots = missed(tokens, cached, workers, False, jitter)
+    in_order = missed(tokens, cached, workers, True, jitter)
+    named = workers * SLOTS / tokens
+    assert in_order == pytest.approx((1 - math.exp(-named)) / named, abs=0.02)
+    assert by_slots == pytest.approx(1 - cached / tokens, abs=0.02)
+
+    shared = replace(MLA, s_q=4096, s_kv=tokens, topk=SLOTS, options=spec.Options())
     problem = spec.Problem(shared, has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(tokens, 576))
-    monkeypatch.setattr(plan, "_L2_BYTES", plan._L2_BYTES / 16)
-    gain = missed(tokens, cached, 128, workers, False, jitter) - missed(tokens, cached, 128, workers, True, jitter)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", gain - 0.04)
+    monkeypatch.setattr(plan, "_L2_BYTES", plan._L2_BYTES * room / SCALE)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", by_slots - in_order - 0.04)
     assert plan.takes_rows_in_order(problem, workers)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", gain + 0.04)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", by_slots - in_order + 0.04)
     assert not plan.takes_rows_in_order(problem, workers)
+
+
+@pytest.mark.parametrize(("s_kv", "in_order"), [(32768, 0.33), (131072, 0.86)])
+def test_queries_of_unlike_lengths_find_fewer(s_kv: int, in_order: float) -> None:
+    """Half to all of 2048 slots valid, 4096 queries: they begin at different times, and lose each other in a long
+    sweep."""
+    found = missed(s_kv // SCALE, rows_in_l2(), 66, True, 0.1, fewest=SLOTS // 2, rounds=62)
+    assert found == pytest.approx(in_order, abs=0.03)

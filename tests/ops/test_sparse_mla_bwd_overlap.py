@@ -41,6 +41,10 @@ CASE = sized(3, 512, 5, 2, 9, "_overlap", "options", deterministic=True, sink="f
 STAGES = ("zero", "clear", "count", "scan", "place", "attention", "sum", "round", "sink")
 """What its call launches: every stage."""
 
+LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_dist=True)
+LISTED_STAGES = ("zero", "sort", "attention", "deal", "round", "sink")
+"""What its call launches where queries take their rows in the order of tokens."""
+
 DEVICES: Mapping[str, Callable[[], AbstractContextManager[Interpreted]]] = {
     "sm_90a": lambda: interpreted("sm_90a", 2),
     "sm_100a": lambda: emulated("sm_100a", 2, settings("random")),
@@ -48,12 +52,12 @@ DEVICES: Mapping[str, Callable[[], AbstractContextManager[Interpreted]]] = {
 
 
 @contextlib.contextmanager
-def without_wait(machine: Interpreted, stage: str) -> Iterator[None]:
-    """A block in which a stage of the case's call lacks its griddepcontrol.wait."""
+def without_wait(machine: Interpreted, stage: str, stages: Sequence[str] = STAGES) -> Iterator[None]:
+    """A block in which a stage of a call lacks its griddepcontrol.wait."""
     execute = machine.execute
 
     def mutated(kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]) -> None:
-        if len(machine.launches) != STAGES.index(stage):
+        if len(machine.launches) != stages.index(stage):
             execute(kernel, geometry, parameters, maps)
         elif isinstance(machine, Emulated):
             sites = machine._hosts[kernel.function].translation.sites
@@ -96,6 +100,20 @@ def test_a_wait_that_is_missing_is_noticed(arch: str, stage: str) -> None:
             machine.check("sparse_mla_bwd", CASE)
         assert "CTA" in str(caught.value) and "thread" in str(caught.value)
         assert len(machine.launches) == STAGES.index(stage)
+
+
+@pytest.mark.parametrize("stage", LISTED_STAGES)
+def test_a_wait_that_is_missing_is_noticed_in_order_of_tokens(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MARGIN", 0.0)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
+    with interpreted("sm_90a", 2) as machine, without_wait(machine, stage, LISTED_STAGES):
+        if stage == "zero":
+            compare.require(machine.check("sparse_mla_bwd", LISTED))
+            assert len(machine.launches) == len(LISTED_STAGES)
+            return
+        with pytest.raises(CupymlaError, match=r"before its griddepcontrol\.wait"):
+            machine.check("sparse_mla_bwd", LISTED)
+        assert len(machine.launches) == LISTED_STAGES.index(stage)
 
 
 def test_where_launches_cannot_be_dependent_they_are_ordinary() -> None:

@@ -14,8 +14,10 @@ from plan_kit import CUDA, MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
-from cupymla.ops.mla_cases import sized
+from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
+from cupymla.testing import against
+from cupymla.testing.operators import Subject
 
 PROBLEM = spec.Problem(
     replace(MLA, options=spec.Options()), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576)
@@ -308,6 +310,9 @@ LONG: dict[str, Any] = {"s_q": 4096, "s_kv": 32768, "topk": 2048, "h_q": 128}
         ({"s_kv": 8192}, False),  # all rows and sums are in L2
         ({"s_kv": 16384}, False),
         ({"s_q": 1}, False),  # nobody to share with
+        ({"s_q": 8, "s_kv": 8192, "batch": 2}, False),
+        ({"s_q": 8, "s_kv": 8192, "batch": 8}, True),  # 66 queries of eight batch entries, whose rows L2 does not hold
+        ({"s_q": 1, "s_kv": 8192, "batch": 512}, False),
         ({"s_q": 0}, False),
         ({"topk": 128}, False),
         ({"topk": 8192}, True),
@@ -324,6 +329,24 @@ def test_rows_are_taken_in_order_where_that_finds_more_of_them_in_l2(sizes: dict
     assert not planned(target=arch.named("sm_100a"), **(LONG | sizes)).in_order
 
 
+def test_cases_of_this_order_are_run_in_it() -> None:
+    """Which kernel ran does not say: it is the same in the order of slots."""
+    subject = Subject("sparse_mla_bwd")
+    kernel = next(kernel for kernel in subject.entry.kernels if kernel.name == "sparse_mla_bwd")
+
+    def in_order(case: MlaCase, multiprocessors: int) -> bool:
+        sizes = {name: getattr(case, name) for name in ("s_q", "s_kv", "h_q", "topk", "d_qk", "batch")}
+        problem = replace(PROBLEM, shared=replace(PROBLEM.shared, **sizes))
+        return plan.plan(problem, HOPPER, multiprocessors).in_order
+
+    order = [case for case in cases.CASES if case.intent == "order"]
+    shapes = [case for case in cases.CASES if case.intent == "shapes"]
+    for case in (*order, *shapes):
+        with against.chosen(subject, kernel, case):
+            assert all(in_order(case, n) == (case in order) for n in (1, 3, 132)), case.name
+    assert [in_order(case, 132) for case in order] == [False] * (len(order) - 1) + [True]
+
+
 def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
     shared = replace(MLA, **LONG, options=spec.Options())
     chosen = plan.plan(replace(PROBLEM, shared=replace(shared, s_q=20000), has_attn_dist=True), HOPPER, 132)
@@ -337,10 +360,13 @@ def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
     heads=st.integers(1, 300),
     multiprocessors=st.integers(1, 200),
     has_dist=st.booleans(),
+    batch=st.sampled_from([None, 1, 3, 40]),
 )
-def test_lists_in_order_are_bounded(s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool) -> None:
+def test_lists_in_order_are_bounded(
+    s_q: int, topk: int, heads: int, multiprocessors: int, has_dist: bool, batch: int | None
+) -> None:
     """However many queries there are; and parts do not overlap."""
-    shared = replace(MLA, s_q=s_q, s_kv=30000, topk=topk, h_q=heads, options=spec.Options())
+    shared = replace(MLA, s_q=s_q, s_kv=30000, topk=topk, h_q=heads, batch=batch, options=spec.Options())
     problem = replace(PROBLEM, shared=shared, has_attn_dist=has_dist)
     chosen = plan.plan(problem, HOPPER, multiprocessors)
     layout = chosen.workspace
@@ -349,7 +375,7 @@ def test_lists_in_order_are_bounded(s_q: int, topk: int, heads: int, multiproces
         assert layout.listed_dist is None
         return
     slots = chosen.chunk * topk
-    sizes = {"sums": 30000 * 576 * 4, "rows": slots * 4}
+    sizes = {"sums": (batch or 1) * 30000 * 576 * 4, "rows": slots * 4}
     if has_dist:
         sizes |= {"row_slots": slots * 2, "row_counts": chosen.chunk * 4, "listed_dist": slots * 4}
     assert sum(sizes.values()) - sizes["sums"] - chosen.chunk * 4 <= plan.LIST_BYTES

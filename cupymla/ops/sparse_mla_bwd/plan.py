@@ -293,12 +293,13 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
 
     Those that began together are then at about the same tokens at any time, so that of several that have a row the
     first brings it, and its gradient's sums, into L2 for the others. In the order of slots they are found there as
-    often as rows and sums have room. Selections are taken to be random.
+    often as rows and sums have room, those of all batch entries under way. Selections are taken to be random.
     """
     shared = problem.shared
     if shared.options.deterministic or not 0 < shared.s_kv <= ORDER_TOKENS or not 0 < shared.topk <= JOINT_ENTRIES:
         return False
-    missed_in_slots = max(0.0, 1 - _L2_BYTES / (shared.s_kv * shared.d_qk * (2 + 4)))
+    entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
+    missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * shared.s_kv * shared.d_qk * (2 + 4)))
     named = min(shared.s_q, max(1, at_once)) * shared.topk / shared.s_kv  # how often a row is, by those under way
     missed_in_order = -math.expm1(-named) / named if named else 1.0
     return missed_in_slots - missed_in_order >= _ORDER_GAIN
@@ -365,7 +366,7 @@ def workspace_limit(problem: Problem) -> int:
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
     if problem.shared.options.deterministic:
         return workspace(problem, _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)).bytes
-    in_order = (1,) if takes_rows_in_order(problem, shared.s_q) else ()
+    in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     listed = (
         workspace(problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n, n == 1).bytes
         for n in (*_queries_together(problem), *in_order)
