@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,19 @@ def test_every_page_has_code_that_runs(page: str) -> None:
 def test_every_operator_has_an_example_that_runs(page: str) -> None:
     assert snippets(page)
     run(page)
+
+
+KERNELS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cuda/*/README.md"))
+
+
+@pytest.mark.parametrize("page", KERNELS)
+def test_the_tables_of_files_have_every_file(page: str) -> None:
+    """By its name, or by a pattern of names such as `joint_*.cuh`."""
+    folder = (ROOT / page).parent
+    told = [cell.rpartition("/")[2] for cell in re.findall(r"`([^`\n]*)`", (ROOT / page).read_text())]
+    files = {file.name for file in folder.rglob("*.cu*")}
+    assert files
+    assert [name for name in sorted(files) if not any(fnmatch(name, pattern) for pattern in told)] == []
 
 
 @pytest.mark.gpu
