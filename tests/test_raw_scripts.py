@@ -50,7 +50,7 @@ def test_attention_on_its_own_gets_the_bits_of_the_call(monkeypatch: pytest.Monk
         arrays = [machine.array(array) for array in (q, kv, indices)]
         out = machine.empty((module.S_Q, module.H_Q, module.D_V), ml_dtypes.bfloat16)
         max_logits, lse = (machine.empty((module.S_Q, module.H_Q), np.float32) for _ in range(2))
-        module.launch(loaded(kernel, source, machine), *arrays, out, max_logits, lse, 0)
+        module.launch(loaded(kernel, source, machine), *arrays, out, max_logits, lse, 16, 0)
         expected = machine.call(cupymla.sparse_mla_fwd, *arrays)
         assert machine.launched == ["sparse_mla_fwd"] * 2
         for found, wanted in zip((out, max_logits, lse), expected, strict=True):
@@ -60,6 +60,12 @@ def test_attention_on_its_own_gets_the_bits_of_the_call(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("operator", "case", "variant", "sizes"),
     [
+        (
+            "sparse_mla_fwd",
+            "h16_d576_k63_q3_kv300",
+            {"d_qk": 576, "heads": 16},
+            {"s_q": 3, "h_q": 16},
+        ),
         (
             "attn_dist",
             "h8_d576_k130_q3_kv300",
@@ -73,7 +79,7 @@ def test_attention_on_its_own_gets_the_bits_of_the_call(monkeypatch: pytest.Monk
             {"num_seqs": 4, "num_heads": 4, "num_kv_heads": 2, "capacity": 112},
         ),
     ],
-    ids=["attn_dist", "xl_paged_attention"],
+    ids=["sparse_mla_fwd", "attn_dist", "xl_paged_attention"],
 )
 def test_a_deal_by_sizes_is_that_of_the_call(
     operator: str, case: str, variant: dict[str, Any], sizes: dict[str, int]

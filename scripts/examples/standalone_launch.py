@@ -59,11 +59,14 @@ def query_map(q: Any, heads: int) -> bytes:
     return ctypes.string_at(encoded.getPtr(), 128)
 
 
-def launch(kernel: Any, q: Any, kv: Any, indices: Any, out: Any, max_logits: Any, lse: Any, stream: int) -> int:
+def launch(
+    kernel: Any, q: Any, kv: Any, indices: Any, out: Any, max_logits: Any, lse: Any, multiprocessors: int, stream: int
+) -> int:
     """Attention of q to the rows of kv that indices name: the kernel alone. Returns how many CTAs there are."""
     function = kernel.module.get_function(kernel.entry)
     function.max_dynamic_shared_size_bytes = kernel.facts["smem_bytes"]
     heads = kernel.facts["heads_per_cta"]
+    dealt = kernel.deal(multiprocessors, s_q=S_Q, h_q=H_Q)
     # Scores are taken to log2 by a rounded factor; what a unit of them is in natural logarithms, in two floats.
     sm_scale = D_QK**-0.5
     scale_log2 = float(np.float32(sm_scale * math.log2(math.e)))
@@ -88,25 +91,23 @@ def launch(kernel: Any, q: Any, kv: Any, indices: Any, out: Any, max_logits: Any
         s_kv=S_KV,
         h_q=H_Q,
         topk=TOPK,
-        head_blocks=H_Q // heads,
-        group_tokens=1,
         scale_log2=scale_log2,
         max_unit=sm_scale,
         base_unit=base_unit,
         base_unit_rest=unit - base_unit,
         lse_unit=math.log(2.0),
+        **dealt.fields,
     )
     keep, map_address = aligned_copy(query_map(q, heads))
     slots = (ctypes.c_void_p * 2)(map_address, ctypes.addressof(record))
-    grid = S_Q * (H_Q // heads)
     (error,) = driver.cuLaunchKernel(
-        function.kernel.ptr, grid, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
+        function.kernel.ptr, dealt.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
         ctypes.addressof(slots), 0,
     )  # fmt: skip
     if int(error):
         raise RuntimeError(f"cuLaunchKernel: {error}")
     del keep
-    return grid
+    return dealt.ctas
 
 
 def main() -> None:
@@ -121,8 +122,9 @@ def main() -> None:
     max_logits, lse = cp.empty((S_Q, H_Q), np.float32), cp.empty((S_Q, H_Q), np.float32)
 
     kernel = cupymla.raw_module("sparse_mla_fwd", d_qk=D_QK, dtype="bfloat16")
+    multiprocessors = cp.cuda.Device().attributes["MultiProcessorCount"]
     stream = cp.cuda.get_current_stream()
-    grid = launch(kernel, q, kv, indices, out, max_logits, lse, stream.ptr)
+    grid = launch(kernel, q, kv, indices, out, max_logits, lse, multiprocessors, stream.ptr)
     stream.synchronize()
 
     expected, *statistics = cupymla.sparse_mla_fwd(q, kv, indices)
