@@ -16,6 +16,8 @@ from .errors import InputError, UnsupportedError, shown
 from .ops import registry
 from .ops.dealt import Dealt
 
+_MAX_CTAS = 2**31 - 1  # the extent of grid.x (CUDA C++ Programming Guide)
+
 
 class Deal(Protocol):
     """How a kernel's work is dealt to the CTAs of a launch, as `RawKernel.deal` says it."""
@@ -107,6 +109,8 @@ def _deal(operator: str, source: KernelSource, facts: Mapping[str, int], multipr
         if entry.default is entry.empty and word not in sizes:
             raise InputError("sizes", wanted, f"no {word}", operator)
     dealt: Dealt = plan.raw_deal(source, facts, multiprocessors, **sizes)
+    if dealt.ctas > _MAX_CTAS:
+        raise UnsupportedError(f"{operator} in {dealt.ctas} CTAs", source.arch, f"up to {_MAX_CTAS}")
     return dealt
 
 

@@ -80,6 +80,13 @@ def test_wrong_sizes_are_named(no_module: None, argument: str, multiprocessors: 
 
 
 @pytest.mark.compile
+def test_a_grid_that_cannot_be_is_refused(no_module: None) -> None:
+    kernel = cupymla.raw_module("attn_dist", arch="sm_90a", d_qk=512)
+    with pytest.raises(UnsupportedError, match="up to 2147483647"):
+        kernel.deal(132, s_q=2**33, topk=64)
+
+
+@pytest.mark.compile
 def test_an_operator_without_a_deal_by_sizes_says_so(no_module: None) -> None:
     kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16", heads=16, split=True)
     with pytest.raises(UnsupportedError, match="split=False"):
