@@ -110,6 +110,7 @@ def test_the_unpacked_wheel_knows_its_evidence_and_compiles_a_cutlass_kernel_alo
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    assert (site / "cupymla" / "py.typed").is_file()  # type checkers read the annotations of packages that say so
     shutil.rmtree(checkout)
     done = python(COMPILE, PYTHONPATH=str(site), CUPYMLA_CACHE_DIR=str(tmp_path / "empty"))
     assert done.stdout.splitlines() == [

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from build_kit import python
 
+import cupymla
 from cupymla import config, driver
 from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
@@ -202,6 +203,13 @@ def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None
         main(["dance"])
     assert stopped.value.code == 2
     assert "doctor" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"cupymla {cupymla.__version__}\n"
 
 
 @pytest.mark.skipif(driver.available(), reason="this machine has a GPU")

@@ -24,7 +24,7 @@ LINKED = [
     "README.md",
     "tests/README.md",
     *OPERATORS,
-    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("cuda/*/README.md")),
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("cuda/**/README.md") if "third_party" not in p.parts),
 ]
 
 
@@ -86,3 +86,37 @@ def test_links_lead_somewhere(page: str) -> None:
     place = ROOT / page
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", place.read_text())
     assert [target for target in targets if not (place.parent / target).exists()] == []
+
+
+def headings(page: Path) -> set[str]:
+    """What links to a part of a page may end in: its headings, as Markdown's readers make anchors of them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    found = (match.lower() for match in re.findall(r"^#+ (.+)$", text, flags=re.M))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", [*sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")), *LINKED])
+def test_links_lead_to_headings_that_are_there(page: str) -> None:
+    place = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", place.read_text())
+    missing = [
+        f"{target}#{part}"
+        for target, part in links
+        if part not in headings((place.parent / target) if target else place)
+    ]
+    assert missing == []
+
+
+TARGETS = sorted(path for path in ROOT.glob("cuda/*/sm*/README.md"))
+
+
+@pytest.mark.parametrize("page", TARGETS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_kernels_page_names_all_of_its_files(page: Path) -> None:
+    (table,) = re.findall(r"^## Files\n\n(.*?)\n\n", page.read_text(), flags=re.M | re.S)
+    named = {
+        file.resolve()
+        for pattern in re.findall(r"`([\w./*]+\.cuh?)`", table)
+        for file in ([page.parent / pattern] if pattern.startswith("../") else page.parent.glob(pattern))
+    }
+    assert [file for file in sorted(named) if not file.exists()] == []
+    assert sorted(file for file in page.parent.glob("*.cu*") if file.resolve() not in named) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import tracemalloc
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from cupymla.emulate import Settings
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
+from cupymla.testing import compare as compare_module
 from cupymla.testing import gpu, operators
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
 from cupymla.testing.emulated import Emulated
@@ -163,6 +165,38 @@ def test_empty_and_all_zero_outputs_are_right() -> None:
     almost = np.zeros(4, np.float32)
     almost[1] = 1e-30
     assert compare("out", almost, np.zeros(4, np.float32), np.zeros(4)).failure is not None
+
+
+@pytest.mark.parametrize("broken", [None, (0, 0), (3, 6), (8, 10)])
+@pytest.mark.parametrize("how", [np.nan, -np.inf, 7.0])
+def test_outputs_are_compared_block_by_block(
+    broken: tuple[int, int] | None, how: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found does not depend on how many elements are looked at together."""
+    exact = np.random.default_rng(3).standard_normal((9, 22))[:, ::2]
+    exact[2, 3], exact[5, 5] = np.inf, np.nan
+    same = exact.astype(BF16)
+    got = (exact * 1.001).astype(BF16)
+    if broken is not None:
+        got[broken] = how
+    whole = compare("out", got, same, exact)
+    assert (whole.failure is None) == (broken is None)
+    assert broken is None or str(list(broken)) in str(whole.failure)
+    for block in (1, 7, 98, 99):
+        monkeypatch.setattr(compare_module, "_BLOCK", block)
+        found = compare("out", got, same, exact)
+        assert found.dissimilarity == pytest.approx(whole.dissimilarity, rel=1e-12)
+        assert dataclasses.replace(found, dissimilarity=whole.dissimilarity) == whole
+
+
+def test_a_comparison_needs_little_memory() -> None:
+    exact = np.ones((1 << 12, 1 << 11))
+    got = exact.astype(np.float32)
+    tracemalloc.start()
+    assert compare("out", got, got, exact).failure is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < exact.nbytes
 
 
 def test_require_raises_with_every_failure() -> None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import __version__
+
 ARCHES = ("sm_90a", "sm_100a")
 
 
@@ -19,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m cupymla",
         description="Fast attention and low-precision kernels for any array that speaks DLPack.",
     )
+    parser.add_argument("--version", action="version", version=f"cupymla {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:

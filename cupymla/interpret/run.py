@@ -14,17 +14,26 @@ from .machine import Layout, Machine, Watcher
 from .memory import GlobalMemory
 from .program import Program, parse
 
+_PROGRAMS = 12
+"""So many are kept, those used last: a large kernel's takes some 80 MB once it has run, and half a second to read again."""
+
 _programs: dict[tuple[KernelSource, str], Program] = {}
 _lock = threading.Lock()
 
 
 def program_of(source: KernelSource) -> Program:
-    """The kernel of a source, compiled to PTX and read, once per content. Raises CompileError, PtxError and Trap."""
+    """The kernel of a source, compiled to PTX and read, once while it is among those used last.
+
+    Raises CompileError, PtxError and Trap.
+    """
     key = source, content_hash(source)
     with _lock:
-        found = _programs.get(key)
+        found = _programs.pop(key, None)
         if found is None:
-            found = _programs[key] = parse(ptx(source), source.entry)
+            found = parse(ptx(source), source.entry)
+        _programs[key] = found
+        while len(_programs) > _PROGRAMS:
+            del _programs[next(iter(_programs))]
     return found
 
 

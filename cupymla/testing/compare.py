@@ -20,7 +20,7 @@ precision); the similarity is the Dice coefficient of two vectors, as DeepSeek's
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 SIMILARITY_LIMIT = 1e-5
+
+_BLOCK = 1 << 18
+"""Elements that are compared at a time: the float64 arrays of it all are then small, whatever an output's size."""
 
 
 class Mismatch(AssertionError):
@@ -81,13 +84,55 @@ def half_ulp(magnitude: float, dtype: np.dtype[Any]) -> float:
 
 def dissimilarity(x: Array, y: Array) -> float:
     """1 - 2<x,y> / (<x,x> + <y,y>) in float64: 0 for equal arrays, two zero arrays among them; 2 for opposite ones."""
-    a, b = x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
-    # Scaled to 1, so that squares neither overflow nor vanish. |a-b|^2 has no cancellation, unlike the formula.
-    scale = max(np.max(np.abs(a), initial=0.0), np.max(np.abs(b), initial=0.0))
+    return _dissimilarity(lambda: ((a, b) for _, a, b in _blocks(x, y)))
+
+
+def _dissimilarity(pairs: Callable[[], Iterable[tuple[Array, Array]]]) -> float:
+    """That of two arrays, given block by block, as often as it is asked for."""
+    scale = max((max(np.max(np.abs(a)), np.max(np.abs(b))) for a, b in pairs()), default=0.0)
     if scale == 0:
         return 0.0
-    a, b = a / scale, b / scale
-    return float(np.dot(a - b, a - b) / (np.dot(a, a) + np.dot(b, b)))
+    apart = together = 0.0
+    for a, b in pairs():
+        # Scaled to 1, so that squares neither overflow nor vanish. |a-b|^2 has no cancellation, unlike the formula.
+        x, y = a / scale, b / scale
+        apart += float(np.dot(x - y, x - y))
+        together += float(np.dot(x, x) + np.dot(y, y))
+    return apart / together
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Any, ...]]:
+    """Elements of arrays of one shape, some at a time: which is the first of them, then flat float64 arrays."""
+    flat = [array.reshape(-1) for array in arrays]
+    for first in range(0, flat[0].size, _BLOCK):
+        yield first, *(array[first : first + _BLOCK].astype(np.float64) for array in flat)
+
+
+class _Worst:
+    """The largest of numbers that come block by block, and where the first such stands."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.flat = 0
+
+    def see(self, first: int, values: Array) -> None:
+        place = int(np.argmax(values))
+        if values[place] > self.value:
+            self.value, self.flat = float(values[place]), first + place
+
+
+class _Wrong:
+    """How many of elements that come block by block are wrong, and where the first of them stands."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.flat = 0
+
+    def see(self, first: int, wrong: Array) -> None:
+        count = int(np.count_nonzero(wrong))
+        if count and not self.count:
+            self.flat = first + int(np.argmax(wrong))
+        self.count += count
 
 
 def compare(output: str, got: Array, same: Array, exact: Array) -> Report:
@@ -103,33 +148,49 @@ def compare(output: str, got: Array, same: Array, exact: Array) -> Report:
         return _failed(output, f"shape {got.shape}, expected {exact.shape}")
     if not is_float(got.dtype):
         return _compare_exactly(output, got, exact)
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = exact.astype(got.dtype).astype(np.float64)
-    actual, like = got.astype(np.float64), same.astype(np.float64)
-    for name, where in (("NaN", np.isnan), ("+inf", np.isposinf), ("-inf", np.isneginf)):
-        wrong = where(actual) != where(stored)
-        if np.any(wrong):
-            return _failed(output, f"{name} in the wrong places, {_show(wrong, stored, actual)}")
-    finite = np.isfinite(stored)
-    usable = finite & np.isfinite(like)
-    errors = np.where(finite, np.abs(np.where(finite, actual, 0) - np.where(finite, exact, 0)), 0.0)
-    reference_errors = np.where(usable, np.abs(np.where(usable, like, 0) - np.where(usable, exact, 0)), 0.0)
-    magnitude = float(np.max(np.abs(np.where(finite, exact, 0.0)), initial=0.0))
-    error, reference_error = float(np.max(errors, initial=0.0)), float(np.max(reference_errors, initial=0.0))
-    limit = 2 * reference_error + half_ulp(magnitude, got.dtype)
-    unlike = dissimilarity(np.where(finite, actual, 0.0), np.where(finite, exact, 0.0))
+
+    def stored(values: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded: Array = values.astype(got.dtype).astype(np.float64)
+        return rounded
+
+    places: dict[str, Callable[[Array], Array]] = {"NaN": np.isnan, "+inf": np.isposinf, "-inf": np.isneginf}
+    misplaced = {name: _Wrong() for name in places}
+    error, reference_error, magnitude = _Worst(), _Worst(), _Worst()
+    for first, actual, like, expected in _blocks(got, same, exact):
+        kept = stored(expected)
+        for name, where in places.items():
+            misplaced[name].see(first, where(actual) != where(kept))
+        finite = np.isfinite(kept)
+        error.see(first, np.abs(np.where(finite, actual, 0) - np.where(finite, expected, 0)))
+        usable = finite & np.isfinite(like)
+        reference_error.see(first, np.abs(np.where(usable, like, 0) - np.where(usable, expected, 0)))
+        magnitude.see(first, np.abs(np.where(finite, expected, 0)))
+    for name, wrong in misplaced.items():
+        if wrong.count:
+            return _failed(output, f"{name} in the wrong places, {_show(wrong, stored(exact), got)}")
+
+    def finite_pairs() -> Iterator[tuple[Array, Array]]:
+        for _, actual, expected in _blocks(got, exact):
+            finite = np.isfinite(stored(expected))
+            yield np.where(finite, actual, 0), np.where(finite, expected, 0)
+
+    limit = 2 * reference_error.value + half_ulp(magnitude.value, got.dtype)
+    unlike = _dissimilarity(finite_pairs)
     failure = None
-    if error > limit:
-        worst = f"{int(np.sum(errors > limit))} of {errors.size} elements off by more than {limit:.3g}"
-        failure = f"{output}: {worst}, the worst by {error:.3g} {_at(int(np.argmax(errors)), exact, actual)}"
+    if error.value > limit:
+        count = sum(int(np.count_nonzero(np.abs(actual - expected) > limit)) for actual, expected in finite_pairs())
+        worst = f"{count} of {exact.size} elements off by more than {limit:.3g}"
+        failure = f"{output}: {worst}, the worst by {error.value:.3g} {_at(error.flat, exact, got)}"
     elif unlike > SIMILARITY_LIMIT:
         failure = f"{output}: dissimilarity {unlike:.3g}, at most {SIMILARITY_LIMIT:g} (a systematic error)"
-    return Report(output, error, reference_error, limit, unlike, failure)
+    return Report(output, error.value, reference_error.value, limit, unlike, failure)
 
 
 def _compare_exactly(output: str, got: Array, exact: Array) -> Report:
-    wrong = got != exact
-    if np.any(wrong):
+    wrong = _Wrong()
+    wrong.see(0, (got != exact).reshape(-1))
+    if wrong.count:
         return _failed(output, f"not equal, {_show(wrong, exact, got)}")
     return Report(output, 0.0, 0.0, 0.0, 0.0)
 
@@ -139,8 +200,8 @@ def _at(flat: int, expected: Array, got: Array) -> str:
     return f"at {list(index)}: expected {expected[index]}, got {got[index]}"
 
 
-def _show(wrong: Array, expected: Array, got: Array) -> str:
-    return f"{int(np.sum(wrong))} of {wrong.size} elements, the first {_at(int(np.argmax(wrong)), expected, got)}"
+def _show(wrong: _Wrong, expected: Array, got: Array) -> str:
+    return f"{wrong.count} of {got.size} elements, the first {_at(wrong.flat, expected, got)}"
 
 
 def _failed(output: str, what: str) -> Report:

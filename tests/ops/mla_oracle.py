@@ -1,4 +1,6 @@
-"""Sparse MLA attention written a second time, for tests: dense over all keys, float64, gradients by torch's autograd.
+"""Sparse MLA attention written a second time, for tests: dense over all keys that any query names, float64.
+
+Gradients are by torch's autograd.
 
 Nothing here is shared with the package. The slots that count are found one by one in plain Python; a token named by m
 of them enters the dense softmax with weight m.
@@ -7,6 +9,7 @@ of them enters the dense softmax with weight m.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,6 +24,12 @@ Array = npt.NDArray[Any]
 D_V = 512
 WITHOUT_EFFECT = frozenset({"out", "lse", "lse_base", "deterministic", "dkv_dtype", "attn_dist", "normalize"})
 """Arguments that change nothing of an `Oracle`: what the forward gave, units, and how and what else is written."""
+
+
+_BLOCK = 1 << 20
+
+_SCORES = 1 << 23
+"""Of so many dense scores at a time autograd keeps its some ten arrays."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,13 @@ def solve(
     for entry in range(q.shape[0]):
         lengths = None if topk_length is None else topk_length[entry]
         valid = valid_mask(indices[entry], kv.shape[1], lengths, causal, q_start, k_stride)
-        parts.append(_solve_one(q[entry], kv[entry], indices[entry], valid, dout[entry], attn_sink, sm_scale))
+        step = max(1, _SCORES // max(1, q.shape[2] * kv.shape[1]))
+        some = [slice(first, first + step) for first in range(0, max(1, q.shape[1]), step)]
+        blocks = [
+            _solve_one(q[entry, s], kv[entry], indices[entry, s], valid[s], dout[entry, s], attn_sink, sm_scale)
+            for s in some
+        ]
+        parts.append(_queries_joined(blocks))
     if not has_batch:
         return parts[0]
     if not parts:
@@ -100,6 +115,13 @@ def solve(
     joined = {name: np.stack([getattr(part, name) for part in parts]) for name in Oracle.__dataclass_fields__}
     joined["d_sink"] = joined["d_sink"].sum(axis=0)
     return Oracle(**joined)
+
+
+def _queries_joined(blocks: list[Oracle]) -> Oracle:
+    """One batch entry of all its queries: what all of them add to is summed."""
+    found = {name: [getattr(block, name) for block in blocks] for name in Oracle.__dataclass_fields__}
+    summed = ("dkv", "d_sink")
+    return Oracle(**{n: np.sum(each, axis=0) if n in summed else np.concatenate(each) for n, each in found.items()})
 
 
 def _empty(q: Array, kv: Array, indices: Array) -> Oracle:
@@ -119,15 +141,15 @@ def _solve_one(
     named = np.flatnonzero(multiplicity.any(axis=0))
     scale = 1 / math.sqrt(d_qk) if sm_scale is None else sm_scale
     rows = np.flatnonzero(multiplicity.any(axis=1))
-    clean = np.zeros(kv.shape)
-    clean[named] = kv[named].astype(np.float64)
+    column_of = np.full(kv.shape[0], -1)
+    column_of[named] = np.arange(len(named))
     tq = torch.tensor(q.astype(np.float64), requires_grad=True)
-    tkv = torch.tensor(clean, requires_grad=True)
+    tkv = torch.tensor(kv[named].astype(np.float64), requires_grad=True)
     sink = torch.zeros(heads, dtype=torch.float64) if attn_sink is None else torch.tensor(attn_sink.astype(np.float64))
     finite = torch.where(torch.isinf(sink), 0.0, sink).requires_grad_()
 
     raw = torch.einsum("shd,td->sht", tq[rows], tkv)
-    logits = raw * scale + torch.log(torch.tensor(multiplicity[rows]))[:, None, :]
+    logits = raw * scale + torch.log(torch.tensor(multiplicity[np.ix_(rows, named)]))[:, None, :]
     lse = torch.logsumexp(logits, dim=-1)
     plain = torch.softmax(logits, dim=-1)
     column = finite[None, :, None].expand(len(rows), heads, 1)
@@ -146,15 +168,17 @@ def _solve_one(
     p = np.full((s_q, heads, indices.shape[1]), -np.inf)
     dist = np.zeros(indices.shape)
     for row, query in enumerate(rows):
-        tokens = indices[query, valid[query]]
-        p[query][:, valid[query]] = raw_rows[row][:, tokens]
-        scores = scale * raw_rows[row][:, tokens]
+        columns = column_of[indices[query, valid[query]]]
+        p[query][:, valid[query]] = raw_rows[row][:, columns]
+        scores = scale * raw_rows[row][:, columns]
         highest[query] = scores.max(axis=-1)
         dist[query, valid[query]] = np.exp(scores - full_lse[query][:, None]).sum(axis=0)
     assert tq.grad is not None and tkv.grad is not None
+    dkv = np.zeros(kv.shape)
+    dkv[named] = tkv.grad.numpy()
     d_sink = np.zeros(heads) if finite.grad is None else finite.grad.numpy()
     delta = (full_out * dout.astype(np.float64)).sum(axis=-1)
-    return Oracle(full_out, highest, full_lse, tq.grad.numpy(), tkv.grad.numpy(), d_sink, p, delta, dist, valid)
+    return Oracle(full_out, highest, full_lse, tq.grad.numpy(), dkv, d_sink, p, delta, dist, valid)
 
 
 FLOAT64_ROUNDING = 2.0**-31
@@ -164,18 +188,28 @@ FLOAT64_ROUNDING = 2.0**-31
 def assert_close(name: str, got: Array, expected: Array, tolerance: float = FLOAT64_ROUNDING) -> None:
     """Equal NaN and infinities, and finite elements within `tolerance` of the largest one (at least of 1)."""
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, expected {expected.shape}"
-    got, expected = got.astype(np.float64), expected.astype(np.float64)
-    for special in (np.isnan, np.isposinf, np.isneginf):
-        np.testing.assert_array_equal(special(got), special(expected), err_msg=f"{name}: {special.__name__}")
-    finite = np.isfinite(expected)
-    error = np.abs(got[finite] - expected[finite]).max(initial=0.0)
-    scale = max(1.0, np.abs(expected[finite]).max(initial=0.0))
+    error, scale = 0.0, 1.0
+    for x, y in _blocks(got, expected):
+        for special in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(special(x), special(y), err_msg=f"{name}: {special.__name__}")
+        finite = np.isfinite(y)
+        error = max(error, np.abs(x[finite] - y[finite]).max(initial=0.0))
+        scale = max(scale, np.abs(y[finite]).max(initial=0.0))
     assert error <= tolerance * scale, f"{name}: off by {error:.3g}, largest element {scale:.3g}"
 
 
 def unlike(x: Array, y: Array) -> float:
     """1 - 2<x,y> / (<x,x> + <y,y>) over finite elements."""
-    finite = np.isfinite(y.astype(np.float64))
-    a, b = x[finite].astype(np.float64), y[finite].astype(np.float64)
-    total = float(a @ a + b @ b)
-    return 0.0 if total == 0 else float((a - b) @ (a - b)) / total
+    apart = total = 0.0
+    for got, expected in _blocks(x, y):
+        finite = np.isfinite(expected)
+        a, b = got[finite], expected[finite]
+        apart, total = apart + float((a - b) @ (a - b)), total + float(a @ a + b @ b)
+    return 0.0 if total == 0 else apart / total
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """The same elements of each in float64, some at a time, so that large arrays are not copied whole."""
+    flat = [array.reshape(-1) for array in arrays]
+    for first in range(0, flat[0].size, _BLOCK):
+        yield tuple(array[first : first + _BLOCK].astype(np.float64) for array in flat)

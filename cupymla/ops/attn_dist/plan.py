@@ -41,8 +41,8 @@ PASS_HEADS = (64, 128)
 """Heads that a kernel variant takes in one pass over a query's slots."""
 
 
-# Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/README.md): a block of 64 slots of one query, and what
-# comes between queries; a block of 64 rows of a bunch, and what comes between bunches, where no products queue.
+# Cycles of an H200's multiprocessor, estimated (cuda/attn_dist/sm90/README.md): a block of 64 slots of one query, and
+# what comes between queries; a block of 64 rows of a bunch, and what comes between bunches, where no products queue.
 _BLOCK, _QUERY = 2005, 900
 _JOINT_BLOCK, _BUNCH = 2790, 26000
 

@@ -68,8 +68,8 @@ PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
 stored at a time where they need more."""
 
-# Cycles of an H200's multiprocessor, estimated (cuda/sparse_mla_bwd/README.md): a block of 64 slots or rows, what comes
-# between queries, and what comes between bunches.
+# Cycles of an H200's multiprocessor, estimated (cuda/sparse_mla_bwd/sm90/README.md): a block of 64 slots or rows, what
+# comes between queries, and what comes between bunches.
 _BLOCK, _QUERY, _BUNCH = 9900, 13500, 40000
 
 _MARGIN = 1.0
