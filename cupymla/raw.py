@@ -5,14 +5,36 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import arch as arches
 from . import build
 from .build.source import KernelSource
-from .errors import InputError, UnsupportedError
+from .errors import InputError, UnsupportedError, shown
 from .ops import registry
+from .ops.dealt import Dealt
+
+_MAX_CTAS = 2**31 - 1  # the extent of grid.x (CUDA C++ Programming Guide)
+
+
+class Deal(Protocol):
+    """How a kernel's work is dealt to the CTAs of a launch, as `RawKernel.deal` says it."""
+
+    def __call__(self, multiprocessors: int, **sizes: int) -> Dealt:
+        """The grid for a GPU with that many multiprocessors, and the fields of the record that go with it.
+
+        Args:
+            multiprocessors: of the GPU, which CuPy has as `cupy.cuda.Device().attributes["MultiProcessorCount"]`.
+            sizes: the keywords of `raw_deal` in the operator's `plan` module, for nvfp4_gemv `m`, `n`, `k` and
+                `batches`. The error for another word lists them.
+
+        Raises:
+            InputError: a size that is unknown, missing or out of range.
+            UnsupportedError: the operator's plan deals out whole calls only, or more work than a launch can have.
+        """
+        ...
 
 
 class RawKernel(NamedTuple):
@@ -24,6 +46,7 @@ class RawKernel(NamedTuple):
         facts: what a launch needs to know: "threads", "cluster", "smem_bytes", "parameter_bytes" and the kernel's own.
         parameters: the `ctypes.Structure` whose fields are the kernel's parameter record, which is its last parameter.
         parameter_sizes: size in bytes of every kernel parameter, in order; a 128 is a tensor map.
+        deal: gives the grid, and the fields of the record that go with it, for sizes: see `Deal`.
     """
 
     module: Any
@@ -31,6 +54,7 @@ class RawKernel(NamedTuple):
     facts: Mapping[str, int]
     parameters: type[ctypes.Structure]
     parameter_sizes: tuple[int, ...]
+    deal: Deal
 
 
 def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> RawKernel:
@@ -60,7 +84,34 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
     source = plan.variant(target, **variant)
     record = _record(import_module(f"cupymla.ops.{operator}.cuda"), source)
     compiled = build.cubin(source)
-    return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters)
+    deal = partial(_deal, operator, source, compiled.facts)
+    return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters, deal)
+
+
+def _deal(operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int) -> Dealt:
+    plan = import_module(f"cupymla.ops.{operator}.plan")
+    if not hasattr(plan, "raw_deal"):
+        supported = "what plan.py and cuda.py of the operator do for whole calls"
+        raise UnsupportedError(f"a deal of {operator}'s work by sizes alone", source.arch, supported)
+    known = inspect.signature(plan.raw_deal).parameters
+    words = {word: entry for word, entry in known.items() if entry.kind is entry.KEYWORD_ONLY}
+    wanted = "keywords " + ", ".join(words)
+    for word, size in {"multiprocessors": multiprocessors, **sizes}.items():
+        least = 1 if word == "multiprocessors" else 0
+        if word != "multiprocessors" and word not in words:
+            raise InputError("sizes", wanted, repr(word), operator)
+        if word in words and words[word].annotation == "bool":
+            if type(size) is not bool:
+                raise InputError(word, "True or False", shown(size), operator)
+        elif type(size) is not int or size < least:
+            raise InputError(word, f"an int of at least {least}", shown(size), operator)
+    for word, entry in words.items():
+        if entry.default is entry.empty and word not in sizes:
+            raise InputError("sizes", wanted, f"no {word}", operator)
+    dealt: Dealt = plan.raw_deal(source, facts, multiprocessors, **sizes)
+    if dealt.ctas > _MAX_CTAS:
+        raise UnsupportedError(f"{operator} in {dealt.ctas} CTAs", source.arch, f"up to {_MAX_CTAS}")
+    return dealt
 
 
 def _record(module: Any, source: KernelSource) -> type[ctypes.Structure]:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,15 @@ def test_a_kernels_page_names_all_of_its_files(page: Path) -> None:
     }
     assert [file for file in sorted(named) if not file.exists()] == []
     assert sorted(file for file in page.parent.glob("*.cu*") if file.resolve() not in named) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({page.parent for page in ROOT.glob("cuda/*/README.md")}), ids=lambda f: f.name
+)
+def test_pages_of_an_operator_name_all_of_its_files(folder: Path) -> None:
+    """Also those that no target has for itself, and where one page is for all targets."""
+    text = "\n".join(page.read_text() for page in folder.rglob("README.md"))
+    told = [cell.rpartition("/")[2] for cell in re.findall(r"`([^`\n]*)`", text)]
+    files = {file.name for file in folder.rglob("*.cu*")}
+    assert files
+    assert [name for name in sorted(files) if not any(fnmatch(name, pattern) for pattern in told)] == []

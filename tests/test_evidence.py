@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupymla.build.source import cuda_root
 from cupymla.emulate import MODES
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
@@ -178,6 +180,24 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     ran = capsys.readouterr().out.splitlines()
     assert [line.partition(": ok")[0] for line in ran] == [f"attn_dist sm_90a {case.name} {n} SM" for n in (1, 132, 3)]
     assert all(line.endswith("(attn_dist)") for line in ran)
+
+
+def test_kernels_of_another_folder_run_and_leave_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    for name in ("common", "xl_paged_attention"):
+        shutil.copytree(cuda_root() / name, tmp_path / name)
+    kernel = tmp_path / "xl_paged_attention" / "sm80" / "xl_paged_attention.cu"
+    words = ["xl_paged_attention", "--arch", "sm_90a", "--case", "gqa4-2x64_b4_c0-90_lse2", "--sources", str(tmp_path)]
+    assert without_gpu.main(words) == 0
+    assert capsys.readouterr().out.count(": ok, ") == 3
+    kernel.write_text(kernel.read_text() + '#error "the copy"\n')
+    assert without_gpu.main(words) == 1
+    assert f"{kernel}: " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        without_gpu.main([*words[:-1], str(tmp_path / "common")])
+    assert "argument '--sources': expected a folder like this project's cuda/" in capsys.readouterr().err
 
 
 def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[str]) -> None:

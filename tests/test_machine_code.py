@@ -94,7 +94,11 @@ def test_a_change_is_seen_beside_what_it_changed(tmp_path: Path, capsys: pytest.
     assert registers[1] <= 64 < registers[0]
     if machine_code.disassembler() is not None:
         assert " -> here: " in more[0] and "the same code" not in more[0]
-        assert "EXIT" in (out / "nvfp4_gemv-sm_90-mxfp40-vectors0-most_columns1.sass").read_text()
+        texts = [
+            (folder / "nvfp4_gemv-sm_90-mxfp40-vectors0-most_columns1.sass").read_text()
+            for folder in (out, out / "against-1")
+        ]
+        assert all("EXIT" in text for text in texts) and texts[0] != texts[1]
 
 
 @pytest.mark.compile

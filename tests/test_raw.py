@@ -49,6 +49,53 @@ def test_wrong_arguments_are_named(argument: str, call: object) -> None:
     assert caught.value.argument == argument
 
 
+@pytest.mark.compile
+def test_deal_gives_the_grid_and_its_fields(no_module: None) -> None:
+    kernel = cupymla.raw_module("nvfp4_gemv", arch="sm_90a", n=4)
+    dealt = kernel.deal(132, m=7168, n=4, k=2048, batches=4)
+    assert dealt.ctas == 132
+    assert dealt.fields.keys() <= {field[0] for field in kernel.parameters._fields_}
+    assert dealt.fields["parts"] * 4 == dealt.fields["items"] == 132
+    assert dealt.fields["part_rows"] * dealt.fields["parts"] + dealt.fields["long_parts"] == 7168
+    kernel.parameters(**dealt.fields)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("argument", "multiprocessors", "sizes"),
+    [
+        ("multiprocessors", 0, {"m": 8, "n": 1, "k": 64}),
+        ("m", 132, {"m": 8.0, "n": 1, "k": 64}),
+        ("m", 132, {"m": -1, "n": 1, "k": 64}),
+        ("sizes", 132, {"m": 8, "n": 1}),
+        ("sizes", 132, {"m": 8, "n": 1, "k": 64, "l": 1}),
+        ("n", 132, {"m": 8, "n": 9, "k": 64}),
+        ("k", 132, {"m": 8, "n": 1, "k": 63}),
+    ],
+)
+def test_wrong_sizes_are_named(no_module: None, argument: str, multiprocessors: int, sizes: dict[str, int]) -> None:
+    with pytest.raises(InputError) as caught:
+        cupymla.raw_module("nvfp4_gemv", arch="sm_90a", n=4).deal(multiprocessors, **sizes)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.compile
+def test_a_grid_that_cannot_be_is_refused(no_module: None) -> None:
+    kernel = cupymla.raw_module("attn_dist", arch="sm_90a", d_qk=512)
+    with pytest.raises(UnsupportedError, match="up to 2147483647"):
+        kernel.deal(132, s_q=2**33, topk=64)
+
+
+@pytest.mark.compile
+def test_an_operator_without_a_deal_by_sizes_says_so(no_module: None) -> None:
+    kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16", heads=16, split=True)
+    with pytest.raises(UnsupportedError, match="split=False"):
+        kernel.deal(132, s_q=1, h_q=1)
+    kernel = cupymla.raw_module("sparse_mla_bwd_phase1", arch="sm_100a")
+    with pytest.raises(UnsupportedError, match=r"plan\.py"):
+        kernel.deal(132, s_q=1)
+
+
 def test_target_without_a_kernel() -> None:
     with pytest.raises(UnsupportedError, match="sm_80"):
         cupymla.raw_module("sparse_mla_fwd", arch="sm_80")
@@ -60,24 +107,32 @@ def test_without_a_gpu_the_target_has_to_be_named() -> None:
         cupymla.raw_module("sparse_mla_fwd")
 
 
+SCRIPTS = {
+    "standalone_launch": "for sm_90a, and CuPy finds no GPU of compute capability 9.0",
+    "standalone_gemv": "for sm_80 and later, and CuPy finds no GPU of compute capability 8.0",
+}
+"""Each with what it says where there is no GPU."""
+
+
 @pytest.mark.gpu
-def test_standalone_script_gets_the_same_bits() -> None:
-    if driver.compute_capability(0) != (9, 0):
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_standalone_script_gets_the_same_bits(script: str) -> None:
+    if script == "standalone_launch" and driver.compute_capability(0) != (9, 0):
         pytest.skip("the script launches the Hopper kernel")
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / "standalone_launch.py"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(EXAMPLES / f"{script}.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
-def test_standalone_script_says_that_it_needs_a_gpu() -> None:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_standalone_script_says_that_it_needs_a_gpu(script: str) -> None:
     """In a checkout where nothing is installed, too."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, str(EXAMPLES / "standalone_launch.py")]
+    command = [sys.executable, str(EXAMPLES / f"{script}.py")]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 1
-    assert run.stderr == "this launches a kernel for sm_90a, and CuPy finds no GPU of compute capability 9.0\n"
+    assert run.stderr == f"this launches a kernel {SCRIPTS[script]}\n"
 
 
 def test_every_variant_is_a_source() -> None:

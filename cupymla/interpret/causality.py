@@ -390,8 +390,12 @@ class Causality:
         return column < self.threads or bool((self._of_copies == column).any())
 
     def line(self, stamp: int) -> str:
-        """Where in the PTX a moment was."""
-        return f"PTX line {self._machine.lines[stamp]}" if stamp < len(self._machine.lines) else "some time"
+        """Where in the PTX a moment was, and in the CUDA sources as far as is known."""
+        if stamp >= len(self._machine.lines):
+            return "some time"
+        line = self._machine.lines[stamp]
+        location = next((step.location for step in self._machine.program.steps if step.line == line), "")
+        return f"PTX line {line}" + (f" ({location})" if location else "")
 
 
 def require_fenced_init(causality: Causality, numbers: Array, maker: tuple[int, int]) -> None:

@@ -312,6 +312,5 @@ def check_record(source: KernelSource, facts: Mapping[str, int], record: type[ct
     expected = facts["parameter_bytes"]
     if ctypes.sizeof(record) != expected:
         twin = f"its twin {record.__module__}.{record.__qualname__} has {ctypes.sizeof(record)}"
-        raise CompileError(
-            source.path, f"parameter record of {expected} bytes, {twin}; the tests of plans compare fields"
-        )
+        hint = "the tests of plans compare fields; a folder of sources with another record wants its own checkout"
+        raise CompileError(source.path, f"parameter record of {expected} bytes, {twin}; {hint}")

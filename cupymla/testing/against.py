@@ -68,14 +68,14 @@ def here() -> Variant:
     return Variant("here", contextlib.nullcontext)
 
 
-def kernels_of(folder: Path) -> Variant:
+def kernels_of(folder: Path, option: str = "--against") -> Variant:
     """Kernels compiled from another `cuda/` folder, whose parameter records must be those of this package.
 
-    Raises InputError for a folder that holds no kernels.
+    Raises InputError, in the name of the command's option, for a folder that holds no kernels.
     """
     root = folder.absolute()
     if not any(root.glob("*/*/*.cu")):
-        raise InputError("--against", "a folder like this project's cuda/", str(folder))
+        raise InputError(option, "a folder like this project's cuda/", str(folder))
 
     @contextlib.contextmanager
     def applied() -> Iterator[None]:

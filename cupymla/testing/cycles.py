@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from .. import build
 from ..cli.terminal import Terminal, exit_with
-from ..errors import InputError, UnsupportedError
+from ..errors import CupymlaError, InputError, UnsupportedError
 from ..interpret import Program
 from ..interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
 from ..interpret.cycles.costs import of_machine_code
@@ -211,6 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except (InputError, UnsupportedError) as error:
         parser.error(str(error))
+    except CupymlaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(options: argparse.Namespace) -> int:

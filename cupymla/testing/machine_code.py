@@ -165,7 +165,10 @@ def changes(old: str, new: str) -> str:
 
 
 def show(sources: Sequence[KernelSource], folders: Sequence[Path], out: Path | None) -> None:
-    """Print a table of these variants, each as it is here and as it is in other folders. Raises CompileError."""
+    """Print a table of these variants, each as it is here and as it is in other folders. Raises CompileError.
+
+    With `out`, the SASS of what is here is written there, that of other folders into against-1, against-2, ... below.
+    """
     twins = [replace(source, root=str(folder.absolute())) for source in sources for folder in folders]
     precompile([*sources, *twins])
     places = ["here", *map(str, folders)]
@@ -175,8 +178,11 @@ def show(sources: Sequence[KernelSource], folders: Sequence[Path], out: Path | N
         print(" ".join((source.entry, source.arch, *(f"{name}={value}" for name, value in source.defines))))
         here = made_of(source, out)
         print(f"{places[0]:{width}}", *(f"{cell:>12}" for cell in here.cells))
-        for folder, place in zip(folders, places[1:], strict=True):
-            other = made_of(replace(source, root=str(folder.absolute())))
+        for number, (folder, place) in enumerate(zip(folders, places[1:], strict=True), 1):
+            below = None if out is None else out / f"against-{number}"
+            if below is not None:
+                below.mkdir(exist_ok=True)
+            other = made_of(replace(source, root=str(folder.absolute())), below)
             print(f"{place:{width}}", *(f"{cell:>12}" for cell in other.cells))
             if other.sass is not None and here.sass is not None:
                 print(f"  {place} -> here: {changes(other.sass, here.sass)}")
@@ -197,7 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--against", action="append", default=[], type=Path, metavar="CUDA", help="another cuda/ folder; repeatable"
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the SASS of what is here, a file per variant")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write SASS, a file per variant; of other folders into against-1, against-2, ... below",
+    )
     options = parser.parse_args(arguments)
     try:
         entry = registry.named(options.operator)

@@ -2,6 +2,7 @@
 
     python -m cupymla.testing.without_gpu OP ... [--arch SM] [--kernel NAME] [--most-flops N]
     python -m cupymla.testing.without_gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
+    python -m cupymla.testing.without_gpu OP --sources FOLDER [--case NAME ...] kernels of another cuda/; writes nothing
     python -m cupymla.testing.without_gpu OP --list                             the names of all small cases
 
 When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
@@ -14,6 +15,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from .. import arch as arches
 from ..build import compiler
@@ -84,7 +86,7 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: Kernel
 
 
 def run_cases(
-    subject: Subject, kernel: KernelEntry, cases: Sequence[Case], turns: int = 1
+    subject: Subject, kernel: KernelEntry, cases: Sequence[Case], turns: int = 1, sources: Path | None = None
 ) -> list[Sequence[Report]] | None:
     """Run a kernel's cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
 
@@ -95,9 +97,11 @@ def run_cases(
         kernel: the one to choose.
         cases: what to run.
         turns: how often an interpreted case runs, each time on another number of multiprocessors with another seed.
+        sources: the `cuda/` folder that kernels are compiled from, by default this package's.
     """
     arch = kernel.arch
     counts = multiprocessors(subject.name)
+    variant = against.here() if sources is None else against.kernels_of(sources, "--sources")
     if not is_interpreted(arch):
         turns = len(MODES)
     reports: list[Sequence[Report]] = []
@@ -109,7 +113,11 @@ def run_cases(
             how = f"{counts[whole % len(counts)]} SM" if is_interpreted(arch) else MODES[turn]
             what = f"{kernel.name} {arch} {case.name} {how}"
             try:
-                with against.chosen(subject, kernel, case), machine_for(subject.name, arch, whole) as made:
+                with (
+                    against.chosen(subject, kernel, case),
+                    machine_for(subject.name, arch, whole) as made,
+                    variant.applied(),
+                ):
                     found = made.check(subject.name, case)
                     require_launched(subject, kernel, case, made.launched)
                 compare.require(found)
@@ -155,6 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", action="append", metavar="SM", help="a target; repeatable (default: all)")
     parser.add_argument("--kernel", metavar="NAME", help="this kernel alone, where a target has several")
     parser.add_argument("--case", action="append", metavar="NAME", help="only this case; repeatable; writes nothing")
+    parser.add_argument(
+        "--sources", type=Path, metavar="FOLDER", help="kernels of another cuda/ folder; writes nothing"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases, each with what it protects")
     parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
     options = parser.parse_args(arguments)
@@ -180,13 +191,17 @@ def _run(options: argparse.Namespace) -> int:
             for case in small_cases(subject, options.most_flops):
                 print(f"{case.name}  ({case.intent})")
             continue
-        if options.case:
-            cases = subject.those(subject.cases.CASES, options.case)
-            if unserved := [case.name for case in cases if not any(case in subject.cases_of(k) for k in kernels)]:
+        if options.case or options.sources:
+            every = small_cases(subject, options.most_flops)
+            cases = subject.those(subject.cases.CASES, options.case) if options.case else every
+            unserved = [case.name for case in cases if not any(case in subject.cases_of(k) for k in kernels)]
+            if options.case and unserved:
                 raise InputError("--case", f"cases of {options.kernel}", ", ".join(unserved), name)
             for kernel in kernels:
                 served = [case for case in cases if case in subject.cases_of(kernel)]
-                complete &= run_cases(subject, kernel, served, turns=TURNS) is not None
+                complete &= (
+                    run_cases(subject, kernel, served, TURNS if options.case else 1, options.sources) is not None
+                )
             continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)

@@ -1,7 +1,8 @@
 """Launches the sparse MLA forward kernel on its own, with CuPy and cuda-python: no call of ours between arrays and GPU.
 
 `cupymla.raw_module` compiles the kernel and says what a launch of it needs; the rest is what any CUDA program does:
-fill the parameter record, encode the tensor map, launch. Run on a Hopper GPU:
+fill the parameter record, encode the tensor map, launch. In its present form not run on a GPU yet: tests hand what it
+launches to the PTX interpreter. On a Hopper GPU:
 
     python scripts/examples/standalone_launch.py
 """
@@ -12,6 +13,7 @@ import ctypes
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import cupy as cp
 import ml_dtypes
@@ -33,7 +35,7 @@ def aligned_copy(data: bytes) -> tuple[ctypes.Array[ctypes.c_char], int]:
     return buffer, address
 
 
-def query_map(q: cp.ndarray, heads: int) -> bytes:
+def query_map(q: Any, heads: int) -> bytes:
     """The tensor map of Q: boxes of 64 channels x `heads` heads of one query, 128-byte swizzle."""
     kinds = driver
     numbers = (kinds.cuuint64_t, kinds.cuuint32_t)
@@ -58,21 +60,19 @@ def query_map(q: cp.ndarray, heads: int) -> bytes:
     return ctypes.string_at(encoded.getPtr(), 128)
 
 
-def main() -> None:
-    """Compute one small problem and compare it with the package's own call."""
-    if not cp.cuda.is_available() or cp.cuda.Device().compute_capability != "90":
-        raise SystemExit("this launches a kernel for sm_90a, and CuPy finds no GPU of compute capability 9.0")
-    rng = cp.random.default_rng(0)
-    q = rng.standard_normal((S_Q, H_Q, D_QK), dtype=np.float32).astype(ml_dtypes.bfloat16)
-    kv = rng.standard_normal((S_KV, D_QK), dtype=np.float32).astype(ml_dtypes.bfloat16)
-    indices = rng.integers(0, S_KV, size=(S_Q, TOPK)).astype(np.int32)
-    out = cp.empty((S_Q, H_Q, D_V), ml_dtypes.bfloat16)
-    max_logits, lse = cp.empty((S_Q, H_Q), np.float32), cp.empty((S_Q, H_Q), np.float32)
-
-    kernel = cupymla.raw_module("sparse_mla_fwd", d_qk=D_QK, dtype="bfloat16")
+def launch(
+    kernel: Any, q: Any, kv: Any, indices: Any, out: Any, max_logits: Any, lse: Any, multiprocessors: int, stream: int
+) -> int:
+    """Attention of q to the rows of kv that indices name: the kernel alone. Returns how many CTAs there are."""
     function = kernel.module.get_function(kernel.entry)
     function.max_dynamic_shared_size_bytes = kernel.facts["smem_bytes"]
     heads = kernel.facts["heads_per_cta"]
+    dealt = kernel.deal(multiprocessors, s_q=S_Q, h_q=H_Q)
+    # Scores are taken to log2 by a rounded factor; what a unit of them is in natural logarithms, in two floats.
+    sm_scale = D_QK**-0.5
+    scale_log2 = float(np.float32(sm_scale * math.log2(math.e)))
+    unit = sm_scale / scale_log2
+    base_unit = float(np.float32(unit))
     record = kernel.parameters(
         kv=kv.data.ptr,
         indices=indices.data.ptr,
@@ -92,26 +92,45 @@ def main() -> None:
         s_kv=S_KV,
         h_q=H_Q,
         topk=TOPK,
-        head_blocks=H_Q // heads,
-        group_tokens=1,
-        scale_log2=D_QK**-0.5 * math.log2(math.e),
+        scale_log2=scale_log2,
+        max_unit=sm_scale,
+        base_unit=base_unit,
+        base_unit_rest=unit - base_unit,
         lse_unit=math.log(2.0),
+        **dealt.fields,
     )
     keep, map_address = aligned_copy(query_map(q, heads))
     slots = (ctypes.c_void_p * 2)(map_address, ctypes.addressof(record))
-    grid = S_Q * (H_Q // heads)
-    stream = cp.cuda.get_current_stream().ptr
     (error,) = driver.cuLaunchKernel(
-        function.kernel.ptr, grid, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
+        function.kernel.ptr, dealt.ctas, 1, 1, kernel.facts["threads"], 1, 1, kernel.facts["smem_bytes"], stream,
         ctypes.addressof(slots), 0,
     )  # fmt: skip
     if int(error):
         raise RuntimeError(f"cuLaunchKernel: {error}")
-    cp.cuda.get_current_stream().synchronize()
     del keep
+    return dealt.ctas
 
-    expected, _, expected_lse = cupymla.sparse_mla_fwd(q, kv, indices)
-    same = bool((out.view(np.uint16) == expected.view(np.uint16)).all()) and bool((lse == expected_lse).all())
+
+def main() -> None:
+    """Compute one small problem and compare it with the package's own call."""
+    if not cp.cuda.is_available() or cp.cuda.Device().compute_capability != "90":
+        raise SystemExit("this launches a kernel for sm_90a, and CuPy finds no GPU of compute capability 9.0")
+    rng = cp.random.default_rng(0)
+    q = rng.standard_normal((S_Q, H_Q, D_QK), dtype=np.float32).astype(ml_dtypes.bfloat16)
+    kv = rng.standard_normal((S_KV, D_QK), dtype=np.float32).astype(ml_dtypes.bfloat16)
+    indices = rng.integers(0, S_KV, size=(S_Q, TOPK)).astype(np.int32)
+    out = cp.empty((S_Q, H_Q, D_V), ml_dtypes.bfloat16)
+    max_logits, lse = cp.empty((S_Q, H_Q), np.float32), cp.empty((S_Q, H_Q), np.float32)
+
+    kernel = cupymla.raw_module("sparse_mla_fwd", d_qk=D_QK, dtype="bfloat16")
+    multiprocessors = cp.cuda.Device().attributes["MultiProcessorCount"]
+    stream = cp.cuda.get_current_stream()
+    grid = launch(kernel, q, kv, indices, out, max_logits, lse, multiprocessors, stream.ptr)
+    stream.synchronize()
+
+    expected, *statistics = cupymla.sparse_mla_fwd(q, kv, indices)
+    same = bool((out.view(np.uint16) == expected.view(np.uint16)).all())
+    same &= all(bool((ours == theirs).all()) for ours, theirs in zip((max_logits, lse), statistics, strict=True))
     print(f"{grid} CTAs of {kernel.facts['threads']} threads, {kernel.facts['smem_bytes']} bytes of shared memory each")
     print("the same bits as cupymla.sparse_mla_fwd" if same else "DIFFERENT from cupymla.sparse_mla_fwd")
     raise SystemExit(0 if same else 1)

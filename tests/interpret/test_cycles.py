@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cycles_kit import recorded, warps_of
 
+from cupymla.build.source import cuda_root
 from cupymla.interpret import Program
 from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
 from cupymla.interpret.cycles.rates import FROM_MEMORY
@@ -294,6 +295,18 @@ def test_the_command_refuses(arguments: list[str], message: str, capsys: pytest.
     with pytest.raises(SystemExit):
         cycles.main(["sparse_mla_fwd", *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_with_another_parameter_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("common", "xl_paged_attention"):
+        shutil.copytree(cuda_root() / name, tmp_path / name)
+    record = tmp_path / "xl_paged_attention" / "sm80" / "params.cuh"
+    record.write_text(record.read_text().replace("float score_log2;", "float score_log2, another, third;"))
+    words = ["xl_paged_attention", "--case", "gqa4-2x64_b4_c0-90_lse2", "--ctas", "1", "--against", str(tmp_path)]
+    assert cycles.main(words) == 1
+    said = capsys.readouterr().err
+    assert "error: xl_paged_attention/sm80/xl_paged_attention.cu: parameter record of 376 bytes" in said
+    assert "wants its own checkout" in said
 
 
 @pytest.mark.parametrize("name", ["nvfp4_gemv", "xl_paged_attention"])

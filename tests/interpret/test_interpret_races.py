@@ -60,6 +60,13 @@ def test_threads_that_copy_to_one_place_copy_the_same() -> None:
         run(body.format(element(4)), source, races="practice")
 
 
+def test_a_race_names_both_places_in_cuda() -> None:
+    body = NEIGHBOUR.format(bit=1, between="", behind="")
+    body = body.replace("st.shared", "\n.loc 1 41 7\nst.shared").replace("ld.shared", "\n.loc 1 42 7\nld.shared")
+    with pytest.raises(Trap, match=r"thread 1 wrote at PTX line \d+ \(\?:41\), and nothing .* \(\?:42\)"):
+        run(body, np.zeros(32, np.uint32), races="practice")
+
+
 def test_what_is_still_read_may_not_be_written() -> None:
     out = np.zeros(64, np.uint32)
     again = "st.shared.u32 [%r2], %r4;"

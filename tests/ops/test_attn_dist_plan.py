@@ -47,7 +47,7 @@ def covered(dealt: plan.Deal, row_blocks: int) -> list[tuple[int, int]]:
 def test_every_block_of_every_query_is_dealt_once(
     tokens: int, topk: int, multiprocessors: int, normalize: str | None
 ) -> None:
-    dealt = plan.deal(problem(normalize, topk=topk), tokens, 64, multiprocessors)
+    dealt = plan.deal_at_once(tokens, topk, normalize is not None, 64, multiprocessors)
     row_blocks = -(-topk // 64)
     assert sorted(covered(dealt, row_blocks)) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
     if normalize:
@@ -80,7 +80,7 @@ def test_every_block_is_dealt_once_in_turn(
     tokens: int, topk: int, multiprocessors: int, cluster: int, normalize: str | None
 ) -> None:
     block_slots = 128 * cluster
-    dealt = plan.deal_in_turn(problem(normalize, topk=topk), tokens, block_slots, multiprocessors, cluster)
+    dealt = plan.deal_in_turn(tokens, topk, normalize is not None, block_slots, multiprocessors, cluster)
     row_blocks = -(-topk // block_slots)
     found = covered_in_turn(dealt, cluster, tokens, row_blocks)
     assert sorted(found) == [(t, b) for t in range(tokens) for b in range(row_blocks)]
@@ -90,9 +90,9 @@ def test_every_block_is_dealt_once_in_turn(
 
 
 def test_one_query_keeps_many_multiprocessors_busy() -> None:
-    assert plan.deal(problem(topk=2048), 1, 64, 132).ctas == 32
-    assert plan.deal(problem(topk=2048), 16, 64, 132).ctas == 16 * 8
-    assert plan.deal(problem("l1", topk=2048), 1, 64, 132).ctas == 1
+    assert plan.deal_at_once(1, 2048, False, 64, 132).ctas == 32
+    assert plan.deal_at_once(16, 2048, False, 64, 132).ctas == 16 * 8
+    assert plan.deal_at_once(1, 2048, True, 64, 132).ctas == 1
 
 
 @pytest.mark.parametrize(("h_q", "pass_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
@@ -108,7 +108,7 @@ def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
     multiprocessors=st.integers(1, 40),
 )
 def test_every_bunch_is_dealt_once(batch: int, s_q: int, multiprocessors: int) -> None:
-    dealt = plan.deal_bunches(problem(batch=batch, s_q=s_q), multiprocessors)
+    dealt = plan.deal_bunches(s_q, batch, 2048, multiprocessors)
     bunches = [bunch for cta in range(dealt.ctas) for bunch in range(cta, dealt.groups, dealt.ctas)]
     assert sorted(bunches) == list(range(batch * -(-s_q // plan.JOINT_QUERIES)))
     assert dealt.ctas <= multiprocessors

@@ -50,10 +50,9 @@ def tiled(m: int, n: int, k: int, batches: int, format: str = "nvfp4", b_dtype: 
 def dealt(
     given: spec.Problem, multiprocessors: int = 132, vector_bytes: int = 41_472, factor_bytes: int = 32, groups: int = 4
 ) -> plan.Work:
-    return plan.deal(
-        given, multiprocessors, vector_bytes, factor_bytes, phase_elements=16_384, chunk=256, pass_rows=256,
-        groups=groups,
-    )  # fmt: skip
+    facts = {"phase_elements": 16_384, "chunk": 256, "pass_rows": 256, "groups": groups}
+    facts |= {"vector_bytes": vector_bytes, "factor_bytes": factor_bytes}
+    return plan.deal(given.m, given.n, given.k, given.batches, multiprocessors, facts)
 
 
 @given(m=st.integers(1, 100_000), batches=st.integers(1, 5_000), multiprocessors=st.integers(1, 200))

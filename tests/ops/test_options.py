@@ -16,7 +16,7 @@ from option_kit import DECLARED, another
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
-from cupymla.testing import without_gpu
+from cupymla.testing import compare, without_gpu
 from cupymla.testing.operators import Subject
 
 NAMES = [entry.name for entry in registry.OPERATORS]
@@ -36,6 +36,34 @@ def test_every_argument_is_in_a_case(name: str) -> None:
             if isinstance(value, np.ndarray) or value != parameters[argument].default:
                 given.add(argument)
     assert parameters.keys() - given - set(subject.outputs) - NOT_OF_THE_RESULT == set()
+
+
+OWN_DOORS = [name for name in NAMES if name not in DECLARED]
+"""Operators whose arguments are listed by hand from room to room."""
+
+
+@pytest.mark.parametrize("name", OWN_DOORS)
+def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
+    """The call is what the reference is, in the cheapest case that has each argument: none is lost on the way there."""
+    subject = Subject(name)
+    parameters = inspect.signature(subject.call).parameters
+    cheapest: dict[str, Any] = {}
+    for case in sorted(without_gpu.small_cases(subject), key=subject.cases.flops):
+        for argument, value in subject.cases.inputs(case, 0).items() if subject.cases.flops(case) else ():
+            if isinstance(value, np.ndarray) or value != parameters[argument].default:
+                cheapest.setdefault(argument, case)
+    for case in dict.fromkeys(cheapest.values()):
+        inputs = subject.cases.inputs(case, 0)
+        compare.require(subject.reports(inputs, subject.named(subject.call(**inputs))))
+
+
+@pytest.mark.parametrize("name", OWN_DOORS)
+def test_the_door_has_the_defaults_of_the_call(name: str) -> None:
+    """Prepared calls and bridges go to the door with what they were given."""
+    parameters = inspect.signature(getattr(cupymla, name)).parameters
+    own = inspect.signature(import_module(f"cupymla.ops.{name}.spec").read).parameters
+    assert own.keys() == parameters.keys() - {"stream"}
+    assert {n: p.default for n, p in own.items()} == {n: p.default for n, p in parameters.items() if n != "stream"}
 
 
 REPEATED = [

@@ -54,6 +54,18 @@ def test_grid_of_pairs(h_q: int, s_q: int, topk: int, head_blocks: int, parts: i
     assert (defines["CUPYMLA_HEADS"], defines["CUPYMLA_SPLIT"]) == (128, int(parts > 1))
 
 
+@given(h_q=st.integers(0, 300), s_q=st.integers(0, 400), multiprocessors=st.integers(2, 160), batch=st.integers(1, 3))
+def test_a_launch_on_its_own_has_the_same_grid(h_q: int, s_q: int, multiprocessors: int, batch: int) -> None:
+    """Without clusters that share queries."""
+    problem = replace(MLA, h_q=h_q, s_q=s_q, batch=batch)
+    chosen = blackwell_plan.blackwell_plan(problem, BLACKWELL, multiprocessors, without=plan.CLUSTERS)
+    facts = {"cluster": chosen.item_ctas, "heads_per_cta": plan.BLACKWELL_CTA_HEADS}
+    dealt = plan.raw_deal(chosen.source, facts, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
+    assert chosen.parts == 1
+    assert dealt.ctas == chosen.ctas
+    assert dealt.fields == {"head_blocks": chosen.head_blocks, "items": chosen.items}
+
+
 @pytest.mark.parametrize(
     ("h_q", "s_q", "topk", "parts", "clusters"),
     [

@@ -40,24 +40,27 @@ class Binding:
         check_record(chosen.source, facts, record(chosen.source))
         self._problem = problem
         self._tile_heads, self._tile_queries = facts["tile_heads"], facts.get("tile_queries", 1)
-        slots, cluster = facts["block_slots"], facts["cluster"]
+        dealt = plan.deal(
+            chosen.source,
+            facts,
+            multiprocessors,
+            s_q=problem.s_q,
+            topk=problem.topk,
+            batch=1 if problem.batch is None else problem.batch,
+            normalized=problem.options.normalize is not None,
+        )
         # Blackwell's kernel reads KV through a map, Hopper's by address.
         self._rows: KvRows | None = None
         self._parameters: records.Hopper | records.Blackwell
         if record(chosen.source) is records.Hopper:
-            if chosen.queries == 1:
-                dealt = plan.deal(problem, chosen.tokens, slots, multiprocessors)
-            else:
-                dealt = plan.deal_bunches(problem, multiprocessors)
             self._parameters = records.hopper(problem, dealt, lse, dist)
         else:
             self._rows = kv_rows(problem, OPERATOR)
-            dealt = plan.deal_in_turn(problem, chosen.tokens, slots, multiprocessors, cluster)
             self._parameters = records.blackwell(problem, self._rows, chosen.tokens, dealt, lse, dist)
         self._pointers: tuple[int, int] | None = None
         self.launcher: Launcher | None = None
         if chosen.tokens:
-            geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster)
+            geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
             maps = [ctypes.c_byte() for _ in range(1 if self._rows is None else 2)]
             self.launcher = Launcher(kernel, geometry, (*maps, self._parameters))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
 from ..shares import shares
 from .spec import OPERATOR, Problem
@@ -82,6 +84,16 @@ class Deal:
     slice_blocks: int
     ctas: int
 
+    @property
+    def slicing(self) -> dict[str, int]:
+        """What every kernel's parameter record has of it."""
+        return {"slices": self.slices, "slice_blocks": self.slice_blocks}
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """What Hopper's has beside that."""
+        return {"groups": self.groups, "group_tokens": self.group_tokens}
+
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """Choose the kernel. Raises UnsupportedError when the architecture has none, or the grid cannot be that large."""
@@ -105,45 +117,93 @@ def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> 
         return False
     missed = 1 - min(1.0, problem.topk / problem.s_kv)
     rows = problem.s_kv * (1 - missed ** min(JOINT_QUERIES, problem.s_q))
-    together = -(-_bunches(problem) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
+    together = -(-_bunches(problem.s_q, problem.batch or 1) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
     # Several multiprocessors share a query where there are more of them, but not if its row is to be normalised.
     rounds = tokens / multiprocessors
     apart = (rounds if problem.options.normalize is None else max(rounds, 1)) * (_QUERY + problem.topk / 64 * _BLOCK)
     return together < _MARGIN * apart
 
 
-def _bunches(problem: Problem) -> int:
-    return -(-problem.s_q // JOINT_QUERIES) * (problem.batch or 1)
+def _bunches(s_q: int, batch: int) -> int:
+    return -(-s_q // JOINT_QUERIES) * batch
 
 
-def deal_bunches(problem: Problem, multiprocessors: int) -> Deal:
+def deal(
+    source: KernelSource,
+    facts: Mapping[str, int],
+    multiprocessors: int,
+    *,
+    s_q: int,
+    topk: int,
+    batch: int = 1,
+    normalized: bool = False,
+) -> Deal:
+    """Deal out the queries of a call to the CTAs of a kernel.
+
+    Args:
+        source: the kernel.
+        facts: its launch facts.
+        multiprocessors: of the device.
+        s_q: queries of a batch entry.
+        topk: slots of a query.
+        batch: how many entries there are.
+        normalized: whether rows are divided by their sums.
+    """
+    slots = facts["block_slots"]
+    if source.entry == JOINT:
+        return deal_bunches(s_q, batch, topk, multiprocessors)
+    if source.arch == "sm_90a":
+        return deal_at_once(s_q * batch, topk, normalized, slots, multiprocessors)
+    return deal_in_turn(s_q * batch, topk, normalized, slots, multiprocessors, facts["cluster"])
+
+
+def raw_deal(
+    source: KernelSource,
+    facts: Mapping[str, int],
+    multiprocessors: int,
+    *,
+    s_q: int,
+    topk: int,
+    batch: int = 1,
+    normalized: bool = False,
+) -> Dealt:
+    """The deal for a launch on its own; arguments as those of `deal`. Raises InputError."""
+    if topk < 1:
+        raise InputError("topk", "at least one slot", shown(topk), OPERATOR)
+    found = deal(source, facts, multiprocessors, s_q=s_q, topk=topk, batch=batch, normalized=normalized)
+    return Dealt(found.ctas, found.slicing | (found.sharing if source.arch == "sm_90a" else {"queries": s_q * batch}))
+
+
+def deal_bunches(s_q: int, batch: int, topk: int, multiprocessors: int) -> Deal:
     """Deal out bunches of queries that take their rows together to as many CTAs as run at a time, one after another."""
-    bunches = _bunches(problem)
-    return Deal(bunches, JOINT_QUERIES, 1, -(-problem.topk // 64), min(bunches, multiprocessors))
+    bunches = _bunches(s_q, batch)
+    return Deal(bunches, JOINT_QUERIES, 1, -(-topk // 64), min(bunches, multiprocessors))
 
 
-def deal(problem: Problem, tokens: int, block_slots: int, multiprocessors: int) -> Deal:
+def deal_at_once(tokens: int, topk: int, normalized: bool, block_slots: int, multiprocessors: int) -> Deal:
     """Deal out queries, and where they are fewer than multiprocessors, slices of them."""
     dealt = shares(tokens, 1, multiprocessors)
-    slices, slice_blocks = _slices(problem, tokens, block_slots, multiprocessors)
+    slices, slice_blocks = _slices(tokens, topk, normalized, block_slots, multiprocessors)
     return Deal(dealt.groups, dealt.group_tokens, slices, slice_blocks, dealt.ctas * slices)
 
 
-def deal_in_turn(problem: Problem, tokens: int, block_slots: int, multiprocessors: int, cluster: int) -> Deal:
+def deal_in_turn(
+    tokens: int, topk: int, normalized: bool, block_slots: int, multiprocessors: int, cluster: int
+) -> Deal:
     """Deal queries or slices of them out to as many clusters as run at a time, one after another."""
     clusters = max(1, multiprocessors // cluster)
-    slices, slice_blocks = _slices(problem, tokens, block_slots, clusters)
+    slices, slice_blocks = _slices(tokens, topk, normalized, block_slots, clusters)
     return Deal(0, 1, slices, slice_blocks, cluster * min(clusters, tokens * slices))
 
 
-def _slices(problem: Problem, tokens: int, block_slots: int, places: int) -> tuple[int, int]:
+def _slices(tokens: int, topk: int, normalized: bool, block_slots: int, places: int) -> tuple[int, int]:
     """In how many slices a row is dealt, and blocks of each, where so many can be worked on at a time.
 
     A row that is to be normalised stays in one place, where its sum is then known.
     """
-    row_blocks = -(-problem.topk // block_slots)
+    row_blocks = -(-topk // block_slots)
     slices = 1
-    if problem.options.normalize is None and 0 < tokens < places:
+    if not normalized and 0 < tokens < places:
         slices = min(row_blocks, places // tokens)
     slice_blocks = -(-row_blocks // slices)
     return -(-row_blocks // slice_blocks), slice_blocks

@@ -60,8 +60,7 @@ def hopper(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> Hopper:
     return Hopper(
         kv_batch_bytes=kv_batch * 2,
         kv_token_bytes=kv_token * 2,
-        groups=dealt.groups,
-        group_tokens=dealt.group_tokens,
+        **dealt.sharing,
         **_shared(problem, dealt, lse, dist),
     )
 
@@ -88,8 +87,7 @@ def _shared(problem: Problem, dealt: plan.Deal, lse: View, dist: View) -> dict[s
         "lse_head": lse_head,
         "dist_batch": dist_batch,
         "dist_query": dist_query,
-        "slices": dealt.slices,
-        "slice_blocks": dealt.slice_blocks,
+        **dealt.slicing,
         "normalize": int(options.normalize == "l1"),
         "scale_log2": scales.score,
         "unit": scales.unit,

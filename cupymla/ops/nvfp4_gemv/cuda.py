@@ -52,8 +52,7 @@ class StreamBinding:
         facts = kernel.facts
         check_record(source, facts, Parameters)
         multiprocessors = driver.multiprocessor_count(device.index)
-        names = ("vector_bytes", "factor_bytes", "phase_elements", "chunk", "pass_rows", "groups")
-        work = plan.deal(problem, multiprocessors, *(facts[name] for name in names))
+        work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
         self._parameters = _parameters(views, problem, work, c_strides)
         element_bytes = 2 if problem.weight_only else 1
         self._a_steps = _steps(views.a, 1)
@@ -104,7 +103,6 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
     alpha_row, alpha_batch = row_and_batch(views.alpha)
     bias_row, bias_batch = row_and_batch(views.bias)
     sfb = views.sfb
-    part_rows, long_parts = divmod(problem.m, max(work.parts, 1))
     return Parameters(
         a_batch_bytes=views.a.strides[-1],
         a_row_bytes=views.a.strides[0],
@@ -121,13 +119,9 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
         c_row=c_strides[0],
         c_column=c_strides[1],
         c_batch=c_strides[2],
-        part_rows=part_rows,
         k=problem.k,
         n=problem.n,
-        parts=work.parts,
-        long_parts=long_parts,
-        items=work.items,
-        phase_chunks=work.phase_chunks,
+        **work.fields,
         out_type=OUT_DTYPES.index(problem.out_dtype),
         swizzled=int(problem.scale_layout != "linear"),
     )

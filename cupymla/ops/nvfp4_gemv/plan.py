@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..dealt import Dealt
 from . import model
 from .formats import FORMATS, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
@@ -48,15 +50,30 @@ class Work:
 
     Attributes:
         parts: ranges of rows that a batch is divided into; each is an item of work.
+        part_rows: rows of a part.
+        long_parts: the first so many parts have one row more.
         items: of all batches.
         ctas: how many CTAs take the items in turn.
         phase_chunks: chunks of k whose part of b is in shared memory at a time.
     """
 
     parts: int
+    part_rows: int
+    long_parts: int
     items: int
     ctas: int
     phase_chunks: int
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What the parameter record has of it."""
+        return {
+            "part_rows": self.part_rows,
+            "parts": self.parts,
+            "long_parts": self.long_parts,
+            "items": self.items,
+            "phase_chunks": self.phase_chunks,
+        }
 
 
 def target(arch: Arch) -> str:
@@ -146,36 +163,60 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
     return (*products, *tensor, *blocks, *(companion(name, arch) for name in _FORMATLESS))
 
 
-def deal(
-    problem: Problem,
-    multiprocessors: int,
-    vector_bytes: int,
-    factor_bytes: int,
-    phase_elements: int,
-    chunk: int,
-    pass_rows: int,
-    groups: int,
-) -> Work:
+def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapping[str, int]) -> Work:
     """Deal out a problem's rows, so that every CTA gets the same share as nearly as can be.
 
     Args:
-        problem: the problem.
+        m: rows of a batch.
+        n: columns.
+        k: elements of a row.
+        batches: how many there are.
         multiprocessors: of the device; each runs one CTA.
-        vector_bytes: shared memory for b of a phase, a fact of the kernel.
-        factor_bytes: of these beside a chunk of a column, for factors of its blocks, a fact of the kernel.
-        phase_elements: of all columns of b that a phase may have, a fact of the kernel.
-        chunk: elements of k that a warp takes at a time, a fact of the kernel.
-        pass_rows: rows that a CTA holds the sums of, a fact of the kernel.
-        groups: of warps, the most among which chunks are dealt, a fact of the kernel.
+        facts: the kernel's launch facts. Of them "vector_bytes", shared memory for b of a phase; "factor_bytes", of
+            these beside a chunk of a column, for factors of its blocks; "phase_elements", of all columns of b that a
+            phase may have; "chunk", elements of k that a warp takes at a time; "pass_rows", rows that a CTA holds the
+            sums of; "groups" of warps, the most among which chunks are dealt.
 
     Raises UnsupportedError for more parts than can be counted.
     """
-    parts = _parts(problem.m, problem.batches, multiprocessors, pass_rows)
-    items = parts * problem.batches
+    parts = _parts(m, batches, multiprocessors, facts["pass_rows"])
+    items = parts * batches
     if items > MAX_ITEMS:
-        raise UnsupportedError(f"{OPERATOR} on {problem.batches} batches", str(problem.device), f"up to {MAX_ITEMS}")
-    phase = _phase_chunks(problem, vector_bytes, factor_bytes, phase_elements, chunk, groups)
-    return Work(parts, items, min(items, multiprocessors), phase)
+        raise UnsupportedError(f"{OPERATOR} on {batches} batches", "a GPU", f"up to {MAX_ITEMS}")
+    part_rows, long_parts = divmod(m, max(parts, 1))
+    return Work(parts, part_rows, long_parts, items, min(items, multiprocessors), _phase_chunks(n, k, facts))
+
+
+def raw_deal(
+    source: KernelSource,
+    facts: Mapping[str, int],
+    multiprocessors: int,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    batches: int = 1,
+) -> Dealt:
+    """The deal of the streaming kernel for a launch on its own.
+
+    Args:
+        source: the variant.
+        facts: its launch facts.
+        multiprocessors: of the device.
+        m: rows of a batch.
+        n: columns, as many as the variant serves.
+        k: elements of a row, an even number.
+        batches: how many there are.
+
+    Raises InputError, and UnsupportedError for more batches than can be counted.
+    """
+    most = dict(source.defines)["CUPYMLA_MOST_COLUMNS"]
+    if not 1 <= n <= int(most):
+        raise InputError("n", f"1 to {most}, which this variant serves", shown(n), OPERATOR)
+    if k % 2:
+        raise InputError("k", "an even number", shown(k), OPERATOR)
+    work = deal(m, n, k, batches, multiprocessors, facts)
+    return Dealt(work.ctas, work.fields)
 
 
 def _parts(rows: int, batches: int, multiprocessors: int, pass_rows: int) -> int:
@@ -203,14 +244,13 @@ def _cost(rows: int, pass_rows: int) -> float:
     return max(float(rows), _MULTIPLIED_ROW * (passes * pass_rows + tiles * _TILE_ROWS))
 
 
-def _phase_chunks(
-    problem: Problem, vector_bytes: int, factor_bytes: int, phase_elements: int, chunk: int, groups: int
-) -> int:
+def _phase_chunks(n: int, k: int, facts: Mapping[str, int]) -> int:
     """Chunks of b that a phase may have, evenly dealt to phases and to groups of warps."""
-    fitting = (vector_bytes // problem.n - groups * _COLUMN_PADDING) // (2 * chunk + factor_bytes)
-    fitting = min(fitting, phase_elements // (problem.n * chunk))
+    chunk, groups = facts["chunk"], facts["groups"]
+    fitting = (facts["vector_bytes"] // n - groups * _COLUMN_PADDING) // (2 * chunk + facts["factor_bytes"])
+    fitting = min(fitting, facts["phase_elements"] // (n * chunk))
     fitting = max(fitting // groups, 1) * groups
-    chunks = max(-(-problem.k // chunk), 1)
+    chunks = max(-(-k // chunk), 1)
     phases = -(-chunks // fitting)
     even = -(-chunks // phases)
     # Up to four warps take turns at the chunks of a tile: a multiple of four keeps them even.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
 from ..shares import Shares, shares
 from .spec import OPERATOR, Problem
@@ -134,6 +135,33 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     key_bytes = (1 if problem.batch is None else problem.batch) * problem.s_kv * problem.d_qk * 2
     prefetch_blocks = _PREFETCH_BLOCKS if key_bytes > _L2_KEY_BYTES else 0
     return Plan(source, heads, tokens, head_blocks, split, dealt, prefetch_blocks)
+
+
+def raw_deal(
+    source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
+) -> Dealt:
+    """The deal for a launch on its own, of a variant whose CTAs, or pairs of them on Blackwell, take queries whole.
+
+    Args:
+        source: the variant.
+        facts: its launch facts.
+        multiprocessors: of the device.
+        s_q: queries of a batch entry.
+        h_q: heads of a query.
+        batch: how many entries there are.
+
+    Raises UnsupportedError for other variants.
+    """
+    if dict(source.defines)["CUPYMLA_SPLIT"]:
+        raise UnsupportedError(f"a deal by sizes alone of {OPERATOR} with split", source.arch, "split=False")
+    ctas = facts["cluster"]
+    head_blocks = max(1, -(-h_q // (facts["heads_per_cta"] * ctas)))
+    if source.arch in BLACKWELL:
+        items = s_q * batch * head_blocks
+        return Dealt(ctas * max(1, min(items, multiprocessors // ctas)), {"head_blocks": head_blocks, "items": items})
+    dealt = shares(s_q * batch, head_blocks, multiprocessors)
+    fields = {"head_blocks": head_blocks, "groups": dealt.groups, "group_tokens": dealt.group_tokens}
+    return Dealt(dealt.ctas * head_blocks, fields)
 
 
 def variant(

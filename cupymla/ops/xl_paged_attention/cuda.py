@@ -18,9 +18,6 @@ from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
 from .spec import Outline, Problem, Views
 
-# The kernel counts keys in 32 bits and rounds them up to whole tiles of at most 32.
-_MAX_CONTEXT = 2**31 - 64
-
 # Counters of arrived CTAs (cuda/xl_paged_attention/sm80/arrivals.cuh) lie in front of what CTAs leave behind, so that
 # calls of any size can share one workspace. A kernel says how many bytes of them it uses.
 _ARRIVALS_BYTES = 16640
@@ -144,7 +141,7 @@ class Binding:
 
 def _held(keys: int) -> int:
     """A number of keys, or of distances, no larger than the kernel can count."""
-    return min(keys, _MAX_CONTEXT)
+    return min(keys, plan.MAX_CONTEXT)
 
 
 def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int) -> Parameters:

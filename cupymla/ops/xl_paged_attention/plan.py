@@ -10,6 +10,7 @@ from itertools import product
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..dealt import Dealt
 from .checks import FLOATS, FP8, ITEMSIZE
 from .paging import HEAD_SIZES, LAYOUTS, MAX_BLOCK_SIZE
 from .spec import NAME, Problem
@@ -20,6 +21,9 @@ TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a")
 ENGINES = {"plain": 0, "rows": 1, "pages": 2}
 """How keys and values are worked on: fp32 arithmetic on any cache, or tensor cores on tokens that are rows of
 contiguous channels, or on the pages of a "vllm" cache."""
+
+MAX_CONTEXT = 2**31 - 64
+"""Keys of a sequence that the kernel counts: in 32 bits, rounded up to whole tiles of at most 32."""
 
 PAGE_TOKENS = 16
 """A "vllm" block is walked by the pages engine when this divides its size."""
@@ -240,20 +244,65 @@ class Units:
 
 def units(problem: Problem, facts: Mapping[str, int]) -> Units:
     """The units of a problem for a kernel of those launch facts."""
+    heads = problem.num_heads // problem.num_kv_heads
+    head_bytes = problem.head_size * ITEMSIZE[problem.kv_dtype]
+    return _units(problem.num_seqs, problem.num_kv_heads, heads, problem.capacity, problem.head_size, head_bytes, facts)
+
+
+def _units(
+    seqs: int, kv_heads: int, group: int, capacity: int, head_size: int, head_bytes: int, facts: Mapping[str, int]
+) -> Units:
+    """The same; `group` query heads read a KV head, `head_bytes` are those of one key in the cache."""
     rows, tile = facts["rows"], facts["tile"]
-    group = problem.num_heads // problem.num_kv_heads
     row_blocks = -(-group // rows)
     used = min(rows, group)
-    one_vector_each = used * problem.head_size // 4 <= facts["threads"]
+    one_vector_each = used * head_size // 4 <= facts["threads"]
     return Units(
-        count=problem.num_seqs * problem.num_kv_heads * row_blocks,
+        count=seqs * kv_heads * row_blocks,
         row_blocks=row_blocks,
         rows=used,
-        tiles=-(-problem.capacity // tile),
-        tile_bytes=2 * tile * problem.head_size * ITEMSIZE[problem.kv_dtype],
-        part_bytes=4 * used * (problem.head_size + 2),
+        tiles=-(-capacity // tile),
+        tile_bytes=2 * tile * head_bytes,
+        part_bytes=4 * used * (head_size + 2),
         at_once=min(max(_MERGE_GROUP, 3 * facts["merge_batch"]), _MERGE_LANES) if one_vector_each else _MERGE_GROUP,
     )
+
+
+def raw_deal(
+    source: KernelSource,
+    facts: Mapping[str, int],
+    multiprocessors: int,
+    *,
+    num_seqs: int,
+    num_heads: int,
+    num_kv_heads: int,
+    capacity: int,
+) -> Dealt:
+    """The deal for a launch on its own, whose `partials` have room for twice as many times `facts["slot_bytes"]` as
+    there are CTAs, and whose `arrivals` are `facts["arrivals_bytes"]` of zeros before the first launch that uses them.
+
+    Args:
+        source: the variant.
+        facts: its launch facts.
+        multiprocessors: of the device.
+        num_seqs: sequences.
+        num_heads: query heads.
+        num_kv_heads: heads of the cache, of which num_heads is a multiple.
+        capacity: the most keys that a sequence can have.
+
+    Raises InputError.
+    """
+    if not num_kv_heads or not num_heads or num_heads % num_kv_heads:
+        raise InputError("num_heads", f"a multiple of num_kv_heads {num_kv_heads}", shown(num_heads), NAME)
+    if capacity > MAX_CONTEXT:
+        raise InputError("capacity", f"up to {MAX_CONTEXT}", shown(capacity), NAME)
+    defines = dict(source.defines)
+    head_size, query = int(defines["CUPYMLA_HEAD_SIZE"]), defines["CUPYMLA_QUERY"]
+    item = 1 if defines["CUPYMLA_CACHE"] else 4 if query == QUERY_CODE["float32"] else 2
+    group = num_heads // num_kv_heads
+    work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
+    number = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
+    return Dealt(number, {"group": group, "row_blocks": work.row_blocks, "capacity": capacity})
 
 
 def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
