@@ -15,7 +15,7 @@ from .memory import GlobalMemory
 from .program import Program, parse
 
 _PROGRAMS = 12
-"""So many are kept, those used last. A large kernel's takes some 80 MB once it has run, and half a second to read again."""
+"""So many are kept, those used last: a large one takes some 80 MB once it has run, and half a second to read again."""
 
 _programs: dict[tuple[KernelSource, str], Program] = {}
 _lock = threading.Lock()
