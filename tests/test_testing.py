@@ -304,7 +304,10 @@ def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
     for case in subject.cases.BENCH:
         assert subject.cases.flops(case) > 0
         assert subject.cases.bytes_moved(case) > 0
-    assert {case.intent for case in subject.small_grid()} <= {case.intent for case in subject.cases.CASES}
+    grid = subject.small_grid()
+    assert {case.intent for case in grid} <= {case.intent for case in subject.cases.CASES}
+    # Few flops are not little to do: one query of a long context clears and compares as much as many.
+    assert max(subject.cases.bytes_moved(case) for case in grid) < 32e6
 
 
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)

@@ -25,6 +25,10 @@ from .compare import Mismatch, Report
 
 Array = npt.NDArray[Any]
 
+_FLOPS_OF_A_BYTE = 16
+"""What a byte costs beside arithmetic where a kernel runs a thousand times slower; a guess, for long contexts of few
+queries to count as the large problems that they are."""
+
 _FEW_CASES = 30
 """So many names an error shows; of more the nearest."""
 
@@ -133,8 +137,12 @@ class Subject:
             per_intent: how many of each.
             keep: which cases to choose from.
         """
+
+        def cost(case: Case) -> float:
+            return float(self.cases.flops(case) + _FLOPS_OF_A_BYTE * self.cases.bytes_moved(case))
+
         cheap: dict[str, list[Case]] = {}
-        for case in sorted(filter(keep, self.cases.CASES), key=self.cases.flops):
+        for case in sorted(filter(keep, self.cases.CASES), key=cost):
             group = cheap.setdefault(case.intent, [])
             if len(group) < per_intent and self.cases.flops(case) > 0:
                 group.append(case)
