@@ -8,7 +8,7 @@ import pytest
 from build_kit import SPILLING, plain, private, python, written
 
 from cupymla import build
-from cupymla.build import KernelSource, precompile
+from cupymla.build import KernelSource, cache, precompile
 
 pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
 
@@ -39,6 +39,21 @@ def test_precompile_fills_the_cache_and_reports_each(tmp_path: Path, kernel: Ker
     assert outcomes[2].resources.spills
     assert build.cubin(kernel).cached
     assert [outcome.cached for outcome in precompile.precompile([kernel], jobs=1)] == [True]
+
+
+def test_what_the_cache_does_not_keep_is_told_once(
+    tmp_path: Path, kernel: KernelSource, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled all the same, but not ahead of anything; and workers say so where nobody reads it."""
+    layer = cache.location()
+    assert layer
+    (layer / kernel.arch).write_text("a file where the folder should be")
+    other = written(tmp_path / "src", "other.cu", SPILLING, "spilling")
+    outcomes = precompile.precompile([kernel, other], jobs=1)
+    assert [(outcome.ok, outcome.kept) for outcome in outcomes] == [(True, False)] * 2
+    assert capfd.readouterr().err.count("are not used") == 1
+    (layer / kernel.arch).unlink()
+    assert [outcome.kept for outcome in precompile.precompile([kernel])] == [True]
 
 
 def test_precompile_can_refuse_spills(tmp_path: Path) -> None:

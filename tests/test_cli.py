@@ -278,6 +278,17 @@ def test_kernels_that_fail_are_announced_as_failed(
     assert "compiled" not in said
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_kernels_that_are_not_kept_are_not_compiled_ahead(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """On a full disk each is compiled, and the cache has none of them."""
+    monkeypatch.setattr(ahead, "precompile", lambda sources, *_: [Outcome(source, kept=kept) for source in sources])
+    words = ("precompile", "--arch", "sm_90a", "sparse_mla_fwd")
+    assert ("not kept" in printed(capsys, *words, status=not kept)) == (not kept)
+    assert {row["kept"] for row in json_of(capsys, *words, status=not kept)} == {kept}
+
+
 def test_plain_tables_and_progress_need_no_rich(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

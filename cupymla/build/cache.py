@@ -79,6 +79,12 @@ def warn_once(text: str) -> None:
     print(f"cupymla: {text}", file=sys.stderr, flush=True)
 
 
+def warned() -> list[str]:
+    """What `warn_once` has said in this process."""
+    with _warned_lock:
+        return sorted(_warned)
+
+
 # Which folder --------------------------------------------------------------------------------------------------
 
 

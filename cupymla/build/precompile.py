@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CupymlaError
+from . import cache
 from .cubin import Cubin, Resources
 from .source import KernelSource
 
@@ -31,6 +32,7 @@ class Outcome:
     Attributes:
         source: what was asked for.
         cached: whether the cache had it already.
+        kept: whether the cache has it now.
         seconds: how long its compilation took, whenever that was.
         resources: registers, spills, stack and static shared memory; None when it failed.
         facts: its launch facts.
@@ -39,6 +41,7 @@ class Outcome:
 
     source: KernelSource
     cached: bool = False
+    kept: bool = False
     seconds: float = 0.0
     resources: Resources | None = None
     facts: dict[str, int] | None = None
@@ -99,11 +102,15 @@ def _in_worker(source: KernelSource, fail_on_spill: bool | None) -> Outcome:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         return Outcome(source, seconds=seconds, error=f"the compiling process died ({done.returncode}): {done.stderr}")
+    # Its standard error is not shown, and each worker would say the same.
+    for text in answer["warned"]:
+        cache.warn_once(text)
     if answer["error"]:
         return Outcome(source, seconds=seconds, error=answer["error"])
     return Outcome(
         source,
         cached=answer["cached"],
+        kept=answer["kept"],
         seconds=answer["seconds"],
         resources=Resources(**answer["resources"]),
         facts=answer["facts"],
@@ -121,13 +128,14 @@ def work() -> None:
         answer = _described(cubin(source, task["fail_on_spill"]))
     except CupymlaError as error:
         answer = {"error": str(error) or type(error).__name__}
-    print(json.dumps(answer))
+    print(json.dumps({**answer, "warned": cache.warned()}))
 
 
 def _described(made: Cubin) -> dict[str, Any]:
     return {
         "error": "",
         "cached": made.cached,
+        "kept": made.path is not None,
         "seconds": made.seconds,
         "resources": asdict(made.resources),
         "facts": dict(made.facts),

@@ -97,6 +97,7 @@ def outcome_row(outcome: Outcome) -> dict[str, Any]:
         "arch": source.arch,
         "defines": dict(source.defines),
         "cached": outcome.cached,
+        "kept": outcome.kept,
         "seconds": round(outcome.seconds, 2),
         **resources,
         "smem_bytes": outcome.smem_bytes,
@@ -171,7 +172,10 @@ def precompile(options: argparse.Namespace) -> int:
     show_outcomes(terminal, outcomes)
     if not outcomes:
         terminal.line("no kernel for these operators and targets")
-    return 0 if all(outcome.ok for outcome in outcomes) else 1
+    lost = sum(outcome.ok and not outcome.kept for outcome in outcomes)
+    if lost:
+        terminal.line(f"{lost} not kept: the first call will compile them again")
+    return 0 if all(outcome.ok and outcome.kept for outcome in outcomes) else 1
 
 
 def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
