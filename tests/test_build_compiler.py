@@ -250,11 +250,15 @@ print(compiler.toolchain().backend, os.environ.get("CUPY_CACHE_DIR"))
 """
 
 
-def test_a_home_where_nothing_can_be_made_stops_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("below", ["file", "absent"])
+def test_a_home_where_nothing_can_be_made_stops_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
     """CuPy cannot be imported where it cannot make its cache folder, and only its NVRTC bindings are wanted."""
     monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
     (tmp_path / "file").touch()
-    done = python(TOOLCHAIN, HOME=str(tmp_path / "file" / "home"), TMPDIR=str(tmp_path))
+    done = python(TOOLCHAIN, HOME=str(tmp_path / below / "home"), TMPDIR=str(tmp_path))
+    assert not (tmp_path / "absent").exists()
     assert done.stdout.split() == ["nvrtc", str(tmp_path / f"cupymla-{os.getuid()}" / "cupy")], done.stderr
 
 

@@ -176,3 +176,16 @@ def test_a_temporary_folder_that_is_not_ours_is_left_alone(
     again(kernel)
     assert capfd.readouterr().err.count("compiled kernels are not kept") == 1
     assert not list(tmp_path.rglob("*.cubin"))
+
+
+def test_nowhere_to_write_costs_the_entry_and_not_the_kernel(
+    kernel: KernelSource, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a read-only root file system, where Python finds no folder for temporary files."""
+    home.rmdir()
+    none = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "gettempdir", lambda: _raise(none))
+        made = [build.cubin(kernel), again(kernel)]
+    assert [(bool(cubin.data), cubin.path) for cubin in made] == [(True, None)] * 2
+    assert capfd.readouterr().err.count("compiled kernels are not kept: ") == 1

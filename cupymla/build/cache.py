@@ -137,8 +137,9 @@ def _home_folder() -> Path | None:
 
 def temporary_folder() -> Path | None:
     """A private folder among the temporary files; None, with a warning, when there is none that can be trusted."""
-    folder = Path(tempfile.gettempdir()) / f"cupymla-{os.getuid()}"
     try:
+        # A machine whose disks are all full, or read-only, has no folder for temporary files.
+        folder = Path(tempfile.gettempdir()) / f"cupymla-{os.getuid()}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         state = folder.lstat()

@@ -127,7 +127,9 @@ def _give_cupy_a_cache() -> None:
     if "cupy" in sys.modules or config.cupy_cache_dir() is not None:
         return
     try:
-        Path("~/.cupy/kernel_cache").expanduser().mkdir(parents=True, exist_ok=True)
+        # A home that is not there is no place to create one, even for a user who could.
+        home = Path.home().resolve(strict=True)
+        (home / ".cupy" / "kernel_cache").mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         from .cache import temporary_folder
 
