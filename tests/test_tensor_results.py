@@ -312,6 +312,7 @@ def test_results_for_unknown_frameworks_are_ordered_behind_the_kernel(
         def __array_namespace__(self) -> type[ConsumingSpace]:
             return ConsumingSpace
 
+    fake.attributes = {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0}
     allocation = tensor.allocate(tensor.view(Theirs(), "q"), (4, 2), "bfloat16", stream=88)
     assert cupy.made == [(1, 88, (4, 2), NUMPY_DTYPES["bfloat16"])]
     assert fake.calls == [], "nothing to wait for before the launch"

@@ -315,6 +315,8 @@ def _allocate_handover(like: View, shape: tuple[int, ...], dtype: str, stream: i
         ) from missing
     index = like.device.index
     carrier = "uint8" if dtype in BYTE_LABELS else dtype
+    # Somebody else's array says where it lies: a device that is not there is to be our error, and not CuPy's.
+    driver.compute_capability(index)
     with cupy.cuda.Device(index), _cupy_stream(cupy, index, stream):
         array = cupy.ndarray(shape, NUMPY_DTYPES[carrier])
     # JAX knows packed 4-bit numbers one by one only, not in pairs.

@@ -10,9 +10,10 @@ import interop_kit as kit
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_arrays import Foreign
 
 import cupymla
-from cupymla import InputError
+from cupymla import CupymlaError, InputError
 from cupymla.ops import registry
 from cupymla.testing.operators import Subject, as_tuple
 
@@ -153,6 +154,19 @@ def test_outputs_over_inputs_are_refused(entry: registry.OperatorEntry) -> None:
                     subject.call(**inputs, **{name: over})
                 tried += 1
     assert tried
+
+
+@pytest.mark.parametrize("problem", (*kit.operator_problems(1), *kit.companion_problems()), ids=lambda p: p.name)
+def test_arrays_on_a_device_that_is_not_there_are_our_error(problem: kit.Problem) -> None:
+    """Whatever works first, the plan, the outputs or the workspace."""
+    inputs = {name: value for name, value in problem.inputs().items() if not name.startswith("return_")}
+    there = {
+        n: Foreign(index=99, host=value) if isinstance(value, np.ndarray) else value for n, value in inputs.items()
+    }
+    call = getattr(cupymla, problem.declaration.name)
+    with pytest.raises(CupymlaError) as caught:
+        call(**there)
+    assert str(caught.value)
 
 
 def test_views_pass_the_door_as_they_are() -> None:
