@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from cupymla import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
@@ -70,6 +74,16 @@ def test_commands_are_executable_bash_that_stops_on_errors(name: str) -> None:
 def test_ci_runs_the_test_command() -> None:
     assert "exec scripts/test" in (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.skipif(driver.available(), reason="there is a GPU")
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "workers"])
+def test_gpu_tests_that_are_skipped_are_counted_on_one_line(workers: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, "-m", "gpu"]
+    done = subprocess.run([*command, "tests/test_launch.py"], capture_output=True, text=True, check=False, cwd=ROOT)
+    said = [line for line in done.stdout.splitlines() if "GPU tests skipped" in line]
+    skipped = re.search(r"(\d+) skipped", done.stdout.splitlines()[-1])
+    assert skipped and said == [f"{skipped[1]} GPU tests skipped: no CUDA GPU on this machine"]
 
 
 @pytest.mark.parametrize(
