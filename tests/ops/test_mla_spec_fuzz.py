@@ -7,16 +7,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from fake_arrays import Foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from option_kit import DECLARED, anything
 
 import cupymla
+from cupymla import dlpack
 from cupymla.errors import CupymlaError
 from cupymla.ops.arguments import Flag
 
 Array = npt.NDArray[Any]
 DTYPES = (ml_dtypes.bfloat16, np.float16, np.float32, np.int32, np.int64, np.uint8, ml_dtypes.float8_e4m3fn)
+
+KINDS = (1, dlpack.CUDA, 3, 8, 10, 13, 99)
+"""Of memory: the CPU's, a GPU's that is not there, pinned, two of other makers, managed, one that DLPack has not got."""
 
 
 def laid_out(sizes: list[int], kind: np.dtype[Any], padding: int, step: int, offset: int, data: bytes) -> Array:
@@ -33,12 +38,14 @@ def laid_out(sizes: list[int], kind: np.dtype[Any], padding: int, step: int, off
 
 @st.composite
 def nearly(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array as wanted; now and then one whose shape, dtype, strides, address or access is another."""
+    """An array as wanted; now and then one whose shape, dtype, strides, address, access or device is another."""
     sizes, kind, data = list(shape), np.dtype(dtype), draw(st.binary(min_size=1, max_size=8))
     if draw(st.integers(0, 9)):
         return laid_out(sizes, kind, draw(st.sampled_from([0, 0, 16])), 1, 0, data)
     change = draw(
-        st.sampled_from(["extent", "more", "fewer", "dtype", "strides", "address", "broadcast", "frozen", "no"])
+        st.sampled_from(
+            ["extent", "more", "fewer", "dtype", "strides", "address", "broadcast", "frozen", "elsewhere", "no"]
+        )
     )
     if change == "extent":
         sizes[draw(st.integers(0, len(sizes) - 1))] = draw(st.sampled_from([0, 1, 2, 3, 512, 576]))
@@ -55,6 +62,8 @@ def nearly(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Any:
     array = laid_out(sizes, kind, padding, step, offset, data)
     if change == "broadcast" and array.shape[0]:
         array = np.broadcast_to(array[:1], array.shape)
+    if change == "elsewhere":
+        return Foreign(draw(st.sampled_from(KINDS)), draw(st.sampled_from([-1, 99])), host=array)
     array.flags.writeable = change != "frozen" and array.flags.writeable
     return array
 

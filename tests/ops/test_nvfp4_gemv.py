@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fake_arrays import Foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -563,7 +564,9 @@ def any_array(draw: st.DrawFn) -> Array:
 
 
 _ODD = st.one_of(
-    any_array(), st.sampled_from([None, 1, -1, 0.5, "nvfp4", "128x4", "float32", (), {}, object(), np.float32(2)])
+    any_array(),
+    st.builds(Foreign, st.sampled_from([1, 2, 3, 10, 13]), st.just(99), host=any_array()),
+    st.sampled_from([None, 1, -1, 0.5, "nvfp4", "128x4", "float32", (), {}, object(), np.float32(2)]),
 )
 
 

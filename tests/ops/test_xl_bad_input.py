@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_arrays import Foreign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -210,8 +211,9 @@ def odd_arrays() -> st.SearchStrategy[Any]:
     )
     arrays = st.builds(np.zeros, shapes, dtypes)
     flipped = arrays.map(lambda array: array[::-1] if array.ndim else array)
+    elsewhere = st.builds(Foreign, st.sampled_from([1, 2, 3, 10, 13]), st.just(99), host=arrays)
     return st.one_of(
-        arrays, flipped, arrays.map(np.transpose), st.none(), st.text(max_size=3), st.integers(), st.floats()
+        arrays, elsewhere, flipped, arrays.map(np.transpose), st.none(), st.text(max_size=3), st.integers(), st.floats()
     )
 
 
