@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -211,6 +213,15 @@ def test_an_nvcc_that_is_none_is_refused(program: str, monkeypatch: pytest.Monke
         compiler.toolchain()
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_nvcc_without_a_temporary_folder_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYMLA_COMPILER", "nvcc")
+    kernel = written(tmp_path, "k.cu", EMPTY, "k")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(CompileError, match="set TMPDIR"):
+        compiler.compile(kernel)
+
+
 def test_an_unknown_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYMLA_COMPILER", "gcc")
     with pytest.raises(InputError, match="CUPYMLA_COMPILER"):
@@ -245,6 +256,7 @@ def test_nothing_is_said_otherwise(
 
 TOOLCHAIN = """\
 import os
+import shutil
 from cupymla.build import compiler
 print(compiler.toolchain().backend, os.environ.get("CUPY_CACHE_DIR"))
 """

@@ -253,7 +253,12 @@ def _nvcc_toolchain(program: str) -> Toolchain:
 
 def _run_nvcc(source: KernelSource, options: Sequence[str], text_only: bool = False) -> tuple[bytes, str, bool]:
     options = [("-ptx" if text_only and option == "-cubin" else option) for option in options]
-    with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
+    try:
+        place = tempfile.TemporaryDirectory(prefix="cupymla-")
+    except OSError as error:
+        what = "nvcc needs a folder for temporary files: set TMPDIR to one with room, or use NVRTC"
+        raise CompileError("nvcc", f"{what} ({error})") from error
+    with place as folder:
         output = Path(folder) / "kernel.cubin"
         includes = [f"-I{tree.folder}" for tree in trees(source)]
         command = [config.nvcc(), *options, *includes, "-o", str(output), str(source.file.absolute())]

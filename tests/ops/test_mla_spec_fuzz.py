@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 DTYPES = (ml_dtypes.bfloat16, np.float16, np.float32, np.int32, np.int64, np.uint8, ml_dtypes.float8_e4m3fn)
 
 KINDS = (1, dlpack.CUDA, 3, 8, 10, 13, 99)
-"""Of memory: the CPU's, a GPU's that is not there, pinned, two of other makers, managed, one that DLPack has not got."""
+"""Of memory: the CPU's, a GPU's that is not there, pinned, two of others, managed, one that DLPack has not got."""
 
 
 def laid_out(sizes: list[int], kind: np.dtype[Any], padding: int, step: int, offset: int, data: bytes) -> Array:
