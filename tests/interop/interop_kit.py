@@ -64,14 +64,22 @@ def operator_problems(per_intent: int) -> Iterator[Problem]:
 
 
 def _inputs(subject: Subject, case: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: operator_inputs(subject, case, 0)
+
+
+def operator_inputs(subject: Subject, case: Any, seed: int) -> dict[str, Any]:
+    """A case's arguments without outputs, with requests."""
     declaration = declared(subject.name)
+    made = {name: value for name, value in subject.cases.inputs(case, seed).items() if value is not None}
+    requests = {f"return_{name}": True for name in declaration.requests if name in made}
+    return {**{name: value for name, value in made.items() if name not in declaration.outputs}, **requests}
 
-    def make() -> dict[str, Any]:
-        made = {name: value for name, value in subject.cases.inputs(case, 0).items() if value is not None}
-        requests = {f"return_{name}": True for name in declaration.requests if name in made}
-        return {**{name: value for name, value in made.items() if name not in declaration.outputs}, **requests}
 
-    return make
+def contents(subject: Subject, count: int) -> list[dict[str, Any]]:
+    """Arguments of an operator's cheapest case that differ in what arrays hold, and in nothing else."""
+    first, *others = (operator_inputs(subject, subject.small_grid(1)[0], seed) for seed in range(count))
+    options = {name: value for name, value in first.items() if not isinstance(value, np.ndarray)}
+    return [first, *({**inputs, **options} for inputs in others)]
 
 
 def companion_problems() -> Iterator[Problem]:

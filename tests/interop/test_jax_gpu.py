@@ -12,6 +12,7 @@ import pytest
 from threads_kit import in_threads
 
 from cupymla import driver
+from cupymla.ops import registry
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject, kernels_for
 
@@ -22,6 +23,7 @@ jnp = pytest.importorskip("jax.numpy")
 FORWARD = Subject("sparse_mla_fwd")
 CASE = next(case for case in FORWARD.cases.CASES if case.name == "h64_d576_k130_q3_kv300")
 SERVED = [p for p in kit.operator_problems(per_intent=2) if Subject(p.declaration.name).entry.kernels]
+WITH_KERNELS = [entry.name for entry in registry.OPERATORS if entry.kernels]
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +139,31 @@ def test_command_buffers_replay_with_new_contents(hopper: None, mla: Any, runs: 
         require_right(FORWARD, {**inputs, "sm_scale": 576**-0.5 * 12}, results[11])
     assert counts[0] >= 12
     print("handler calls by execution:", counts)
+
+
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_recorded_programs_of_every_operator_follow_new_contents(name: str, mla: Any) -> None:
+    """Eight calls in a program are more than XLA asks for before it records; new arrays lie elsewhere."""
+    subject = Subject(name)
+    if not kernels_for(subject.entry, driver.compute_capability(0)):
+        pytest.skip("no kernel for this GPU")
+    (problem, *_) = (p for p in SERVED if p.declaration.name == name)
+    problems = [kit.batch_first(problem, inputs) for inputs in kit.contents(subject, 3)]
+    function, options = getattr(mla, name), arrays_of(problems[0])[1]
+
+    def eight_calls(arrays: Any) -> Any:
+        made = []
+        for _ in range(8):
+            arrays = jax.lax.optimization_barrier(arrays)  # or they would be one call
+            made.append(function(**arrays, **options))
+        return made
+
+    program = jax.jit(eight_calls)
+    for inputs in [*problems, *problems]:
+        results = jax.block_until_ready(program(arrays_of(inputs)[0]))
+        plain = {n: value for n, value in inputs.items() if not n.startswith("return_")}
+        require_right(subject, plain, results[0])
+        require_right(subject, plain, results[7])
 
 
 def test_threads_run_programs_at_once(hopper: None, mla: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from threads_kit import in_threads
 
 from cupymla import driver
+from cupymla.ops import registry
 from cupymla.testing import compare
 from cupymla.testing.frameworks import to_torch
 from cupymla.testing.operators import Subject, kernels_for
@@ -21,6 +22,7 @@ torch = pytest.importorskip("torch")
 FORWARD = Subject("sparse_mla_fwd")
 CASE = next(case for case in FORWARD.cases.CASES if case.name == "h64_d576_k130_q3_kv300")
 SERVED = [p for p in kit.operator_problems(per_intent=2) if Subject(p.declaration.name).entry.kernels]
+WITH_KERNELS = [entry.name for entry in registry.OPERATORS if entry.kernels]
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,21 @@ def require_right(subject: Subject, inputs: dict[str, Any], results: Any) -> Non
     compare.require([compare.compare(name, array(tensor), s, e) for name, tensor, s, e in rows])
 
 
+def without_requests(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that references take."""
+    return {name: value for name, value in inputs.items() if not name.startswith("return_")}
+
+
+def overwrite(given: dict[str, Any], other: dict[str, Any]) -> None:
+    """Give tensors other contents where they lie; byte by byte, as torch copies no 4-bit floats."""
+    for name, tensor in other.items():
+        if isinstance(tensor, torch.Tensor):
+            narrow = tensor.element_size() == 1
+            (given[name].view(torch.uint8) if narrow else given[name]).copy_(
+                tensor.view(torch.uint8) if narrow else tensor
+            )
+
+
 @pytest.mark.parametrize("problem", SERVED, ids=lambda problem: problem.name)
 def test_right(problem: kit.Problem, mla: Any) -> None:
     """Twice, for the second call takes the remembered way; with other addresses, for only those are new to it."""
@@ -66,11 +83,10 @@ def test_right(problem: kit.Problem, mla: Any) -> None:
     if not kernels_for(subject.entry, driver.compute_capability(0)):
         pytest.skip("no kernel for this GPU")
     inputs = problem.inputs()
-    plain = {name: value for name, value in inputs.items() if not name.startswith("return_")}
     kept = []
     for _ in range(2):
         kept.append(on_device(inputs))
-        require_right(subject, plain, getattr(mla, subject.name)(**kept[-1]))
+        require_right(subject, without_requests(inputs), getattr(mla, subject.name)(**kept[-1]))
 
 
 def test_remembered_calls_follow_strides_options_and_alignment(hopper: None, mla: Any) -> None:
@@ -126,6 +142,39 @@ def test_cuda_graph_follows_new_contents(hopper: None, mla: Any) -> None:
         torch.cuda.synchronize()
         require_right(FORWARD, other, results)
         torch.testing.assert_close(total, results[0].float().sum(), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_cuda_graphs_of_every_operator_follow_new_contents(name: str, mla: Any) -> None:
+    subject = Subject(name)
+    if not kernels_for(subject.entry, driver.compute_capability(0)):
+        pytest.skip("no kernel for this GPU")
+    first, *others = kit.contents(subject, 3)
+    given, function = on_device(first), getattr(mla, name)
+    function(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function(**given)
+    for inputs in others:
+        overwrite(given, on_device(inputs))
+        graph.replay()
+        torch.cuda.synchronize()
+        require_right(subject, without_requests(inputs), results)
+
+
+@pytest.mark.parametrize("problem", kit.companion_problems(), ids=lambda problem: problem.name)
+def test_cuda_graphs_of_every_companion_repeat_the_call(problem: kit.Problem, mla: Any) -> None:
+    inputs, function = problem.inputs(), getattr(mla, problem.declaration.name)
+    given, expected = on_device(inputs), function(**on_device(inputs))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function(**given)
+    overwrite(given, on_device(inputs))  # caches are written in place, and a capture runs nothing
+    graph.replay()
+    torch.cuda.synchronize()
+    pairs = [made if isinstance(made, tuple) else (made,) for made in (results, expected)]
+    for found, wanted in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(kit.bits(array(found)), kit.bits(array(wanted)))
 
 
 def test_kernel_may_be_loaded_during_capture(hopper: None, mla: Any) -> None:
