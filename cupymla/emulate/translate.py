@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import Places, Source, parse
+from ..ptx import Places, PtxError, Source, parse
 from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
 from .instructions import PLAIN, row_for
@@ -61,6 +61,10 @@ class Translation:
     def site(self, number: int) -> Site | None:
         """The instruction of that number."""
         return self.sites[number - 1] if 1 <= number <= len(self.sites) else None
+
+    def origin(self, line: int) -> int:
+        """The line that was translated of which `line` of `text` came; 0 where there is none."""
+        return self.lines[line - 1] if 1 <= line <= len(self.lines) else 0
 
 
 def translate(text: str, name: str = "<ptx>") -> Translation:
@@ -160,6 +164,8 @@ class _Translator:
         mutation = row.mutation if row is not None else ""
         try:
             lower(code)
+        except PtxError:
+            raise  # it names the instruction already
         except ValueError as error:
             raise code.error(str(error)) from error
         self._sites.append(self._site(instruction, number, function, mutation))

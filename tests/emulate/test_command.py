@@ -117,6 +117,18 @@ def test_arrays_are_told_apart_and_guarded(
     assert "expected 8 bytes as number 2, got 4" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("text", ["tanh.approx.bf16x2 %r1, %r2;", "mbarrier.complete.b64 %d1, [%d2], 3;"])
+def test_what_the_host_does_not_know_is_named_with_the_line_of_its_file(
+    kernel: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel.write_text(KERNEL.replace("    st.global", f"    {text}\n    st.global"))
+    words = ["--block", "32", "--arg", "u64:0", "--arg", "f32:1.5", "--on", "host"]
+    assert main(["emulate", str(kernel), *words]) == 1
+    told = capsys.readouterr().err
+    assert "scale.ptx:17: " in told and text in told
+
+
 def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.ptx"
     file.write_text(KERNEL.replace("mul.rn.f32x2", "tcgen05.dream"))
