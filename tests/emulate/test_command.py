@@ -49,6 +49,18 @@ def test_the_translation_is_listed_and_written(kernel: Path, capsys: pytest.Capt
     assert ".target sm_90a" in (kernel.parent / "out" / "scale.sm_90a.ptx").read_text()
 
 
+def test_registers_that_are_used_before_they_are_loaded_are_told(
+    kernel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = KERNEL.replace("    st.global", "    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\n    st.global")
+    use = "    add.u32 %r3, %r2, %r2;\n    tcgen05.wait::ld.sync.aligned;\n    ret;"
+    kernel.write_text(text.replace("    ret;", use))
+    assert main(["emulate", str(kernel)]) == 0
+    assert "line 19 uses %r2 before tcgen05.wait::ld: add.u32" in capsys.readouterr().out
+    assert main(["emulate", str(kernel), "--json"]) == 0
+    assert [use["line"] for use in json.loads(capsys.readouterr().out)["early_uses"]] == [19]
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
 def test_a_kernel_of_arrays_and_numbers_runs_in_every_mode(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
