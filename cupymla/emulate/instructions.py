@@ -69,7 +69,7 @@ def _three(parts: Parts) -> bool:
 
 
 def _named(parts: Parts) -> bool:
-    return parts[0] in ("bar", "barrier") and parts[1] not in ("warp", "cluster")
+    return parts[0] in ("bar", "barrier") and parts[1:2] not in (("warp",), ("cluster",))
 
 
 def _mixed(parts: Parts) -> bool:

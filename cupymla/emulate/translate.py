@@ -111,8 +111,9 @@ class _Translator:
         target = self._module.directive(".target")
         if target is None:
             raise self._source.error(0, "a PTX text has a .target")
-        if not target.words[1].startswith(SOURCES):
-            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {target.words[1]}")
+        named = target.words[1] if len(target.words) > 1 else "no name"
+        if not named.startswith(SOURCES):
+            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {named}")
         return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
 
     def _head(self) -> _Edit:
@@ -168,6 +169,8 @@ class _Translator:
             raise  # it names the instruction already
         except ValueError as error:
             raise code.error(str(error)) from error
+        except IndexError as error:
+            raise code.error("expected more operands") from error
         self._sites.append(self._site(instruction, number, function, mutation))
         return code
 

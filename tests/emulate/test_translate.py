@@ -273,6 +273,30 @@ def test_what_is_left_out_is_an_error_that_names_instruction_and_line(text: str,
     assert str(caught.value).count("new.ptx:8") == 1 and str(caught.value).count(text) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bar;",
+        "bar.red;",
+        "cvt.rn.satfinite.tf32.f32;",
+        "fma.rn.f32.f16 %f1;",
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd1];",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r1];",
+        "tcgen05.mma.cta_group::1.kind::f16;",
+        "mbarrier.init;",
+    ],
+)
+def test_operands_that_are_missing_are_an_error_with_a_line(text: str) -> None:
+    with pytest.raises(PtxError) as caught:
+        translate(kernel(text), "short.ptx")
+    assert caught.value.line == 8
+
+
+def test_a_target_without_a_name_is_refused() -> None:
+    with pytest.raises(PtxError, match="no name"):
+        translate(".target\n")
+
+
 def test_other_targets_are_refused() -> None:
     with pytest.raises(PtxError, match="sm_100a"):
         translate(kernel("").replace("sm_100a", "sm_90a"))
