@@ -44,6 +44,7 @@ def emulate(options: argparse.Namespace) -> int:
     """`emulate`."""
     from ..emulate import translate
     from ..emulate.instructions import row_for
+    from ..emulate.loads import early_uses
     from .commands import folder_for
 
     terminal = Terminal(options.json)
@@ -62,9 +63,13 @@ def emulate(options: argparse.Namespace) -> int:
     if options.out:
         (options.out / f"{options.file.stem}.sm_90a.ptx").write_text(translation.text)
     terminal.table("Translated", ("instruction", "how", "times"), [(*key, str(n)) for key, n in rows.items()])
+    early = early_uses(text, str(options.file))
+    for use in early:
+        terminal.line(f"line {use.line} uses {use.register} before tcgen05.wait::ld: {use.instruction}")
     results = _run(options, terminal, translation, text) if options.block is not None else []
     sites = [asdict(site) for site in translation.sites]
-    terminal.json({"kernels": translation.kernels, "sites": sites, "runs": results})
+    uses = [asdict(use) for use in early]
+    terminal.json({"kernels": translation.kernels, "sites": sites, "early_uses": uses, "runs": results})
     return 0 if all(result["error"] is None for result in results) else 1
 
 

@@ -69,7 +69,7 @@ def _three(parts: Parts) -> bool:
 
 
 def _named(parts: Parts) -> bool:
-    return parts[0] in ("bar", "barrier") and parts[1] not in ("warp", "cluster")
+    return parts[0] in ("bar", "barrier") and parts[1:2] not in (("warp",), ("cluster",))
 
 
 def _mixed(parts: Parts) -> bool:
@@ -245,7 +245,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "`ld`, `st` of 32 bytes",
         "rewritten",
-        "two of 16 bytes; L2 eviction priorities are dropped",
+        "two of 16 bytes; L2 eviction priorities and cache policies are dropped",
         _wide,
         lower_math.wide_move,
     ),
@@ -273,11 +273,36 @@ ROWS: tuple[Row, ...] = (
         lower_math.conversion,
     ),
     Row(
+        "`cvt.rn`, `cvt.rz` to tf32 with `.satfinite`",
+        "rewritten",
+        "",
+        lambda parts: parts[0] == "cvt" and {"tf32", "satfinite"} <= set(parts) and "rna" not in parts,
+        lower_math.saturated_tf32,
+    ),
+    Row(
         "`redux.sync` of `.f32`",
         "model",
         "",
         lambda parts: parts[0] == "redux" and parts[-1] == "f32",
         lower_math.float_reduction,
+    ),
+    Row(
+        "`st.async`, `red.async` to global memory or `.mmio`",
+        "left out",
+        "no kernel here uses it",
+        lambda parts: parts[0] in ("st", "red") and "async" in parts and not {"global", "mmio"}.isdisjoint(parts),
+    ),
+    Row(
+        "`multimem` of 8-bit floats",
+        "left out",
+        "no kernel here uses it",
+        lambda parts: parts[0] == "multimem" and parts[-1].startswith(("e4m3", "e5m2")),
+    ),
+    Row(
+        "`tensormap.replace.tile.swizzle_atomicity`",
+        "left out",
+        "no kernel here uses it",
+        _begins("tensormap.replace.tile.swizzle_atomicity"),
     ),
     Row(
         "`clusterlaunchcontrol`",

@@ -56,8 +56,8 @@ def three_inputs(code: Code) -> None:
 
 
 def wide_move(code: Code) -> None:
-    """ld and st of 32 bytes: two of 16 each. Evictions from L2, which only these have, are left off."""
-    parts = [part for part in code.instruction.parts if not part.startswith("L2::evict")]
+    """ld and st of 32 bytes: two of 16 each. Evictions from L2, which only these have, and policies are left off."""
+    parts = [part for part in code.instruction.parts if not part.startswith(("L2::evict", "L2::cache_hint"))]
     loads = parts[0] == "ld"
     vector, address = (0, 1) if loads else (1, 0)
     registers = [str(item) for item in code.items(code.operand(vector))]
@@ -104,6 +104,17 @@ def conversion(code: Code) -> None:
     result = code.call("convert", flags, *values, code.value(bits))
     assert result is not None
     _assign(code, code.operand(0), result)
+
+
+def saturated_tf32(code: Code) -> None:
+    """cvt to tf32 with .satfinite: what is infinite once it is rounded becomes the largest number, 0x2000 below it."""
+    opcode = ".".join(part for part in code.instruction.parts if part != "satfinite")
+    rounded, magnitude, infinite = code.temporary(32), code.temporary(32), code.temporary(1)
+    code.line(f"{opcode} {rounded}, {code.operand(1)};")
+    code.line(f"and.b32 {magnitude}, {rounded}, 0x7fffffff;")
+    code.line(f"setp.eq.u32 {infinite}, {magnitude}, 0x7f800000;")
+    code.line(f"@{infinite} sub.u32 {rounded}, {rounded}, 0x2000;")
+    code.line(f"mov.b32 {code.operand(0)}, {rounded};")
 
 
 def _assign(code: Code, destination: Operand, result: str) -> None:

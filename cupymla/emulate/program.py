@@ -224,5 +224,4 @@ def _rejected(translation: Translation, log: str) -> PtxError:
     """The assembler's complaint, its line turned back into one of the original."""
     found = re.search(r"line (\d+)", log)
     at = int(found[1]) if found else 0
-    line = translation.lines[at - 1] if 1 <= at <= len(translation.lines) else 0
-    return PtxError(translation.name, line, f"the translation does not assemble: {log[:2000]}")
+    return PtxError(translation.name, translation.origin(at), f"the translation does not assemble: {log[:2000]}")

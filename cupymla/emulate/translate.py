@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import Places, Source, parse
+from ..ptx import Places, PtxError, Source, parse
 from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
 from .instructions import PLAIN, row_for
@@ -62,6 +62,10 @@ class Translation:
         """The instruction of that number."""
         return self.sites[number - 1] if 1 <= number <= len(self.sites) else None
 
+    def origin(self, line: int) -> int:
+        """The line that was translated of which `line` of `text` came; 0 where there is none."""
+        return self.lines[line - 1] if 1 <= line <= len(self.lines) else 0
+
 
 def translate(text: str, name: str = "<ptx>") -> Translation:
     """Translate PTX that was compiled for sm_100a.
@@ -107,8 +111,9 @@ class _Translator:
         target = self._module.directive(".target")
         if target is None:
             raise self._source.error(0, "a PTX text has a .target")
-        if not target.words[1].startswith(SOURCES):
-            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {target.words[1]}")
+        named = target.words[1] if len(target.words) > 1 else "no name"
+        if not named.startswith(SOURCES):
+            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {named}")
         return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
 
     def _head(self) -> _Edit:
@@ -160,8 +165,12 @@ class _Translator:
         mutation = row.mutation if row is not None else ""
         try:
             lower(code)
+        except PtxError:
+            raise  # it names the instruction already
         except ValueError as error:
             raise code.error(str(error)) from error
+        except IndexError as error:
+            raise code.error("expected more operands") from error
         self._sites.append(self._site(instruction, number, function, mutation))
         return code
 

@@ -51,12 +51,14 @@ class PtxError(CupymlaError, ValueError):
         name: what the text is called, usually its file.
         line: where, counted from 1; 0 when no line can be named.
         instruction: the instruction as it stands there, or "".
+        what: what is wrong, without these.
     """
 
     def __init__(self, name: str, line: int, what: str, instruction: str = "") -> None:
         self.name = name
         self.line = line
         self.instruction = instruction
+        self.what = what
         where = f"{name}:{line}" if line else name
         super().__init__(f"{where}: {what}" + (f": {instruction}" if instruction else ""))
 

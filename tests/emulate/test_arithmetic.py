@@ -284,3 +284,62 @@ def test_high_halves_of_16_bit_products(where: Where) -> None:
     np.testing.assert_array_equal(found[:, 0], halves[:, 0].astype(np.uint32) * halves[:, 1] >> 16)
     signed = halves[:, 2].view(np.int16).astype(np.int32) * -13107 >> 16
     np.testing.assert_array_equal(found[:, 1], signed.astype(np.uint16))
+
+
+@pytest.mark.parametrize("saturates", ["", ".satfinite"])
+@pytest.mark.parametrize(("rounding", "relu"), [("rn", ""), ("rn", ".relu"), ("rz", ""), ("rz", ".relu"), ("rna", "")])
+def test_to_tf32(rounding: str, saturates: str, relu: str, where: Where) -> None:
+    """13 bits fewer; sm_90 has .satfinite with rna only, sm_100 with the others as well."""
+    values = floats(3)
+    values[:8, 0] = [
+        3.4e38,
+        -3.4e38,
+        3.3999e38,
+        np.finfo(np.float32).max,
+        -np.inf,
+        np.inf,
+        1 + 2.0**-11,
+        1 + 3 * 2.0**-11,
+    ]
+    bits = words(values[:, 0])
+    # Sign and magnitude apart: rounding is of the magnitude.
+    magnitude = (bits & 0x7FFFFFFF).astype(np.uint64)
+    step = magnitude >> 13
+    rest = magnitude & 0x1FFF
+    up = {"rz": 0 * rest, "rna": rest >= 0x1000, "rn": (rest > 0x1000) | ((rest == 0x1000) & (step & 1 == 1))}[rounding]
+    wanted = (step + up.astype(np.uint64)) << 13
+    wanted = np.minimum(wanted, 0x7F7FE000 if saturates else 0x7F800000).astype(np.uint32) | (bits & 0x80000000)
+    if relu:
+        wanted = np.where(bits & 0x80000000, 0, wanted)
+    found = evaluate(f"cvt.{rounding}{saturates}{relu}.tf32.f32 %r8, %f0;", words(values), where)[:, 0]
+    numbers = ~np.isnan(values[:, 0])
+    np.testing.assert_array_equal(found[numbers], wanted[numbers])
+    assert np.isnan(found.view(np.float32)[~numbers]).all()
+
+
+def test_arrivals_that_drop_out(where: Where) -> None:
+    """The first phase takes 130 arrivals, of which two drop out, so the second one takes 128."""
+    text = """
+    .shared .align 8 .b8 barrier[8];
+    .reg .pred %first, %done; .reg .b32 %b; .reg .b64 %state;
+    mov.u32 %b, barrier;
+    setp.eq.u32 %first, %n, 0;
+    @%first mbarrier.init.shared::cta.b64 [%b], 130;
+    bar.sync 0;
+    @!%first bra together;
+    mbarrier.arrive_drop.shared::cta.b64 %state, [%b], 2;
+    mbarrier.pending_count.b64 %r8, %state;
+together:
+    bar.sync 0;
+    mbarrier.arrive.shared::cta.b64 _, [%b];
+one:
+    mbarrier.try_wait.parity.shared::cta.b64 %done, [%b], 0;
+    @!%done bra one;
+    mbarrier.arrive.shared::cta.b64 _, [%b];
+two:
+    mbarrier.try_wait.parity.shared::cta.b64 %done, [%b], 1;
+    @!%done bra two;
+    mov.b32 %r9, 1;
+    """
+    found = evaluate(text, np.zeros((THREADS, 4), np.uint32), where)
+    assert found[0, 0] == 130 and (found[:, 1] == 1).all()

@@ -49,6 +49,18 @@ def test_the_translation_is_listed_and_written(kernel: Path, capsys: pytest.Capt
     assert ".target sm_90a" in (kernel.parent / "out" / "scale.sm_90a.ptx").read_text()
 
 
+def test_registers_that_are_used_before_they_are_loaded_are_told(
+    kernel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = KERNEL.replace("    st.global", "    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\n    st.global")
+    use = "    add.u32 %r3, %r2, %r2;\n    tcgen05.wait::ld.sync.aligned;\n    ret;"
+    kernel.write_text(text.replace("    ret;", use))
+    assert main(["emulate", str(kernel)]) == 0
+    assert "line 19 uses %r2 before tcgen05.wait::ld: add.u32" in capsys.readouterr().out
+    assert main(["emulate", str(kernel), "--json"]) == 0
+    assert [use["line"] for use in json.loads(capsys.readouterr().out)["early_uses"]] == [19]
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
 def test_a_kernel_of_arrays_and_numbers_runs_in_every_mode(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +127,18 @@ def test_arrays_are_told_apart_and_guarded(
     assert "array 1 was written past its ends" in capsys.readouterr().out
     assert main(["emulate", str(kernel), *words, "--arg", "i32:0"]) == 2
     assert "expected 8 bytes as number 2, got 4" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("text", ["tanh.approx.bf16x2 %r1, %r2;", "mbarrier.complete.b64 %d1, [%d2], 3;"])
+def test_what_the_host_does_not_know_is_named_with_the_line_of_its_file(
+    kernel: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel.write_text(KERNEL.replace("    st.global", f"    {text}\n    st.global"))
+    words = ["--block", "32", "--arg", "u64:0", "--arg", "f32:1.5", "--on", "host"]
+    assert main(["emulate", str(kernel), *words]) == 1
+    told = capsys.readouterr().err
+    assert "scale.ptx:17: " in told and text in told
 
 
 def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,11 @@ ARITHMETIC = [
     "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r2;",
     "redux.sync.max.abs.NaN.f32 %f1, %f2, %r1;",
     "ld.global.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1+32];",
+    "ld.global.nc.L1::no_allocate.L2::cache_hint.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, _}, [%rd1], %rd2;",
+    "st.global.L2::cache_hint.v4.b64 [%rd1+32], {%rd1, %rd2, %rd3, %rd4}, %rd2;",
+    "cvt.rn.satfinite.relu.tf32.f32 %r1, %f1;",
+    "cvt.rz.satfinite.tf32.f32 %r1, %f1;",
+    "cvt.rna.satfinite.tf32.f32 %r1, %f1;",
     "ld.global.L2::evict_last.v4.b64 {%rd1, %rd2, %rd3, %rd4}, [%rd1];",
     "st.global.v8.f32 [%rd1], {%f1, %f2, %f3, %f4, %f1, %f2, %f3, %f4};",
     "st.bulk.shared::cta [%r1], 1024, 0;",
@@ -249,6 +254,11 @@ def test_lines_are_kept_track_of() -> None:
         ("tcgen05.cp.cta_group::1.32x128b [%r1], %rd1;", "other multicasts"),
         ("tcgen05.mma.cta_group::1.kind::mxf4 [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;", "needs .block_scale"),
         ("tcgen05.mma.cta_group::1.kind::f4 [%r1], %rd1, %rd2, %r3, %p1;", "no .kind"),
+        ("st.async.release.gpu.global.b32 [%rd1], %r2;", "left out"),
+        ("st.async.mmio.release.sys.global.b32 [%rd1], %r2;", "left out"),
+        ("multimem.ld_reduce.global.add.acc::f16.v4.e4m3x4 {%r1, %r2, %r3, %r4}, [%rd1];", "left out"),
+        ("tensormap.replace.tile.swizzle_atomicity.global.b1024.b32 [%rd1], 1;", "left out"),
+        ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], %r2, %h1;", "cp_mask is left out"),
         ("quantum.leap.b32 %r1, %r2;", "no translation is known"),
         (
             "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, {%r2, %r3, %r5, %r6}], [%r1];",
@@ -260,6 +270,31 @@ def test_what_is_left_out_is_an_error_that_names_instruction_and_line(text: str,
     with pytest.raises(PtxError, match=part) as caught:
         translate(kernel(text), "new.ptx")
     assert caught.value.line == 8 and text.split(maxsplit=1)[0] in caught.value.instruction
+    assert str(caught.value).count("new.ptx:8") == 1 and str(caught.value).count(text) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bar;",
+        "bar.red;",
+        "cvt.rn.satfinite.tf32.f32;",
+        "fma.rn.f32.f16 %f1;",
+        "cp.async.bulk.global.shared::cta.bulk_group [%rd1];",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r1];",
+        "tcgen05.mma.cta_group::1.kind::f16;",
+        "mbarrier.init;",
+    ],
+)
+def test_operands_that_are_missing_are_an_error_with_a_line(text: str) -> None:
+    with pytest.raises(PtxError) as caught:
+        translate(kernel(text), "short.ptx")
+    assert caught.value.line == 8
+
+
+def test_a_target_without_a_name_is_refused() -> None:
+    with pytest.raises(PtxError, match="no name"):
+        translate(".target\n")
 
 
 def test_other_targets_are_refused() -> None:

@@ -58,3 +58,17 @@ def neighbours_far_apart(n: int, b_dtype: str) -> dict[str, Any]:
         values = rng.standard_normal((n, blocks, BLOCK)) * 2.0 ** exponents[:, :, np.newaxis]
         host["b"] = values.reshape(n, -1).astype(ml_dtypes.bfloat16)
     return host
+
+
+def blocks_past_float32(fmt: str, n: int) -> dict[str, Any]:
+    """Weight-only, vectors near bfloat16's largest number: blocks sum past float32 until they are scaled."""
+    rng = np.random.default_rng(n)
+    signs, magnitudes = rng.choice([1, -1], (n, 128)), rng.uniform(1.5e38, 3.3e38, (n, 128))
+    block, scale = (16, 1) if fmt == "nvfp4" else (32, 40)
+    return {
+        "a": rng.integers(0, 256, (20, 64), dtype=np.uint8),
+        "b": (signs * magnitudes).astype(ml_dtypes.bfloat16),
+        "sfa": np.full((20, 128 // block), scale, np.uint8),
+        "format": fmt,
+        "out_dtype": "float32",
+    }

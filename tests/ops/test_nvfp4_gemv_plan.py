@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,3 +223,21 @@ def test_what_tma_can_read() -> None:
         assert not readable(**{name: aligned(shape, offset=8)}), name
     one = {"a": aligned((1, 1, 72))[:, :, :64], "b": aligned((1, 1, 65))[:, :, :64]}
     assert readable(**one, sfa=aligned((1, 128, 8)), sfb=aligned((1, 128, 8)))
+
+
+def test_the_page_shows_what_the_model_predicts() -> None:
+    """Each row of the table of predictions in cuda/nvfp4_gemv/README.md, for the 148 multiprocessors of a B200."""
+    page = (Path(__file__).resolve().parents[2] / "cuda" / "nvfp4_gemv" / "README.md").read_text()
+    size = r"(?:(\d+) x (\d+) x (\d+)|the same in MXFP4), (\d+)"
+    rows = re.findall(size + r" \| ([\d.]+) \| ([\d.]+), (\d) \| ([\d.]+) \| (\w+) \|", page)
+    assert len(rows) == 11
+    sizes: tuple[int, ...] = ()
+    for m, k, batches, n, floor, tensor_us, splits, streaming_us, taken in rows:
+        sizes = (int(m), int(k), int(batches)) if m else sizes
+        problem = tiled(sizes[0], int(n), sizes[1], sizes[2], "nvfp4" if m else "mxfp4")
+        made = model.tiling(problem, 148)
+        bytes_ = problem.m * problem.batches * model.row_bytes(problem)
+        assert f"{bytes_ / model.HBM_BYTES_PER_US:.1f}" == floor
+        assert (f"{made.us:.1f}", str(made.splits)) == (tensor_us, splits)
+        assert f"{model.stream_us(problem, 148):.1f}" == streaming_us
+        assert taken == ("tcgen05" if model.tensor_core_is_faster(problem, 148) else "streaming")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gemv_scales_kit import BLOCK, every_code_and_scale, neighbours_far_apart, pairs_of
+from gemv_scales_kit import BLOCK, blocks_past_float32, every_code_and_scale, neighbours_far_apart, pairs_of
 
-from cupymla.ops.nvfp4_gemv import reference
+from cupymla.ops.nvfp4_gemv import nvfp4_gemv, reference
 from cupymla.testing.operators import Subject
 from cupymla.testing.without_gpu import machine_for
 
@@ -42,6 +42,15 @@ def require_within_bound(host: dict[str, Any], got: npt.NDArray[Any]) -> None:
 def test_every_code_times_every_scale(n: int, b_dtype: str, arch: str) -> None:
     host, expected = every_code_and_scale(n, b_dtype)
     np.testing.assert_array_equal(run(host, arch), expected)
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_a_block_past_float32_that_its_scale_brings_back(fmt: str, n: int) -> None:
+    """On the CPU as well, which sums blocks before it multiplies their scale in."""
+    host = blocks_past_float32(fmt, n)
+    require_within_bound(host, nvfp4_gemv(**host))
+    require_within_bound(host, run(host))
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 9])

@@ -25,10 +25,11 @@ from typing import Literal
 from ...build import cache, compiler
 from ...build.source import closure, cuda_root
 from ...errors import CompileError
+from ...ptx import PtxError
 from ..code import MODEL as FUNCTIONS
 from ..program import MODEL
 from ..translate import Translation
-from .recompile import KernelShape, mangled, recompile
+from .recompile import KernelShape, Unit, mangled, recompile
 
 Model = Literal["native", "ptx"]
 
@@ -56,7 +57,7 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
         if not (file.is_file() and facts.is_file()):
-            unit = recompile(translation.text, translation.name, only=entry)
+            unit = _recompiled(translation, entry)
             text = unit.text + "".join(_stub(name, count) for name, count in _NEVER_CALLED)
             with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
                 kernel = Path(folder) / "kernel.o"
@@ -66,6 +67,14 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
                 link = ("c++", "-shared", "-o")
                 _keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
         return _load(file), _shape(json.loads(facts.read_text()))
+
+
+def _recompiled(translation: Translation, entry: str) -> Unit:
+    """A kernel as C++; errors name the lines of the PTX that was translated."""
+    try:
+        return recompile(translation.text, translation.name, only=entry)
+    except PtxError as error:
+        raise PtxError(error.name, translation.origin(error.line), error.what, error.instruction) from error
 
 
 def cta_bytes(loaded: ctypes.CDLL) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = {"lg2": "std::log2", "sqrt": "std::sqrt", "sin": "std::sin", "cos": "std::cos", "tanh": "std::tanh"}
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _FP8 = ("e4m3x2", "e5m2x2")
+_TF32_ROUNDINGS = {"rna": "kAway", "rz": "kToZero"}
 _REDUCTIONS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5}
 
 
@@ -58,8 +59,9 @@ def _convert(w: Writer) -> str:
     to, from_ = w.parts[-2:]
     relu = int("relu" in w.parts)
     if to == "tf32":
-        away = int("rna" in w.parts)
-        return w.write(w.operands[0], f"to_tf32({w.read(w.operands[1], 'f32')}, {away}, {relu})", "u32")
+        rounding = next((name for part, name in _TF32_ROUNDINGS.items() if part in w.parts), "kToEven")
+        value, saturates = w.read(w.operands[1], "f32"), int("satfinite" in w.parts)
+        return w.write(w.operands[0], f"to_tf32({value}, {rounding}, {relu}, {saturates})", "u32")
     name = "to_e4m3" if to.startswith("e4m3") else "to_e5m2"
     if from_ == "f32":
         high, low = (w.read(operand, "f32") for operand in w.operands[1:3])

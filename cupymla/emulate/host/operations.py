@@ -513,14 +513,19 @@ def _mbarrier(w: Writer) -> str:
         sign = "" if action == "expect_tx" else "-"
         amount = f"{sign}static_cast<int32_t>({w.read(w.operands[1], 'u32')})"
         return f"barrier_count(t, {_address(w, w.operands[0])}, {amount});"
-    if action == "arrive":
+    if action == "pending_count":
+        return w.write(w.operands[0], f"static_cast<uint32_t>({w.read(w.operands[1], 'u64')} & 0xfffffu)", "u32")
+    if action in ("arrive", "arrive_drop"):
+        function = "barrier_arrive" if action == "arrive" else "barrier_drop"
         bytes_ = w.read(w.operands[2], "u32") if "expect_tx" in w.parts else "0"
         count = "1" if "expect_tx" in w.parts or len(w.operands) < 3 else w.read(w.operands[2], "u32")
         return w.write(
             w.operands[0],
-            f"barrier_arrive(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
+            f"{function}(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
             "u64",
         )
+    if action not in ("try_wait", "test_wait"):
+        raise ValueError(f"there is no mbarrier.{action} here")
     phase = w.read(w.operands[2], "u32")
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"

@@ -430,13 +430,13 @@ class _Body:
 
     def _instruction(self, instruction: Instruction) -> None:
         writer = Writer(self, instruction)
-        lower: Callable[[Writer], str] | None = operations.find(instruction.parts)
-        if lower is None:
-            raise self._error(instruction, "an instruction that the host machine does not know")
         try:
-            code = lower(writer)
+            lower: Callable[[Writer], str] | None = operations.find(instruction.parts)
+            code = lower(writer) if lower is not None else ""
         except (KeyError, IndexError, ValueError) as error:
             raise self._error(instruction, f"cannot be recompiled ({error})") from error
+        if lower is None:
+            raise self._error(instruction, "an instruction that the host machine does not know")
         guard = instruction.guard
         if guard:
             condition = writer.read(Name(guard.register), "pred")

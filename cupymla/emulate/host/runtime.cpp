@@ -202,12 +202,14 @@ uint32_t to_e5m2(float value, bool relu) {
   return (std::signbit(value) ? 0x80u : 0u) | small_float(value, 2, 15, 0x7b);
 }
 
-uint32_t to_tf32(float value, bool away, bool relu) {
+uint32_t to_tf32(float value, Tf32Rounding rounding, bool relu, bool saturates) {
   if (value != value) return 0x7fffffffu;
   if (relu && !(value > 0)) return 0;
   const uint32_t bits = as<uint32_t>(value);
-  if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
-  return (bits + (away ? 0x1000u : 0xfffu + (bits >> 13 & 1))) & 0xffffe000u;
+  const uint32_t added = rounding == kToEven ? 0xfffu + (bits >> 13 & 1) : rounding == kAway ? 0x1000u : 0u;
+  const bool infinite = (bits & 0x7f800000u) == 0x7f800000u;
+  const uint32_t rounded = infinite ? bits : (bits + added) & 0xffffe000u;
+  return saturates && (rounded & 0x7fffffffu) == 0x7f800000u ? rounded - 0x2000u : rounded;
 }
 
 // Running -------------------------------------------------------------------------------------------------------------

@@ -318,7 +318,8 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector);
 // Two narrow formats that sm_90 converts to, rounded to nearest even and saturated.
 uint32_t to_e4m3(float value, bool relu);
 uint32_t to_e5m2(float value, bool relu);
-uint32_t to_tf32(float value, bool away, bool relu);
+enum Tf32Rounding { kToEven, kAway, kToZero };
+uint32_t to_tf32(float value, Tf32Rounding rounding, bool relu, bool saturates);
 inline float extreme(float a, float b, bool largest, bool nan) {
   if (a != a || b != b) return nan || (a != a && b != b) ? NAN : a != a ? b : a;
   return largest ? std::fmax(a, b) : std::fmin(a, b);
@@ -360,6 +361,7 @@ void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
 // An arrival by the thread itself; `order` says what it hands on.
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
+uint64_t barrier_drop(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
 // By the thread itself.
 void barrier_count(Thread& t, uint32_t barrier, int32_t bytes);

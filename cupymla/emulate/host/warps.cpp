@@ -209,6 +209,17 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
   return barrier_arrive(t, barrier, count, expected_bytes);
 }
 
+uint64_t barrier_drop(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order) {
+  unsigned char* where = place(*t.cta, barrier);
+  State state(load<uint64_t>(where));
+  if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
+  // Whoever arrives is counted in this phase and in none after it. A phase that is over has been reset already.
+  state.count -= count;
+  store<uint64_t>(where, state.phase << 63 | (static_cast<uint64_t>(state.bytes) & 0x7fffffull) << 40 |
+                             state.count << 20 | state.missing);
+  return barrier_arrive(t, barrier, count, expected_bytes, order);
+}
+
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes) {
   unsigned char* where = place(one, barrier);
   State state(load<uint64_t>(where));

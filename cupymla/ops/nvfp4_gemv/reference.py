@@ -6,7 +6,8 @@ Two precisions of the product:
 
 - "same" rounds where the kernels round. E2M1 products and their sum over a block are exact in float32 (a block's sum is
   a multiple of 1/4 below 1152), as is the product of two E4M3 scales; so only the sum over blocks, alpha, bias and the
-  output dtype round. In weight-only mode the products are exact and every sum rounds.
+  output dtype round. In weight-only mode the products are exact and every sum rounds; blocks of bfloat16 are summed at
+  2^-8 of their value.
 - "float64" decodes everything to float64 and rounds nothing on purpose.
 """
 
@@ -163,7 +164,12 @@ class _Columns:
             values = views.b.array()[..., batch].astype(np.float32)
         else:
             values = formats.decode_pairs(views.b.bytes()[..., batch])
-        self.values = self._prepared(_blocked(values, self.fmt.block))
+        # A block of bfloat16 may sum to 32 * 6 times the largest number before its scale makes it small, which float32
+        # does not hold. 2^-8 of bfloat16 values, subnormal ones too, are exact in float32.
+        self.factor = np.float32(1)
+        if problem.weight_only and views.b.view.dtype == "bfloat16" and compute == np.float32:
+            self.factor = np.float32(2**-8)
+        self.values = self._prepared(_blocked(values, self.fmt.block)) * self.factor
         self.scales: npt.NDArray[Any] | None = None
         if views.sfb is not None:
             self.scales = self._scales(views.sfb.bytes()[..., batch], slice(0, problem.n))
@@ -185,7 +191,7 @@ class _Columns:
         scales = self._scales(self.sfa, rows)[:, np.newaxis]
         if self.scales is not None:
             scales = scales * self.scales
-        total: npt.NDArray[Any] = (sums * scales).sum(axis=-1, dtype=self.compute)
+        total: npt.NDArray[Any] = (sums * scales).sum(axis=-1, dtype=self.compute) / self.factor
         return total
 
 

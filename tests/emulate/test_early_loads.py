@@ -1,0 +1,71 @@
+"""Registers of `tcgen05.ld` are used behind `tcgen05.wait::ld` only, in all kernels for sm_100a."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import gemm
+import pytest
+
+from cupymla import build
+from cupymla.build.source import KernelSource
+from cupymla.emulate.loads import early_uses, waits
+from cupymla.ops import registry
+
+HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n.reg .pred %p; .reg .b32 %r<9>, %t;\n"
+LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%t];\n"
+WAIT = "tcgen05.wait::ld.sync.aligned;\n"
+USE = "add.u32 %r3, %r4, %r2;\n"
+
+
+def sources() -> Iterator[KernelSource]:
+    """Of every kernel for sm_100a variants that have each value of each definition."""
+    seen: set[tuple[str, str, str | int]] = set()
+    for entry in registry.OPERATORS:
+        plan = importlib.import_module(f"{entry.module}.plan") if entry.kernels else None
+        for source in plan.sources("sm_100a") if plan else ():
+            values = {(source.entry, name, value) for name, value in source.defines or (("", ""),)}
+            if source.arch == "sm_100a" and not values <= seen:
+                seen |= values
+                yield source
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        (LOAD + WAIT + USE, []),
+        (LOAD + USE + WAIT, [8]),
+        (LOAD + "add.u32 %r3, %r4, %r5;\n" + WAIT + USE, []),
+        (LOAD + "@%p " + WAIT + USE, [9]),
+        (LOAD + "@%p bra past;\n" + WAIT + "past:\n" + USE, [11]),
+        ("again:\n" + USE + LOAD + "@%p bra again;\n" + WAIT, [8]),
+        (LOAD + "{\n.reg .b32 %r<9>;\n" + USE + "}\n" + WAIT, []),
+        (LOAD + "{\n.reg .b32 u;\n" + USE + "}\n" + WAIT, [10]),
+        (LOAD + "ret;\n" + USE, []),
+        (LOAD + LOAD + WAIT + USE, []),
+        (LOAD + "mov.b32 %r4, %r1;\n" + WAIT + "add.u32 %r3, %r4, %r4;\n", []),
+        (LOAD + "mov.b32 %r4, %r1;\nadd.u32 %r3, %r4, %r4;\n" + WAIT, [9]),
+        (LOAD + "st.shared.b32 [%r1+4], 0;\n" + WAIT, [8]),
+    ],
+)
+def test_every_path_is_followed(body: str, lines: list[int]) -> None:
+    assert [use.line for use in early_uses(HEAD + body + "ret;\n}\n")] == lines
+
+
+def require_waits(text: str) -> None:
+    """No early use as it stands, and one when any of its waits is taken away."""
+    assert early_uses(text) == []
+    for line in waits(text):
+        assert early_uses(text, without=line), line
+
+
+@pytest.mark.compile
+def test_the_gemm() -> None:
+    require_waits(gemm.ptx())
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("source", tuple(sources()), ids=str)
+def test_kernels(source: KernelSource) -> None:
+    require_waits(build.ptx(source))
