@@ -198,6 +198,17 @@ def test_bad_arguments_are_status_2_with_one_line(capsys: pytest.CaptureFixture[
     assert f"error: {told['error']}\n" == captured.err
 
 
+@pytest.mark.parametrize(("name", "word"), [("CUPYMLA_COMPILER", "gcc"), ("CUPYMLA_FAIL_ON_SPILL", "perhaps")])
+def test_precompile_refuses_an_unusable_setting_once(
+    name: str, word: str, capsys: pytest.CaptureFixture[str], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, word)
+    assert main(["precompile", "--arch", "sm_100a"]) == 2
+    told = capsys.readouterr()
+    assert name in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
 def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["dance"])

@@ -150,7 +150,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
-    from .. import arch
+    from .. import arch, config
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
 
@@ -158,6 +158,9 @@ def precompile(options: argparse.Namespace) -> int:
         raise InputError("--jobs", "a number of processes, at least 1", options.jobs)
     for name in options.arch or ():
         arch.named(name)
+    # What no kernel could be compiled with is said once, not by each of them.
+    config.compiler()
+    config.fail_on_spill()
     sources = []
     terminal = Terminal(options.json)
     for entry in entries(options.operators):
