@@ -85,9 +85,12 @@ def main() -> None:
     parser.add_argument(
         "--lines", type=int, nargs="+", help="only the mutants in these lines of the PTX, as a table names them"
     )
+    parser.add_argument("--races", choices=("practice", "letter"), help="accesses that nothing orders are failures too")
     options = parser.parse_args()
     run, sites = subject(options.name, options.folder)
     runs = [replace(each, patience_seconds=options.patience) for each in mutation.RUNS if each.seed <= options.seeds]
+    if options.races:
+        runs = [replace(each, races=options.races) for each in runs]
     for settings in runs:
         assert run(settings) == 0, settings
     run = apart(run, options.limit)

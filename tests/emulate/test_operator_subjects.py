@@ -50,3 +50,15 @@ def test_a_cluster_that_does_not_wait_for_itself_is_caught() -> None:
     assert run(settings) == 0
     (verdict,) = mutation.survey(run, [first], [settings])
     assert verdict.how
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_every_wait_that_is_missing_shows_as_a_race() -> None:
+    """In whatever order threads run. Waits for loads from Tensor Memory show in the text (`test_early_loads.py`)."""
+    run, sites = operator_subjects.subject(operator_subjects.PROBLEMS["sparse_mla_bwd-h64-dist"])
+    waits = [site for site in sites if site.mutation == "wait" and not site.text.startswith("tcgen05.wait::ld")]
+    settings = Settings("eager", races="practice", patience_seconds=5.0)
+    assert run(settings) == 0
+    missed = [verdict.site for verdict in mutation.survey(run, waits, [settings]) if not verdict.how]
+    assert len(waits) > 15 and missed == []
