@@ -19,6 +19,11 @@ BY_NAME = {problem.declaration.name: problem for problem in (*kit.operator_probl
 """One call of every function."""
 
 
+def inputs_of(name: str) -> dict[str, Any]:
+    """Its arguments, as a framework without strides takes them."""
+    return kit.batch_first(BY_NAME[name], BY_NAME[name].inputs())
+
+
 def wrong_arrays(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     yield np.zeros((), array.dtype)
     yield np.zeros(7, array.dtype)
@@ -32,14 +37,13 @@ WRONG_OPTIONS: tuple[object, ...] = ("sideways", "", -7, 1.5, float("nan"))
 
 def bad_calls(name: str) -> Iterator[tuple[str, object, dict[str, Any]]]:
     """(argument, value, all arguments) with one argument that cannot be used."""
-    problem = BY_NAME[name]
-    inputs = problem.inputs()
-    for argument in problem.declaration.arrays:
+    declaration, inputs = BY_NAME[name].declaration, inputs_of(name)
+    for argument in declaration.arrays:
         if isinstance(inputs.get(argument), np.ndarray):
             for wrong in wrong_arrays(inputs[argument]):
                 if wrong.shape != inputs[argument].shape or wrong.dtype != inputs[argument].dtype:
                     yield argument, f"{wrong.dtype.name}{list(wrong.shape)}", {**inputs, argument: wrong}
-    for argument in problem.declaration.options:
+    for argument in declaration.options:
         for value in WRONG_OPTIONS:
             yield argument, value, {**inputs, argument: value}
 
@@ -69,7 +73,7 @@ def test_jax_finds_them_while_tracing(name: str) -> None:
         options = {n: a for n, a in arguments.items() if n not in arrays}
         return jax.eval_shape(lambda given: getattr(mla, name)(**given, **options), arrays)
 
-    trace(BY_NAME[name].inputs())
+    trace(inputs_of(name))
     assert refusals(name, trace) >= 3
 
 
@@ -80,7 +84,7 @@ def test_jax_asks_for_what_is_missing(name: str) -> None:
 
     for argument in BY_NAME[name].declaration.required:
         with pytest.raises(InputError, match=f"argument '{argument}': expected a JAX or NumPy array, got None"):
-            getattr(mla, name)(**{**BY_NAME[name].inputs(), argument: None})
+            getattr(mla, name)(**{**inputs_of(name), argument: None})
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -95,7 +99,7 @@ def test_torch_refuses_them(name: str) -> None:
         given = {n: tensor(a) if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
         return getattr(mla, name)(**given)
 
-    call(BY_NAME[name].inputs())
+    call(inputs_of(name))
     assert refusals(name, call, torchs_own="Expected a value of type") >= 3
     with torch._subclasses.fake_tensor.FakeTensorMode() as fake:
         for argument, value, arguments in bad_calls(name):
