@@ -15,21 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..ptx import Source, parse
-from ..ptx.syntax import (
-    Address,
-    Block,
-    Function,
-    Group,
-    Instruction,
-    Label,
-    Name,
-    Negated,
-    Offset,
-    Operand,
-    Pair,
-    Variable,
-    Vector,
-)
+from ..ptx.syntax import Block, Instruction, Label, Operand, Variable, names_in
 
 _Register = tuple[int, str]
 """The scope that declares it, by its place in the text, and its name."""
@@ -74,30 +60,9 @@ def waits(text: str, name: str = "<ptx>") -> list[int]:
     return [
         module.source.line(step.start)
         for function in module.functions
-        for step, _ in _steps(function)
-        if step.opcode.startswith("tcgen05.wait::ld")
+        for step, _ in (function.body.walk() if function.body is not None else ())
+        if isinstance(step, Instruction) and step.opcode.startswith("tcgen05.wait::ld")
     ]
-
-
-def _steps(function: Function) -> Iterator[tuple[Instruction, Sequence[Block]]]:
-    for statement, around in function.body.walk() if function.body is not None else ():
-        if isinstance(statement, Instruction):
-            yield statement, around
-
-
-def _names(operand: Operand) -> Iterator[str]:
-    if isinstance(operand, Name):
-        yield operand.text
-    elif isinstance(operand, Negated):
-        yield from _names(operand.operand)
-    elif isinstance(operand, Offset):
-        yield from _names(operand.base)
-    elif isinstance(operand, Pair):
-        yield from _names(operand.first)
-        yield from _names(operand.second)
-    elif isinstance(operand, Vector | Address | Group):
-        for item in operand.items:
-            yield from _names(item)
 
 
 class _Paths:
@@ -151,7 +116,7 @@ class _Paths:
     def _registers(self, at: int, operands: Sequence[Operand]) -> frozenset[_Register]:
         found = set()
         for operand in operands:
-            for name in _names(operand):
+            for name in names_in(operand):
                 scope = next((b.start for b in reversed(self._around[at]) if self._declares(b, name)), 0)
                 found.add((scope, name))
         return frozenset(found)

@@ -26,7 +26,7 @@ from ..ptx.syntax import (
     Operand,
     Pair,
     Variable,
-    Vector,
+    names_in,
 )
 from .memory import PARAMETER_STRIDE, PARAMETER_WINDOW
 from .registers import at_launch
@@ -270,22 +270,6 @@ def _renamed(operand: Operand, scopes: list[dict[str, str]]) -> Operand:
     if isinstance(operand, Address):
         return Address(items, operand.prefix)
     return type(operand)(items)
-
-
-def names_in(operand: Operand) -> Iterator[str]:
-    """Every name in an operand."""
-    if isinstance(operand, Name):
-        yield operand.text
-    elif isinstance(operand, Negated):
-        yield from names_in(operand.operand)
-    elif isinstance(operand, Pair):
-        yield from names_in(operand.first)
-        yield from names_in(operand.second)
-    elif isinstance(operand, Offset):
-        yield from names_in(operand.base)
-    elif isinstance(operand, Vector | Address):
-        for item in operand.items:
-            yield from names_in(item)
 
 
 def _parameters(function: Function) -> Iterator[Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,10 +15,6 @@ from .machine import Layout, Machine, Watcher
 from .memory import GlobalMemory
 from .program import Program, parse
 
-_PROGRAMS = 12
-"""So many are kept, those used last: a large one takes some 80 MB once it has run, and half a second to read again."""
-
-_programs: dict[tuple[KernelSource, str], Program] = {}
 _lock = threading.Lock()
 
 
@@ -26,15 +23,14 @@ def program_of(source: KernelSource) -> Program:
 
     Raises CompileError, PtxError and Trap.
     """
-    key = source, content_hash(source)
     with _lock:
-        found = _programs.pop(key, None)
-        if found is None:
-            found = parse(ptx(source), source.entry)
-        _programs[key] = found
-        while len(_programs) > _PROGRAMS:
-            del _programs[next(iter(_programs))]
-    return found
+        return _program(source, content_hash(source))
+
+
+# A large kernel takes some 80 MB once it has run, and half a second to read again.
+@functools.lru_cache(maxsize=12)
+def _program(source: KernelSource, _content: str) -> Program:
+    return parse(ptx(source), source.entry)
 
 
 def interpret(

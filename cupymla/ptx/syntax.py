@@ -96,6 +96,22 @@ class Group:
 Operand: TypeAlias = "Name | Constant | Negated | Pair | Offset | Vector | Address | Group"
 
 
+def names_in(operand: Operand) -> Iterator[str]:
+    """Every name in an operand."""
+    if isinstance(operand, Name):
+        yield operand.text
+    elif isinstance(operand, Negated):
+        yield from names_in(operand.operand)
+    elif isinstance(operand, Pair):
+        yield from names_in(operand.first)
+        yield from names_in(operand.second)
+    elif isinstance(operand, Offset):
+        yield from names_in(operand.base)
+    elif isinstance(operand, Vector | Address | Group):
+        for item in operand.items:
+            yield from names_in(item)
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """The predicate an instruction runs under, `@p` or `@!p`."""

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ...ptx.syntax import names_in
 from ..instructions.copies import source_size
 from ..instructions.kit import kind_of
 from ..instructions.memory import space_of
 from ..instructions.wgmma import shape_of
 from ..operands import Getter, Operands, items, number
 from ..outcomes import YIELD
-from ..program import BRANCH, Program, Step, names_in
+from ..program import BRANCH, Program, Step
 from ..threads import WARP, Lanes
 from ..types import TYPES, Array, DType
 from . import trace
