@@ -21,6 +21,7 @@ PROSE = {"architecture.md", "ptx_rules.md", "testing.md"}
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
 OPERATORS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cupymla/ops/*/README.md"))
 LINKED = [
+    *sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")),
     "README.md",
     "tests/README.md",
     *OPERATORS,
@@ -68,7 +69,7 @@ def test_parts_for_a_gpu_run_there(page: str) -> None:
     run(page)
 
 
-@pytest.mark.parametrize("page", [*sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")), *LINKED])
+@pytest.mark.parametrize("page", LINKED)
 def test_links_lead_somewhere(page: str) -> None:
     place = ROOT / page
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", place.read_text())
@@ -82,7 +83,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", [*sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")), *LINKED])
+@pytest.mark.parametrize("page", LINKED)
 def test_links_lead_to_headings_that_are_there(page: str) -> None:
     place = ROOT / page
     links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", place.read_text())
@@ -94,7 +95,7 @@ def test_links_lead_to_headings_that_are_there(page: str) -> None:
     assert missing == []
 
 
-TARGETS = sorted(path for path in ROOT.glob("cuda/*/sm*/README.md"))
+TARGETS = sorted(ROOT.glob("cuda/*/sm*/README.md"))
 
 
 @pytest.mark.parametrize("page", TARGETS, ids=lambda page: str(page.relative_to(ROOT)))

@@ -75,6 +75,11 @@ def operator_inputs(subject: Subject, case: Any, seed: int) -> dict[str, Any]:
     return {**{name: value for name, value in made.items() if name not in declaration.outputs}, **requests}
 
 
+def without_requests(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that references and public functions take."""
+    return {name: value for name, value in inputs.items() if not name.startswith("return_")}
+
+
 def contents(subject: Subject, count: int) -> list[dict[str, Any]]:
     """Arguments of an operator's cheapest case that differ in what arrays hold, and in nothing else."""
     first, *others = (operator_inputs(subject, subject.small_grid(1)[0], seed) for seed in range(count))

@@ -104,7 +104,7 @@ def outputs_of(subject: Subject, problem: kit.Problem) -> tuple[dict[str, Any], 
     """Contiguous arguments of a case, and fresh outputs for them."""
     made = kit.batch_first(problem, problem.inputs())
     inputs = {n: np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for n, v in made.items()}
-    inputs = {name: value for name, value in inputs.items() if not name.startswith("return_")}
+    inputs = kit.without_requests(inputs)
     results = as_tuple(subject.call(**inputs))
     return inputs, {n: np.empty(r.shape, r.dtype) for n, r in zip(subject.outputs, results, strict=False)}
 
@@ -159,7 +159,7 @@ def test_outputs_over_inputs_are_refused(entry: registry.OperatorEntry) -> None:
 @pytest.mark.parametrize("problem", (*kit.operator_problems(1), *kit.companion_problems()), ids=lambda p: p.name)
 def test_arrays_on_a_device_that_is_not_there_are_our_error(problem: kit.Problem) -> None:
     """Whatever works first, the plan, the outputs or the workspace."""
-    inputs = {name: value for name, value in problem.inputs().items() if not name.startswith("return_")}
+    inputs = kit.without_requests(problem.inputs())
     there = {
         n: Foreign(index=99, host=value) if isinstance(value, np.ndarray) else value for n, value in inputs.items()
     }

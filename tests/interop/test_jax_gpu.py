@@ -77,7 +77,7 @@ def test_right_under_jit(problem: kit.Problem, mla: Any) -> None:
     arrays, options = arrays_of(inputs)
     function = getattr(mla, subject.name)
     results = jax.jit(lambda given: function(**given, **options))(arrays)
-    plain = {name: value for name, value in inputs.items() if not name.startswith("return_")}
+    plain = kit.without_requests(inputs)
     require_right(subject, plain, results)
 
 
@@ -161,7 +161,7 @@ def test_recorded_programs_of_every_operator_follow_new_contents(name: str, mla:
     program = jax.jit(eight_calls)
     for inputs in [*problems, *problems]:
         results = jax.block_until_ready(program(arrays_of(inputs)[0]))
-        plain = {n: value for n, value in inputs.items() if not n.startswith("return_")}
+        plain = kit.without_requests(inputs)
         require_right(subject, plain, results[0])
         require_right(subject, plain, results[7])
 

@@ -61,11 +61,6 @@ def require_right(subject: Subject, inputs: dict[str, Any], results: Any) -> Non
     compare.require([compare.compare(name, array(tensor), s, e) for name, tensor, s, e in rows])
 
 
-def without_requests(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that references take."""
-    return {name: value for name, value in inputs.items() if not name.startswith("return_")}
-
-
 def overwrite(given: dict[str, Any], other: dict[str, Any]) -> None:
     """Give tensors other contents where they lie; byte by byte, as torch copies no 4-bit floats."""
     for name, tensor in other.items():
@@ -86,7 +81,7 @@ def test_right(problem: kit.Problem, mla: Any) -> None:
     kept = []
     for _ in range(2):
         kept.append(on_device(inputs))
-        require_right(subject, without_requests(inputs), getattr(mla, subject.name)(**kept[-1]))
+        require_right(subject, kit.without_requests(inputs), getattr(mla, subject.name)(**kept[-1]))
 
 
 def test_remembered_calls_follow_strides_options_and_alignment(hopper: None, mla: Any) -> None:
@@ -159,7 +154,7 @@ def test_cuda_graphs_of_every_operator_follow_new_contents(name: str, mla: Any) 
         overwrite(given, on_device(inputs))
         graph.replay()
         torch.cuda.synchronize()
-        require_right(subject, without_requests(inputs), results)
+        require_right(subject, kit.without_requests(inputs), results)
 
 
 @pytest.mark.parametrize("problem", kit.companion_problems(), ids=lambda problem: problem.name)

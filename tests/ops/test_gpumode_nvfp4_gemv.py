@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from script_kit import script
 
 import cupymla
-
-FILE = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "gpumode_nvfp4_gemv.py"
 
 
 @pytest.fixture(scope="module")
 def entry() -> Any:
-    spec = importlib.util.spec_from_file_location("gpumode_nvfp4_gemv", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("gpumode_nvfp4_gemv")
 
 
 def expected(data: tuple[Any, ...]) -> Any:
