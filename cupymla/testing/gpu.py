@@ -216,7 +216,9 @@ def run_cases(subject: Subject, kernel: KernelEntry, cases: Sequence[Case], reco
     import cupy
 
     failures, worst = [], 0.0
-    for case in cases:
+    for number, case in enumerate(cases, 1):
+        # Ahead of the launch: should a kernel fault or hang, or a sanitizer find something, this names its case.
+        print(f"{kernel.name} {number}/{len(cases)} {case.name}", file=sys.stderr, flush=True)
         try:
             reports = check_case(subject, kernel, case)
             compare.require(reports)
@@ -267,9 +269,10 @@ def check(subject: Subject, kernel: KernelEntry, out: Path, sanitizers: Sequence
         _timed(kernel.name, "cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder)),
         _timed(kernel.name, "same bits", lambda: _repeat(subject, kernel, repeats)),
     ]
-    for tool in sanitizers:
-        work = functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries)
-        steps.append(_timed(kernel.name, tool, work))
+    # Each is a process of its own and mostly waits for its own kernels: side by side they take the slowest one's time.
+    with ThreadPoolExecutor(max(len(sanitizers), 1)) as side_by_side:
+        works = [functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries) for tool in sanitizers]
+        steps += side_by_side.map(functools.partial(_timed, kernel.name), sanitizers, works)
     if all(step.passed for step in steps):
         steps.append(_timed(kernel.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
     return steps
