@@ -91,7 +91,7 @@ def test_an_operator_without_a_deal_by_sizes_says_so(no_module: None) -> None:
     kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16", heads=16, split=True)
     with pytest.raises(UnsupportedError, match="split=False"):
         kernel.deal(132, s_q=1, h_q=1)
-    kernel = cupymla.raw_module("sparse_mla_bwd_phase1", arch="sm_100a")
+    kernel = cupymla.raw_module("sparse_mla_bwd", arch="sm_90a")
     with pytest.raises(UnsupportedError, match=r"plan\.py"):
         kernel.deal(132, s_q=1)
 

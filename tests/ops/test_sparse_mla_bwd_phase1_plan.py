@@ -34,9 +34,8 @@ def test_record_has_the_strides_of_every_array() -> None:
     views, problem = spec.read(**arguments)
     p = np.zeros((2, 5, 17, 80), np.float32)[:, :4, :16, :65]
     delta = np.zeros((16, 4, 2), np.float32).T
-    record = cuda.parameters(
-        plan.plan(problem, BLACKWELL, 148), problem, views, [tensor.view(array, "output") for array in (p, delta)]
-    )
+    outputs = [tensor.view(array, "output") for array in (p, delta)]
+    record = cuda.parameters(plan.plan(problem, BLACKWELL, 148), problem, views, outputs)
 
     def expect(prefix: str, array: np.ndarray, names: tuple[str, ...]) -> None:
         for name, stride in zip(names, array.strides, strict=False):
@@ -61,6 +60,15 @@ def test_every_block_of_heads_of_every_query_is_dealt_once(tokens: int, heads: i
         for token in queries_of(chosen.shares, pair % chosen.shares.ctas)
     ]
     assert sorted(places) == [(t, b) for t in range(tokens) for b in range(-(-heads // 128))]
+
+
+@given(s_q=st.integers(0, 1000), h_q=st.integers(1, 400), multiprocessors=st.integers(1, 200), batch=st.integers(1, 3))
+def test_a_launch_on_its_own_has_the_same_grid(s_q: int, h_q: int, multiprocessors: int, batch: int) -> None:
+    chosen = plan.plan(replace(MLA, s_q=s_q, h_q=h_q, batch=batch), BLACKWELL, multiprocessors)
+    dealt = plan.raw_deal(chosen.source, {}, multiprocessors, s_q=s_q, h_q=h_q, batch=batch)
+    assert dealt.ctas == chosen.ctas
+    found = chosen.shares
+    assert dealt.fields == {"groups": found.groups, "group_tokens": found.group_tokens, "shares": found.ctas}
 
 
 def test_grids_that_cannot_be_are_refused() -> None:

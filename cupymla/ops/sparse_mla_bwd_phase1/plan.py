@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..dealt import Dealt
 from ..kv_rows import KvRows, kv_rows
 from ..mla import D_QK, DTYPES
 from ..shares import Shares, shares
@@ -56,13 +58,36 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     """
     source = variant(arch, d_qk=problem.d_qk, dtype=problem.dtype)
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
-    head_blocks = -(-problem.h_q // (PAIR_CTAS * CTA_HEADS))
-    dealt = shares(tokens, head_blocks, max(1, multiprocessors // PAIR_CTAS))
+    head_blocks, dealt = _deal(tokens, problem.h_q, multiprocessors)
     made = Plan(source, tokens, head_blocks, dealt, kv_rows(problem, OPERATOR))
     if max(made.ctas, tokens) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {problem.h_q} heads"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} CTAs, two for each query and 128 heads")
     return made
+
+
+def _deal(tokens: int, h_q: int, multiprocessors: int) -> tuple[int, Shares]:
+    """Blocks of 128 heads, and how queries are dealt to the pairs of CTAs of one."""
+    head_blocks = max(1, -(-h_q // (PAIR_CTAS * CTA_HEADS)))
+    return head_blocks, shares(tokens, head_blocks, max(1, multiprocessors // PAIR_CTAS))
+
+
+def raw_deal(
+    source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
+) -> Dealt:
+    """The deal for a launch on its own.
+
+    Args:
+        source: the variant.
+        facts: its launch facts.
+        multiprocessors: of the device.
+        s_q: queries of a batch entry.
+        h_q: heads of a query.
+        batch: how many entries there are.
+    """
+    head_blocks, dealt = _deal(s_q * batch, h_q, multiprocessors)
+    fields = {"groups": dealt.groups, "group_tokens": dealt.group_tokens, "shares": dealt.ctas}
+    return Dealt(dealt.ctas * head_blocks * PAIR_CTAS, fields)
 
 
 def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSource:
