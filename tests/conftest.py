@@ -35,6 +35,7 @@ def gpu_present() -> bool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for option, meaning in ASKED_FOR.items():
         parser.addoption(option, action="store_true", help=meaning)
+    parser.addoption("--random-problems", type=int, metavar="N", help="draw N problems for each MLA operator")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
