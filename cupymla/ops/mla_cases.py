@@ -117,6 +117,9 @@ COMMON: tuple[MlaCase, ...] = (
     _small("masks", "causal_stride4_start", q=70, kv=40, causal=True, k_stride=4, q_start=30),
     _small("masks", "causal_stride4_before", q=70, kv=40, causal=True, k_stride=4, q_start=-9),
     _small("masks", "causal_lengths", q=70, kv=90, h=64, causal=True, lengths="hostile"),
+    # Small forms, since `cupymla.testing.without_gpu` leaves out large cases.
+    _small("masks", "lengths_full", q=7, h=64, lengths="hostile", selection="full"),
+    _small("masks", "causal_lengths", q=8, kv=60, causal=True, q_start=50, lengths="hostile"),
     _small("empty rows", "empty", q=7, selection="empty"),
     _small("empty rows", "empty", q=7, h=128, d=512, selection="empty"),
     _small("empty rows", "nothing", q=4, h=64, selection="nothing"),
@@ -134,6 +137,7 @@ COMMON: tuple[MlaCase, ...] = (
     _small("dtypes", "fp16_strided", q=4, h=64, dtype="float16", layout="strided"),
     _small("batch", "batch", q=4, batch=3),
     _small("batch", "batch_causal", q=40, kv=40, h=64, batch=2, causal=True, lengths="hostile"),
+    _small("batch", "batch_causal", q=4, kv=30, batch=2, causal=True, q_start=26, lengths="hostile"),
     _small("batch", "batch_of_none", q=4, batch=0),
 )
 """What every MLA operator has to get right."""

@@ -58,6 +58,7 @@ CASES: tuple[MlaCase, ...] = (
     sized(128, 576, 1000, 1, 1200, "_sliced", "shapes"),
     sized(64, 512, 700, 11, 900, "_sliced", "masks", lengths="hostile", layout="strided"),
     sized(192, 576, 700, 11, 900, "_l1", "options", normalize="l1", lengths="hostile"),
+    sized(192, 576, 65, 3, 100, "_l1", "options", normalize="l1", lengths="hostile"),
     sized(16, 512, 1100, 3, 1200, "_l1_strided", "options", normalize="l1", layout="strided", dtype="float16"),
     # More queries than an H200 has multiprocessors: CTAs that take several.
     sized(16, 576, 130, 700, 400, "_grouped", "shapes", lengths="hostile", selection="empty"),

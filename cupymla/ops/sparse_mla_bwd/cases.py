@@ -82,11 +82,14 @@ CASES: tuple[MlaCase, ...] = (
     *mla_cases.SINKS,
     # Those of COMMON with a stride are too large for a machine without a GPU.
     sized(16, 576, 65, 24, 40, "_causal_stride4_start", "masks", causal=True, k_stride=4, q_start=30),
+    sized(16, 576, 65, 24, 40, "_causal_stride4", "masks", causal=True, k_stride=4),
+    sized(16, 576, 65, 24, 40, "_causal_stride4_before", "masks", causal=True, k_stride=4, q_start=-9),
     sized(16, 576, 65, 6, 200, "_dist", "options", wants_dist=True, selection="empty"),
     sized(128, 512, 130, 4, 200, "_dist_sink", "options", wants_dist=True, sink="infinite"),
     sized(16, 576, 65, 6, 200, "_fp32", "options", dkv_dtype="float32"),
     sized(64, 576, 130, 4, 200, "_fp32_singleton", "options", dkv_dtype="float32", layout="singleton"),
     sized(16, 576, 65, 6, 200, "_det", "options", deterministic=True),
+    sized(16, 576, 65, 5, 20, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
     sized(128, 576, 130, 6, 50, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
     # More heads than a pair of CTAs takes at a time; more slots for a token than are sorted at a time.
     sized(192, 576, 65, 2, 100, "_det_dist", "options", deterministic=True, wants_dist=True, sink="finite"),
