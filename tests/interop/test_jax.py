@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -452,6 +453,8 @@ def test_threads_of_xla_keep_what_operators_remember(rng: Any, monkeypatch: pyte
 def test_every_function_is_there() -> None:
     for name in mla.__all__:
         assert callable(getattr(mla, name)) and name in dir(mla)
+        # As an attribute of a model that is saved, or an argument of another process.
+        assert pickle.loads(pickle.dumps(getattr(mla, name))) is getattr(mla, name)
     assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
         _ = mla.sparse_mla_sideways

@@ -34,7 +34,9 @@ def require_right(process: subprocess.Popen[str]) -> None:
     assert out.strip().endswith("right"), err[-4000:]
 
 
-@pytest.mark.parametrize("what", ["plain", "causal", "batch", "distribution", "replicated", "scaling"])
+@pytest.mark.parametrize(
+    "what", ["plain", "causal", "batch", "distribution", "replicated", "two_axes", "explicit", "scaling"]
+)
 def test_jax_over_four_devices(what: str) -> None:
     pytest.importorskip("jax")
     devices = "--xla_force_host_platform_device_count=4"
