@@ -308,6 +308,8 @@ def traceable(
     for name in declaration.pairs:
         if name in arrays and arrays[name].dtype == jnp.float4_e2m1fn:
             _refuse_codes(declaration, name)
+    if jax.export.is_symbolic_dim(options.get("q_start")):
+        options["q_start"] = jnp.asarray(options["q_start"], jnp.int32)
     if isinstance(options.get("q_start"), jax.Array):
         # A start that only the run knows cannot be written into the program; a mask of the indices can.
         _require_integer(declaration, options["q_start"])

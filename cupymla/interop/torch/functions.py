@@ -254,7 +254,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         "number_of": _number_of,
         "label_of": functools.partial(_label_of, declaration.name),
         "integer_of": functools.partial(integer_of, declaration.name),
-        "flag_of": functools.partial(_flag_of, declaration.name),
+        "flag_of": functools.partial(flag_of, declaration.name),
         "float_of": functools.partial(_float_of, declaration.name),
     }
     exec(_source(declaration), scope)
@@ -337,7 +337,7 @@ def integer_of(function: str, value: Any, name: str) -> Any:
     return value if isinstance(value, torch.SymInt) else integer(function, name, value)
 
 
-def _flag_of(function: str, value: Any, name: str) -> Any:
+def flag_of(function: str, value: Any, name: str) -> Any:
     """An option as bool. Raises InputError."""
     if isinstance(value, torch.SymBool):
         return value
