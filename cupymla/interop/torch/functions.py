@@ -111,6 +111,10 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
         tensors, chosen = given(declaration, arguments, options)
         results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
         function(**tensors, **declaration.passed(chosen), **results)
+        for name in declaration.updates:
+            if not tensors[name].is_inference():
+                # What autograd goes by to refuse a gradient that needs what stood there before.
+                torch.autograd.graph.increment_version(tensors[name])
         return _returned(declaration, results)
 
     return run
