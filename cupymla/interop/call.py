@@ -198,7 +198,12 @@ def plain(function: str, name: str, value: Any) -> Plain:
 
 def label_of(dtype: Any, function: str, name: str) -> str:
     """The label of an array's NumPy dtype. Raises InputError for one that has none."""
-    label: str = np.dtype(dtype).name
+    label: str
+    try:
+        label = np.dtype(dtype).name
+    except TypeError:
+        # JAX's own, such as those of random keys, which NumPy knows nothing of.
+        label = shown(dtype, str)
     if label not in NUMPY_DTYPES:
         raise InputError(name, "a numeric dtype", label, operator=function)
     return label

@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ from cupymla.cli.terminal import Terminal
 
 KINDS = ("dense", "indexer", "random")
 NEEDED = ("sparse_mla_fwd", "sparse_mla_bwd", "attn_dist")
+
+
+def missing_packages(framework: str) -> list[str]:
+    """What is not installed, asked before anything is computed: the curves are drawn last."""
+    return [f"the package {name}" for name in (framework, "matplotlib") if find_spec(name) is None]
 
 
 def missing_kernels() -> list[str]:
@@ -43,6 +49,13 @@ def missing_kernels() -> list[str]:
     return [f"a kernel of {name} for {driver.device_name(0)}" for name in lacking]
 
 
+def seed_of(text: str) -> int:
+    """A seed that NumPy, JAX and torch all take. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 to 2147483647, got {text}")
+    return int(text)
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -50,7 +63,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", choices=tuple(SETTINGS), default="toy")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=Path("dsa"), help="folder for the curves")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed_of, default=0)
     return parser.parse_args()
 
 
@@ -104,8 +117,16 @@ def main() -> int:
         if lacking:
             print("cannot train here, for want of " + ", ".join(lacking) + "; --device cpu can", file=sys.stderr)
             return 2
+    lacking = missing_packages(options.framework)
+    if lacking:
+        print("cannot train here, for want of " + ", ".join(lacking), file=sys.stderr)
+        return 2
     setting = SETTINGS[options.size]
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        print(f"cannot write to {options.out}: {refused.strerror}", file=sys.stderr)
+        return 2
     build = import_module(f"dsa.model_{options.framework}").Model
     begun = time.perf_counter()
     total = setting.warm_steps + len(KINDS) * setting.sparse_steps
@@ -114,12 +135,12 @@ def main() -> int:
         run.train("warm-up, dense", "dense", run.model, 0, setting.warm_steps)
         for kind in KINDS:
             run.train(kind, kind, run.model.copy(), setting.warm_steps, setting.sparse_steps)
-    draw(run.curves, 1, "held-out loss, nats per byte", options.out / "loss.png")
-    draw(run.curves, 2, f"share of the {setting.topk} most attended tokens selected", options.out / "recall.png")
     seconds = time.perf_counter() - begun
     ends = {name: {"loss": rows[-1][1], "recall": rows[-1][2]} for name, rows in run.curves.items()}
     content = {"framework": options.framework, "size": options.size, "device": options.device, "seconds": seconds}
     (options.out / "curves.json").write_text(json.dumps({**content, "ends": ends, "curves": run.curves}, indent=2))
+    draw(run.curves, 1, "held-out loss, nats per byte", options.out / "loss.png")
+    draw(run.curves, 2, f"share of the {setting.topk} most attended tokens selected", options.out / "recall.png")
     rows = [(name, f"{end['loss']:.3f}", f"{end['recall']:.1%}") for name, end in ends.items()]
     terminal.table(f"{options.framework}, {seconds:.0f} s", ("attention", "held-out loss", "indexer recall"), rows)
     terminal.line(f"wrote {options.out}/loss.png, recall.png and curves.json")

@@ -104,6 +104,74 @@ def replicated_operands() -> None:
     np.testing.assert_allclose(gradient(sharded), one, rtol=8 * UNIT, atol=8 * UNIT * np.abs(one).max() / 4)
 
 
+def two_axes() -> None:
+    """Sequences sharded over one axis of a mesh, queries and tokens over the other, the sink and the tokens of one
+    sequence over none or one: gradients of what devices share are summed over them."""
+    mesh = jax.make_mesh((2, 2), ("data", "context"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    arrays = arguments((2,))
+    moving, fixed = split({name: array for name, array in arrays.items() if name != "topk_length"})
+    slope = jnp.asarray(np.random.default_rng(4).standard_normal((2, 32, 4, 512)), jnp.float32)
+    rows, tokens = jax.P("data", "context"), jax.P("context")
+
+    def local(q: Any, kv: Any, indices: Any, attn_sink: Any) -> Any:
+        kv = jnp.broadcast_to(kv, (q.shape[0], *kv.shape)) if kv.ndim == 2 else kv
+        return parallel.sparse_mla_fwd(q, kv, indices, attn_sink=attn_sink, axis_name="context")[0]
+
+    def one(q: Any, kv: Any, indices: Any, attn_sink: Any) -> Any:
+        # Sequence by sequence on each "data" row: q differs along both axes, kv along one, the sink along none.
+        out = parallel.sparse_mla_fwd(q[0], kv, indices[0], attn_sink=attn_sink, axis_name="context")[0]
+        return out[None]
+
+    def gradients(attention: Any, moving: dict[str, Any]) -> Any:
+        def loss(m: dict[str, Any]) -> Any:
+            return (attention(m["q"], m["kv"], fixed["indices"], m["attn_sink"]).astype(jnp.float32) * slope).sum()
+
+        return jax.jit(jax.grad(loss))(moving)
+
+    def whole(q: Any, kv: Any, indices: Any, attn_sink: Any) -> Any:
+        kv = jnp.broadcast_to(kv, (2, *kv.shape)) if kv.ndim == 2 else kv
+        return mla.sparse_mla_fwd(q, kv, indices, attn_sink=attn_sink)[0]
+
+    for body, kv, spec in ((local, moving["kv"], rows), (one, moving["kv"][0], tokens)):
+        sharded = jax.shard_map(body, mesh=mesh, in_specs=(rows, spec, rows, jax.P()), out_specs=rows)
+        given = {**moving, "kv": kv}
+        expected, got = gradients(whole, given), gradients(sharded, given)
+        np.testing.assert_array_equal(np.asarray(got["q"]).view(np.uint8), np.asarray(expected["q"]).view(np.uint8))
+        largest = np.abs(np.asarray(expected["kv"], np.float32)).max()
+        # Where sequences share tokens, the shares of each are rounded to bfloat16 before they are added.
+        close = {"rtol": 8 * UNIT, "atol": 8 * UNIT * largest / 4}
+        np.testing.assert_allclose(np.asarray(got["kv"], np.float32), np.asarray(expected["kv"], np.float32), **close)
+        sinks = np.asarray(got["attn_sink"]), np.asarray(expected["attn_sink"])
+        np.testing.assert_allclose(*sinks, rtol=1e-4, atol=1e-4)
+
+
+def explicit() -> None:
+    """A mesh as `jax.make_mesh` makes it, whose axes are Explicit: arrays that are not sharded yet, and plain calls on
+    arrays that are."""
+    mesh = jax.make_mesh((DEVICES,), ("context",))
+    assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
+    arrays = arguments()
+    spread = parallel.over_mesh(mesh, "context")
+    whole = mla.sparse_mla_fwd(**arrays)
+    for made in (spread(**arrays), jax.jit(lambda given: spread(**given))(arrays)):
+        for one, four in zip(whole, made, strict=True):
+            assert len(four.sharding.device_set) == DEVICES
+            np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(four).view(np.uint8))
+    slope = jnp.asarray(np.random.default_rng(4).standard_normal(whole[0].shape), jnp.float32)
+
+    def gradients(arrays: dict[str, Any]) -> Any:
+        moving, fixed = split(arrays)
+        return jax.jit(jax.grad(lambda m: loss(mla.sparse_mla_fwd, {**m, **fixed}, slope)))(moving)
+
+    expected = gradients(arrays)
+    with jax.set_mesh(mesh):
+        sharded = {n: a if n == "attn_sink" else jax.reshard(a, jax.P("context")) for n, a in arrays.items()}
+        got = gradients(sharded)
+    for name, gradient in got.items():
+        assert jax.typeof(gradient).sharding.spec == jax.typeof(sharded[name]).sharding.spec
+        np.testing.assert_array_equal(np.asarray(gradient).view(np.uint8), np.asarray(expected[name]).view(np.uint8))
+
+
 def forward_on_gpus() -> None:
     """Every GPU there is against one of them."""
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
@@ -135,6 +203,10 @@ def main(what: str) -> None:
         distribution()
     elif what == "replicated":
         replicated_operands()
+    elif what == "two_axes":
+        two_axes()
+    elif what == "explicit":
+        explicit()
     elif what == "batch":
         compare((2,), {"causal": True, "q_start": 16})
     else:

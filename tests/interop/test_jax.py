@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -411,6 +412,30 @@ def test_exported_program_with_open_sizes(rng: Any) -> None:
         kit.require_same((), results_of(exported.call(*given)), results_of(mla.sparse_mla_fwd(*given)))
 
 
+def test_exported_program_whose_start_is_an_open_size(rng: Any) -> None:
+    """The last queries of a context: where the first one stands depends on sizes that only the run knows."""
+    s_q, s_kv = jax.export.symbolic_shape("s_q, s_kv")
+    q, kv, indices = selection(rng)
+    arguments = (
+        jax.ShapeDtypeStruct((s_q, 4, 576), jnp.bfloat16),
+        jax.ShapeDtypeStruct((s_kv, 576), jnp.bfloat16),
+        jax.ShapeDtypeStruct((s_q, 9), jnp.int32),
+    )
+
+    def last(q: Any, kv: Any, indices: Any) -> Any:
+        return mla.sparse_mla_fwd(q, kv, indices, causal=True, q_start=kv.shape[0] - q.shape[0])
+
+    exported = jax.export.export(jax.jit(last), disabled_checks=mla.export_checks())(*arguments)
+    for given in ((q, kv, indices), (q[:3], kv[:17], indices[:3])):
+        kit.require_same((), results_of(exported.call(*given)), results_of(last(*given)))
+
+
+def test_a_dtype_that_numpy_knows_nothing_of_is_refused(rng: Any) -> None:
+    _, kv, indices = selection(rng)
+    with pytest.raises(InputError, match=r"argument 'q': expected a numeric dtype, got key<fry>"):
+        mla.sparse_mla_fwd(jax.random.key(0), kv, indices)
+
+
 def test_calls_from_many_threads(rng: Any) -> None:
     """Programs that run at once do not share a runner."""
     from concurrent.futures import ThreadPoolExecutor
@@ -452,6 +477,8 @@ def test_threads_of_xla_keep_what_operators_remember(rng: Any, monkeypatch: pyte
 def test_every_function_is_there() -> None:
     for name in mla.__all__:
         assert callable(getattr(mla, name)) and name in dir(mla)
+        # As an attribute of a model that is saved, or an argument of another process.
+        assert pickle.loads(pickle.dumps(getattr(mla, name))) is getattr(mla, name)
     assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
         _ = mla.sparse_mla_sideways

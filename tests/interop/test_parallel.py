@@ -34,7 +34,9 @@ def require_right(process: subprocess.Popen[str]) -> None:
     assert out.strip().endswith("right"), err[-4000:]
 
 
-@pytest.mark.parametrize("what", ["plain", "causal", "batch", "distribution", "replicated", "scaling"])
+@pytest.mark.parametrize(
+    "what", ["plain", "causal", "batch", "distribution", "replicated", "two_axes", "explicit", "scaling"]
+)
 def test_jax_over_four_devices(what: str) -> None:
     pytest.importorskip("jax")
     devices = "--xla_force_host_platform_device_count=4"
@@ -52,6 +54,17 @@ def test_a_position_is_an_integer(framework: str, start: object) -> None:
         module.sparse_mla_fwd(q, kv, indices, causal=True, q_start=start, **words)
     with pytest.raises(InputError, match="'q_start': expected an integer, got"):
         module.attn_dist(q, kv, indices, np.zeros((4, 2)), causal=True, q_start=start, **words)
+
+
+def test_a_flag_of_the_backward_is_looked_at_in_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after it, when the gradient is asked for, nor never."""
+    torch = pytest.importorskip("torch")
+    module: Any = import_module("cupymla.interop.torch.parallel")
+    monkeypatch.setattr(module.dist, "get_rank", lambda group: 0)
+    arrays = torch.zeros(4, 2, 576), torch.zeros(4, 576), torch.zeros(4, 3, dtype=torch.int32)
+    for wrong in (1, "yes", None):
+        with pytest.raises(InputError, match="'deterministic': expected True or False"):
+            module.sparse_mla_fwd(*arrays, deterministic=wrong)
 
 
 @pytest.mark.parametrize("what", ["plain", "causal", "batch"])

@@ -150,6 +150,30 @@ def test_caches_are_updated_in_place_under_compile() -> None:
     assert caches[0].any() and caches[1].any()
 
 
+@pytest.mark.parametrize("name", ["reshape_and_cache", "copy_blocks"])
+def test_autograd_notices_what_is_written_in_place(name: str) -> None:
+    """A gradient that needs the old contents would be that of the new ones."""
+    weight = torch.ones(()).requires_grad_()
+    caches = torch.zeros(3, 2, 8, 16, 4), torch.zeros(3, 2, 32, 16)
+    key, slots = torch.ones(4, 2, 32), torch.tensor([0, 5, -1, 40], dtype=torch.int32)
+
+    def write() -> None:
+        if name == "copy_blocks":
+            mla.copy_blocks(*caches, torch.tensor([[0, 1]], dtype=torch.int32))
+        else:
+            mla.reshape_and_cache(key, key, *caches, slots)
+
+    for cache in caches:
+        before = (cache * weight).sum()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            before.backward()
+    with torch.inference_mode():
+        write()
+        caches = torch.zeros(3, 2, 8, 16, 4), torch.zeros(3, 2, 32, 16)
+        write()
+
+
 def test_results_come_from_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA-graph pools and memory limits hold only for memory that torch has handed out itself."""
     from cupymla import tensor as door

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupymla import driver
@@ -17,8 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "examples" / "train_dsa.py"
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """The script's run; modules of the folder `first` hide others."""
+    path = os.pathsep.join(map(str, (first, ROOT)))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -56,3 +61,97 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
     done = start("--device", "cuda", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "for want of a CUDA GPU" in done.stderr and "--device cpu" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jax", "torch"])
+def test_a_package_that_is_not_installed_is_missed_before_anything_is_computed(package: str, tmp_path: Path) -> None:
+    """The curves are drawn last: minutes of training would be lost."""
+    others = {"matplotlib", "jax", "torch"} - {package}
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u; found = u.find_spec\n"
+        f"u.find_spec = lambda n, *a: None if n == {package!r} else True if n in {others!r} else found(n, *a)\n"
+    )
+    framework = "torch" if package == "torch" else "jax"
+    done = start("--framework", framework, "--size", "test", "--out", str(tmp_path / "out"), first=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"cannot train here, for want of the package {package}\n"
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", "x", "2147483648"])
+def test_a_seed_that_some_framework_would_not_take_is_refused(seed: str) -> None:
+    done = start(f"--seed={seed}")
+    assert done.returncode == 2
+    assert f"argument --seed: expected an integer from 0 to 2147483647, got {seed}" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "taken").touch()
+    done = start("--size", "test", "--out", str(tmp_path / "taken"))
+    assert (done.returncode, done.stderr) == (2, f"cannot write to {tmp_path}/taken: File exists\n")
+
+
+@pytest.fixture
+def dsa(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules behind the script."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return import_module("dsa.model_torch"), import_module("dsa.setting")
+
+
+def test_a_random_selection_is_another_one_each_step(dsa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations draw the same numbers every time; what training draws must not begin anew after each."""
+    import torch
+
+    model_torch, setting = dsa
+    size = setting.SETTINGS["test"]
+    model, text = model_torch.Model(size, "cpu", 0), setting.Text(size)
+    drawn: list[Any] = []
+    draw = torch.rand_like
+
+    def noted(*arguments: Any) -> Any:
+        drawn.append(draw(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(torch, "rand_like", noted)
+    for number in range(3):
+        model.evaluate(text.batch(0), "random")
+        model.step(text.batch(number), "random")
+    evaluations, steps = drawn[::2], drawn[1::2]
+    assert all(torch.equal(each, evaluations[0]) for each in evaluations)
+    assert not any(torch.equal(a, b) for place, a in enumerate(steps) for b in steps[:place])
+
+
+@pytest.mark.parametrize("kind", ["dense", "indexer"])
+def test_the_twins_compute_the_same(dsa: Any, kind: str) -> None:
+    """With equal parameters: losses, and the gradient of every parameter."""
+    import torch
+
+    jax = pytest.importorskip("jax")
+    model_jax = import_module("dsa.model_jax")
+    model_torch, setting = dsa
+    size = dataclasses.replace(setting.SETTINGS["test"], layers=2)
+    batch = setting.Text(size).batch(0)
+
+    def named(tree: Any, name: str) -> Any:
+        for part in name.split("."):
+            tree = tree[int(part) if part.isdigit() else part]
+        return np.array(tree)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        params = model_jax.initial(size, 0)
+        graded = jax.grad(model_jax.losses, has_aux=True)
+        grads, parts = graded(params, batch, size, kind, jax.random.key(0))
+    network = model_torch.Transformer(size)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(torch.from_numpy(named(params, name)))
+    twin = network(torch.from_numpy(batch), kind)
+    (twin["loss"] + size.kl_weight * twin["kl"]).backward()
+    for name in ("loss", "kl"):
+        assert float(twin[name].detach()) == pytest.approx(float(parts[name]), rel=1e-3)
+    for name, parameter in network.named_parameters():
+        wanted = named(grads, name)
+        # Queries, tokens and outputs are rounded to bfloat16 on the way.
+        np.testing.assert_allclose(parameter.grad, wanted, rtol=0, atol=2**-6 * np.abs(wanted).max(), err_msg=name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils import checkpoint as checkpoints
 
 from cupymla import UnsupportedError
 from cupymla.interop import torch as mla
@@ -54,6 +55,11 @@ def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
         pass
     else:
         raise AssertionError("a gradient of a gradient was left out")
+    recomputed = checkpoints.checkpoint(
+        lambda q: parallel.sparse_mla_fwd(**{**mine, "q": q}, **options)[0], mine["q"], use_reentrant=False
+    )
+    (dq,) = torch.autograd.grad((recomputed.float() * slope.chunk(ranks, axis)[rank]).sum(), mine["q"])
+    assert torch.equal(dq, mine["q"].grad)
     dist.all_reduce(mine["attn_sink"].grad)
     torch.testing.assert_close(mine["attn_sink"].grad, whole["attn_sink"].grad, rtol=1e-4, atol=1e-4)
     if not batch:

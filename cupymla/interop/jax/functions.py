@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import jax
@@ -61,10 +61,9 @@ def _facts(declaration: Declaration, name: str, array: Any) -> Facts:
     return Facts(tuple(array.shape), label_of(array.dtype, declaration.name, name))
 
 
-def _varying(array: Any) -> frozenset[Any]:
-    """The mesh axes along which an array differs between devices, inside `shard_map`."""
-    axes: frozenset[Any] = jax.typeof(array).manual_axis_type.varying
-    return axes
+def varying(arrays: Iterable[Any]) -> frozenset[Any]:
+    """The mesh axes along which any of the arrays differs between devices, inside `shard_map`."""
+    return frozenset().union(*(jax.typeof(array).manual_axis_type.varying for array in arrays))
 
 
 def _result(facts: Facts, like: Any) -> Any:
@@ -274,6 +273,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         return results[0] if len(results) == 1 else results
 
     call.__name__ = call.__qualname__ = declaration.name
+    call.__module__ = __name__.rpartition(".")[0]
     call.__doc__ = _documented(declaration)
     setattr(call, "__signature__", declaration.signature)  # noqa: B010 - what inspect and help() read
     return call
@@ -308,6 +308,8 @@ def traceable(
     for name in declaration.pairs:
         if name in arrays and arrays[name].dtype == jnp.float4_e2m1fn:
             _refuse_codes(declaration, name)
+    if jax.export.is_symbolic_dim(options.get("q_start")):
+        options["q_start"] = jnp.asarray(options["q_start"], jnp.int32)
     if isinstance(options.get("q_start"), jax.Array):
         # A start that only the run knows cannot be written into the program; a mask of the indices can.
         _require_integer(declaration, options["q_start"])
@@ -358,15 +360,22 @@ def _compiled(declaration: Declaration, names: Names, options: Options, types: t
         flat = _differentiable(declaration, names, options, gradient)
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        varying = frozenset().union(*map(_varying, arrays))
-        # Outside of the gradient rule, so that JAX sums the gradients of what all devices share.
-        return flat(*(_made_varying(array, varying) for array in arrays))
+        axes = varying(arrays)
+        # Outside of the gradient rule, so that JAX sums the gradients of what all devices share, and shards them again.
+        return flat(*(made_varying(_gathered(array), axes) for array in arrays))
 
     run.__name__ = declaration.name
     jitted: Flat = jax.jit(run)
     return jitted
 
 
-def _made_varying(array: Any, axes: frozenset[Any]) -> Any:
-    missing = tuple(axes - _varying(array))
+def _gathered(array: Any) -> Any:
+    """The array on every device where its type says how it is sharded: results are typed as made from whole arrays."""
+    types = jax.typeof(array).sharding.mesh.axis_types
+    return jax.reshard(array, jax.P()) if jax.sharding.AxisType.Explicit in types else array
+
+
+def made_varying(array: Any, axes: frozenset[Any]) -> Any:
+    """The array, typed as one that differs between devices along these mesh axes."""
+    missing = tuple(axes - varying((array,)))
     return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -19,7 +19,7 @@ import jax
 from ...errors import UnsupportedError
 from ..declaration import integer
 from ..table import declared
-from .functions import public, traceable
+from .functions import made_varying, public, traceable, varying
 
 __all__ = ["attn_dist", "over_mesh", "sparse_mla_fwd"]
 
@@ -60,7 +60,9 @@ def sparse_mla_fwd(
     arrays, plain = traceable(forward, *forward.split((), {**given, **masks, **options}))
     types = tuple([type(value) for value in plain.values()])
     run = _attention(axis_name, tuple(arrays), tuple(plain.items()), types)
-    results: tuple[Any, Any, Any] = run(*(_varying_along(array, axis_name) for array in arrays.values()))
+    # Outside of the gradient rule, so that JAX sums the gradients of what devices share, along every axis of the mesh.
+    axes = varying(arrays.values()) | {axis_name}
+    results: tuple[Any, Any, Any] = run(*(made_varying(array, axes) for array in arrays.values()))
     return results
 
 
@@ -101,6 +103,9 @@ def over_mesh(mesh: Any, axis_name: str, *, batched: bool = False) -> Callable[.
         def local(arrays: dict[str, Any]) -> Any:
             return sparse_mla_fwd(**arrays, axis_name=axis_name, **options)
 
+        # Axes of type Explicit, which are what `jax.make_mesh` makes, are not resharded by themselves.
+        if jax.sharding.AxisType.Explicit in mesh.axis_types:
+            given = {n: jax.reshard(array, jax.sharding.NamedSharding(mesh, specs[n])) for n, array in given.items()}
         return jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=(rows, rows, rows))(given)
 
     return run
@@ -119,13 +124,6 @@ def _first(operator: str, q: Any, axis_name: str, q_start: Any) -> Any:
     if not isinstance(q_start, jax.Array):
         q_start = integer(operator, "q_start", q_start)
     return q_start + jax.lax.axis_index(axis_name) * q.shape[_token_axis(q)]
-
-
-def _varying_along(array: Any, axis_name: str) -> Any:
-    """The array, typed as one that differs between devices, so that a shared one's gradient is summed over them."""
-    if axis_name in jax.typeof(array).manual_axis_type.varying:
-        return array
-    return jax.lax.pcast(array, (axis_name,), to="varying")
 
 
 @functools.lru_cache(maxsize=256)

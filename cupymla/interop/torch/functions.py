@@ -111,6 +111,10 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
         tensors, chosen = given(declaration, arguments, options)
         results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
         function(**tensors, **declaration.passed(chosen), **results)
+        for name in declaration.updates:
+            if not tensors[name].is_inference():
+                # What autograd goes by to refuse a gradient that needs what stood there before.
+                torch.autograd.graph.increment_version(tensors[name])
         return _returned(declaration, results)
 
     return run
@@ -254,7 +258,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         "number_of": _number_of,
         "label_of": functools.partial(_label_of, declaration.name),
         "integer_of": functools.partial(integer_of, declaration.name),
-        "flag_of": functools.partial(_flag_of, declaration.name),
+        "flag_of": functools.partial(flag_of, declaration.name),
         "float_of": functools.partial(_float_of, declaration.name),
     }
     exec(_source(declaration), scope)
@@ -337,7 +341,7 @@ def integer_of(function: str, value: Any, name: str) -> Any:
     return value if isinstance(value, torch.SymInt) else integer(function, name, value)
 
 
-def _flag_of(function: str, value: Any, name: str) -> Any:
+def flag_of(function: str, value: Any, name: str) -> Any:
     """An option as bool. Raises InputError."""
     if isinstance(value, torch.SymBool):
         return value

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..table import declared
-from .functions import integer_of, once, public
+from .functions import flag_of, integer_of, once, public
 
 __all__ = ["attn_dist", "sparse_mla_fwd"]
 
@@ -51,6 +51,7 @@ def sparse_mla_fwd(
         is this rank's share, to be summed over ranks as that of every parameter which all of them hold.
     """
     start = integer_of("sparse_mla_fwd", q_start, "q_start") + dist.get_rank(group) * q.shape[_token_axis(q)]
+    deterministic = flag_of("sparse_mla_fwd", deterministic, "deterministic")
     plain = {**options, "causal": causal, "q_start": start if causal else 0}
     results: tuple[Any, Any, Any] = _Attention.apply(
         q, kv, attn_sink, indices, topk_length, group, plain, deterministic
@@ -109,7 +110,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, *_: Any) -> Any:
-        q, kv, attn_sink, indices, topk_length, out, lse = ctx.saved_tensors
+        # Once: torch.utils.checkpoint recomputes them when they are asked for.
+        saved = ctx.saved_tensors
+        q, kv, attn_sink, indices, topk_length, out, lse = saved
         axis = _token_axis(q)
         optional = {"topk_length": topk_length, "attn_sink": attn_sink, "deterministic": ctx.deterministic}
         with torch.no_grad():
@@ -125,5 +128,5 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 **ctx.options,
             )
             share = _scattered(dkv, ctx.group, axis).to(kv.dtype)
-        grads = once("sparse_mla_fwd", (dq, share, *d_sink), ctx.saved_tensors)
+        grads = once("sparse_mla_fwd", (dq, share, *d_sink), saved)
         return (*grads, *(None,) * (8 - len(grads)))

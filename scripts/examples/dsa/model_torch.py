@@ -181,6 +181,8 @@ class Model:
         self._count += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._setting.rate * min(1, self._count / 20)
+        # A random selection is of the step, whatever an evaluation drew before it.
+        torch.manual_seed(self._count)
         parts = self._network(torch.from_numpy(batch).to(self._device), kind)
         self._optimizer.zero_grad()
         (parts["loss"] + self._setting.kl_weight * parts["kl"]).backward()
