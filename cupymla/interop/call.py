@@ -198,6 +198,7 @@ def plain(function: str, name: str, value: Any) -> Plain:
 
 def label_of(dtype: Any, function: str, name: str) -> str:
     """The label of an array's NumPy dtype. Raises InputError for one that has none."""
+    label: str
     try:
         label = np.dtype(dtype).name
     except TypeError:
