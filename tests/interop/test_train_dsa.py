@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,7 @@ def dsa(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules behind the script."""
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    from dsa import model_torch, setting
-
-    return model_torch, setting
+    return import_module("dsa.model_torch"), import_module("dsa.setting")
 
 
 def test_a_random_selection_is_another_one_each_step(dsa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +129,7 @@ def test_the_twins_compute_the_same(dsa: Any, kind: str) -> None:
     import torch
 
     jax = pytest.importorskip("jax")
-    from dsa import model_jax
-
+    model_jax: Any = import_module("dsa.model_jax")
     model_torch, setting = dsa
     size = dataclasses.replace(setting.SETTINGS["test"], layers=2)
     batch = setting.Text(size).batch(0)
