@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from plan_kit import CUDA, MLA, require_twin
 
@@ -99,6 +99,43 @@ def test_the_workspace_is_bounded(topk: int, tokens: int, multiprocessors: int) 
     assert partials <= max(plan.PARTIAL_BYTES, topk * 576 * 4)
     assert chosen.chunk * topk < 2**31
     assert chosen.workspace.bytes <= partials * 1.01 + shared.s_kv * 577 * 4 + 5 * 256
+
+
+@given(
+    s_q=st.integers(0, 1 << 20),
+    s_kv=st.integers(0, 1 << 20),
+    topk=st.one_of(st.integers(1, 8), st.integers(1, 1 << 15)),
+    heads=st.integers(1, 300),
+    batch=st.sampled_from([None, 1, 3]),
+    multiprocessors=st.integers(2, 200),
+    flags=st.tuples(*[st.booleans()] * 4),
+)
+@example(979_169, 3, 55, 32, 1, 132, (False, False, False, False))  # many bunches of two queries
+@example(381_191, 65, 2, 1, 1, 10, (True, False, True, False))
+def test_the_workspace_takes_what_the_readme_says(
+    s_q: int, s_kv: int, topk: int, heads: int, batch: int | None, multiprocessors: int, flags: tuple[bool, ...]
+) -> None:
+    """Its table, line by line; each of the ten arrays is rounded up to 256 bytes."""
+    deterministic, has_sink, has_dist, is_fp32 = flags
+    options = spec.Options(deterministic=deterministic)
+    sizes = {"s_q": s_q, "s_kv": s_kv, "topk": topk, "h_q": heads, "batch": batch}
+    shared = replace(MLA, **sizes, has_sink=has_sink, options=options)  # type: ignore[arg-type]
+    problem = replace(PROBLEM, shared=shared, has_attn_dist=has_dist, dkv_dtype="float32" if is_fp32 else "bfloat16")
+    chosen = plan.plan(problem, HOPPER, multiprocessors)
+    queries, rows = s_q * (batch or 1), s_kv * (batch or 1)
+    most = 10 * 255
+    if not is_fp32:
+        most += rows * 576 * 4
+    if has_sink:
+        most += queries * heads * 4
+    if chosen.queries > 1:
+        most += (128 << 20) + chosen.bunches * 4 + rows
+    if chosen.in_order:
+        most += (128 << 20) + queries * 4
+    if deterministic:
+        stored = max(640 << 20, topk * 576 * 4)
+        most += stored + stored // 576 + rows * 4
+    assert chosen.workspace.bytes <= most
 
 
 def test_parts_of_the_workspace_do_not_overlap() -> None:

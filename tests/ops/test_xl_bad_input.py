@@ -147,6 +147,28 @@ def test_bad_input_names_its_argument(number: int) -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.parametrize(("argument", "extent"), [("query", 2**29), ("query", 2**29 - 15), ("k_cache", 2**31)], ids=str)
+def test_sizes_past_what_kernels_count_are_refused(argument: str, extent: int) -> None:
+    """In 32 bits they would come out negative. The first axis of such an array need not take memory."""
+    a = float32_case()
+    for name in (argument, "v_cache") if argument == "k_cache" else (argument,):
+        a[name] = np.broadcast_to(a[name][:1], (extent, *a[name].shape[1:]))
+    with pytest.raises(InputError, match=f"up to {spec.MAX_BLOCKS if argument == 'k_cache' else 2**31 - 64}") as caught:
+        xl_paged_attention(**a)
+    assert (caught.value.argument, caught.value.operator) == (argument, "xl_paged_attention")
+
+
+def test_as_many_blocks_as_kernels_count() -> None:
+    """The largest entry of a table that a cache can have names its last block."""
+    a = float32_case()
+    last = a["block_tables"].copy()
+    for name in ("k_cache", "v_cache"):
+        block = np.nan_to_num(a[name][:1], nan=0.5)
+        a[name] = np.broadcast_to(block, (spec.MAX_BLOCKS, *block.shape[1:]))
+    a["block_tables"], last[...] = np.zeros_like(last), spec.MAX_BLOCKS - 1
+    np.testing.assert_array_equal(xl_paged_attention(**a)[0], xl_paged_attention(**{**a, "block_tables": last})[0])
+
+
 def test_head_size_120_in_fp8_has_no_vllm_layout() -> None:
     """120 elements are not whole 16-element chunks; the error names the layout and the way out."""
     a = inputs(make("dtypes", **{**SMALL, "head_size": 120}, kv_dtype="float8_e5m2", kv_layout="NHD"), seed=10)

@@ -159,6 +159,16 @@ def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -
     assert 2**31 - 64 <= prepared.launcher._parameters[0].capacity <= 2**31 - 1 - 31
 
 
+@pytest.mark.parametrize("columns", [2, 200])
+def test_a_fused_bias_takes_the_memory_that_the_readme_says(machine: Interpreted, columns: int) -> None:
+    """One fp32 number for each head and distance that there can be, beside the parts of the same call without it."""
+    host = inputs(make("options", **SMALL, bias="fused", extent=100), seed=8)
+    host["block_tables"] = np.zeros((2, columns), np.int32)
+    plain = {name: value for name, value in host.items() if name not in ("pos_emb", "pos_bias_v")}
+    calls: list[Any] = [xl_paged_attention.prepare(**machine.arguments(each)) for each in (host, plain)]
+    assert calls[0]._binding.workspace_bytes - calls[1]._binding.workspace_bytes == 2 * 2 * min(100, columns * 16) * 4
+
+
 def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
     fields: dict[str, Any] = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}

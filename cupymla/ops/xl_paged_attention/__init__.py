@@ -108,10 +108,12 @@ def xl_paged_attention(
 
     Args:
         query: [num_seqs, num_heads, head_size], float32, float16 or bfloat16; head_size 32, 64, 80, 96, 112, 120, 128,
-            192 or 256. Rows contiguous, other strides multiples of 16 bytes.
+            192 or 256. Rows contiguous, other strides multiples of 16 bytes. num_seqs * num_heads up to
+            2**31 - 64.
         k_cache: [num_blocks, num_kv_heads, head_size/x, block_size, x], x the elements in 16 bytes; NHD and HND caches
             as kv_layout says. The query's dtype, float8_e4m3fn or float8_e5m2, or uint8 with kv_dtype.
-            block_size 1 to 256. The axes after num_kv_heads contiguous together ("vllm"), or the last axis contiguous.
+            block_size 1 to 256, num_blocks up to 2**31 - 1. The axes after num_kv_heads contiguous together ("vllm"),
+            or the last axis contiguous.
         v_cache: [num_blocks, num_kv_heads, head_size, block_size], the k_cache's dtype.
         block_tables: int32 [num_seqs, max_blocks], one entry per block of the sequence, last axis contiguous. Entries
             past a sequence's last key may hold anything.
@@ -329,7 +331,7 @@ def matrix_bd(
         pos_emb: [extent, num_heads, head_size], the query's dtype; row d is the projected encoding of distance d.
         pos_bias_v: v, [num_heads, head_size], the query's dtype or float32.
         context_lens: int32 [num_seqs].
-        max_context: columns of the result.
+        max_context: columns of the result, up to 2**31 - 64.
         rel_extend: past the extent of pos_emb, "zero" gives 0 and "clamp" takes its last row.
         out_dtype: "float32" or the query's dtype.
         out: where to write the result; its dtype is out_dtype.

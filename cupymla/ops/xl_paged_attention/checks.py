@@ -19,6 +19,9 @@ FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 INDICES = ("int32", "int64")
 
+MAX_COUNT = 2**31 - 64
+"""Of keys, distances and rows of heads: kernels count in 32 bits and round up to whole tiles, of at most 32."""
+
 ITEMSIZE = {
     "float32": 4,
     "float16": 2,
@@ -166,11 +169,17 @@ class Reader:
         return result
 
     def size(self, value: object, argument: str) -> int:
-        """A whole number, zero or more, that fits in an int32."""
+        """A whole number from 0 to MAX_COUNT."""
         number = whole(value)
-        if number is None or not 0 <= number < 2**31:
-            self.reject(argument, "a whole number from 0 to 2**31 - 1", _short(value))
+        if number is None or not 0 <= number <= MAX_COUNT:
+            self.reject(argument, f"a whole number from 0 to {MAX_COUNT}", _short(value))
         return number
+
+    def check_rows_of_heads(self, argument: str) -> None:
+        """No more than MAX_COUNT rows of `num_seqs` times `num_heads`."""
+        rows = self.sizes["num_seqs"] * self.sizes["num_heads"]
+        if rows > MAX_COUNT:
+            self.reject(argument, f"num_seqs * num_heads up to {MAX_COUNT}", rows)
 
 
 def _short(value: object) -> str:

@@ -11,7 +11,7 @@ from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..dealt import Dealt
-from .checks import FLOATS, FP8, ITEMSIZE
+from .checks import FLOATS, FP8, ITEMSIZE, MAX_COUNT
 from .paging import HEAD_SIZES, LAYOUTS, MAX_BLOCK_SIZE
 from .spec import NAME, Problem
 
@@ -22,8 +22,8 @@ ENGINES = {"plain": 0, "rows": 1, "pages": 2}
 """How keys and values are worked on: fp32 arithmetic on any cache, or tensor cores on tokens that are rows of
 contiguous channels, or on the pages of a "vllm" cache."""
 
-MAX_CONTEXT = 2**31 - 64
-"""Keys of a sequence that the kernel counts: in 32 bits, rounded up to whole tiles of at most 32."""
+MAX_CONTEXT = MAX_COUNT
+"""Keys of a sequence that the kernel counts."""
 
 PAGE_TOKENS = 16
 """A "vllm" block is walked by the pages engine when this divides its size."""

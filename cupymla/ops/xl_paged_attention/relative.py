@@ -184,6 +184,7 @@ def read_matrix_bd(
     if reader.sizes["head_size"] not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
         reader.reject("query", f"head_size one of {sizes}", reader.sizes["head_size"])
+    reader.check_rows_of_heads("query")
     reader.check_rows(seen, "query", alignment=16)
     table = read_pos_emb(reader, pos_emb, seen.dtype)
     offset = read_offset(reader, pos_bias_v, "pos_bias_v", seen.dtype)

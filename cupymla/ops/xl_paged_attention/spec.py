@@ -17,6 +17,9 @@ NAME = "xl_paged_attention"
 EXTENSIONS = ("zero", "clamp")
 LSE_BASES = ("e", "2")
 
+MAX_BLOCKS = 2**31 - 1
+"""Blocks of a cache: kernels count them in 32 bits, with a sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -153,6 +156,8 @@ def read(
     if reader.sizes["num_heads"] % reader.sizes["num_kv_heads"]:
         heads = reader.sizes["num_heads"]
         reader.reject("k_cache", f"num_kv_heads that divides num_heads {heads}", reader.sizes["num_kv_heads"])
+    if reader.sizes["num_blocks"] > MAX_BLOCKS:
+        reader.reject("k_cache", f"num_blocks up to {MAX_BLOCKS}", reader.sizes["num_blocks"])
     tables = reader.array(block_tables, "block_tables", "num_seqs max_blocks", ("int32",))
     reader.check_rows(tables, "block_tables")
     lens = reader.array(context_lens, "context_lens", "num_seqs", ("int32",))
@@ -235,6 +240,7 @@ def _read_query(reader: Reader, query: Any) -> View:
         reader.reject("query", f"head_size one of {sizes}", reader.sizes["head_size"])
     if reader.sizes["num_heads"] < 1:
         reader.reject("query", "at least one head", f"shape {list(seen.shape)}")
+    reader.check_rows_of_heads("query")
     reader.check_rows(seen, "query", alignment=16)
     return seen
 
