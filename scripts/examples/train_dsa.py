@@ -36,8 +36,8 @@ def missing_packages(framework: str) -> list[str]:
     return [f"the package {name}" for name in (framework, "matplotlib") if find_spec(name) is None]
 
 
-def missing_kernels() -> list[str]:
-    """What this machine's GPU cannot run."""
+def missing_on_gpu(framework: str) -> list[str]:
+    """What training on this machine's GPU would want and does not find."""
     from cupymla import driver
     from cupymla.ops import registry
     from cupymla.testing.operators import kernels_for
@@ -46,7 +46,23 @@ def missing_kernels() -> list[str]:
         return ["a CUDA GPU"]
     capability = driver.compute_capability(0)
     lacking = [name for name in NEEDED if not kernels_for(registry.named(name), capability)]
-    return [f"a kernel of {name} for {driver.device_name(0)}" for name in lacking]
+    if lacking:
+        return [f"a kernel of {name} for {driver.device_name(0)}" for name in lacking]
+    return [] if sees_gpu(framework) else [f"a {framework} that sees the GPU"]
+
+
+def sees_gpu(framework: str) -> bool:
+    """Whether a framework that is installed was built for CUDA and finds a GPU."""
+    if framework == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import jax
+
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:
+        return False
 
 
 def seed_of(text: str) -> int:
@@ -112,15 +128,15 @@ def main() -> int:
     """Train, draw, summarise."""
     options = parsed()
     terminal = Terminal(False)
-    if options.device == "cuda":
-        lacking = missing_kernels()
-        if lacking:
-            print("cannot train here, for want of " + ", ".join(lacking) + "; --device cpu can", file=sys.stderr)
-            return 2
     lacking = missing_packages(options.framework)
     if lacking:
         print("cannot train here, for want of " + ", ".join(lacking), file=sys.stderr)
         return 2
+    if options.device == "cuda":
+        lacking = missing_on_gpu(options.framework)
+        if lacking:
+            print("cannot train here, for want of " + ", ".join(lacking) + "; --device cpu can", file=sys.stderr)
+            return 2
     setting = SETTINGS[options.size]
     try:
         options.out.mkdir(parents=True, exist_ok=True)

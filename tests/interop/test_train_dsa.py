@@ -58,9 +58,24 @@ def test_a_trained_indexer_loses_less_than_a_random_selection(tmp_path: Path) ->
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
 def test_says_what_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    pytest.importorskip("matplotlib")
     done = start("--device", "cuda", "--out", str(tmp_path))
     assert done.returncode == 2
     assert "for want of a CUDA GPU" in done.stderr and "--device cpu" in done.stderr
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_framework_that_sees_no_gpu_is_told(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver and kernels for the GPU, such as beside a torch built for CPUs."""
+    pytest.importorskip(framework)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    train_dsa = import_module("train_dsa")
+    if driver.available():
+        monkeypatch.setattr(train_dsa, "sees_gpu", lambda name: False)
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "compute_capability", lambda index: (9, 0))
+    assert train_dsa.missing_on_gpu(framework) == [f"a {framework} that sees the GPU"]
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jax", "torch"])
