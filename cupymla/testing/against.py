@@ -128,15 +128,22 @@ def variants(subject: Subject, folders: Sequence[Path], settings: Sequence[str])
 
 
 @contextlib.contextmanager
+def constants(subject: Subject, settings: Sequence[str]) -> Iterator[None]:
+    """A block in which constants of the operator's package have other values; settings as `constant` takes them."""
+    with contextlib.ExitStack() as all_of_them:
+        for setting in settings:
+            all_of_them.enter_context(constant(subject, setting).applied())
+        yield
+
+
+@contextlib.contextmanager
 def chosen(subject: Subject, kernel: KernelEntry, case: Case) -> Iterator[None]:
     """A block in which a kernel runs a case, though its target has another one as well (`CHOICES` of cases).
 
     What a thread remembers of calls that it made before goes before the choice.
     """
     choice = subject.choice(kernel)
-    with contextlib.ExitStack() as all_of_them:
-        for setting in choice.settings(case) if choice else ():
-            all_of_them.enter_context(constant(subject, setting).applied())
+    with constants(subject, choice.settings(case) if choice else ()):
         yield
 
 

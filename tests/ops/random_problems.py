@@ -61,11 +61,8 @@ def attends_to_several(case: MlaCase, inputs: dict[str, Any]) -> bool:
     nearer to the exact one than the reference's is luck.
     """
     masks = case.softmax
-    kv, indices = (
-        inputs[name].squeeze(-2) if case.layout == "singleton" else inputs[name] for name in ("kv", "indices")
-    )
-    lengths, has_batch = inputs.get("topk_length"), case.batch is not None
-    _, selection = select(kv, indices, has_batch, lengths, masks.causal, masks.q_start, masks.k_stride)
+    rows = inputs["kv"], inputs["indices"], case.batch is not None, inputs.get("topk_length")
+    _, selection = select(*rows, masks.causal, masks.q_start, masks.k_stride)
     most = 0
     for entry in range(case.batch or 1):
         valid = selection.valid(entry, slice(0, case.s_q))
