@@ -240,12 +240,10 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(gpu, "run_cases", lambda *_: "fine")
-    monkeypatch.setattr(gpu, "check_same_bits", lambda *_: None)
     monkeypatch.setattr(evidence.Recorder, "write", write)
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
-    steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60)
+    steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60, gpu.Runner(lambda job: []))
     assert [step.name for step in steps if step.passed] == ["cases", "same bits", "memcheck", "evidence"]
     assert kept == {
         "repeats": {"cases": len(gpu.repeatable(subject, kernel)), "runs": gpu.REPEATS},

@@ -14,9 +14,10 @@ from cupymla import driver
 from cupymla.emulate.host import machine as host_machine
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import evidence, gpu, operators
-from cupymla.testing.compare import Mismatch
+from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Subject
+from cupymla.testing.processes import Lost
 
 pytestmark = [
     pytest.mark.compile,
@@ -53,12 +54,36 @@ def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
     monkeypatch.setattr(driver, "version", lambda: (13, 0))
     monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
     monkeypatch.setattr(gpu, "REPEATS", 2)
-    assert gpu.main(["check", subject.name, "--out", str(tmp_path / "out"), "--sanitizers"]) == 0
+    assert gpu.main(["check", subject.name, "--out", str(tmp_path / "out"), "--jobs", "0", "--sanitizers"]) == 0
     found = {
         name: evidence.read(evidence.path(subject.name, kernel, tmp_path)) for name, kernel in by_name(subject).items()
     }
     assert {name: told and told.cases for name, told in found.items()} == {"nvfp4_gemv": 2, "nvfp4_gemv_tcgen05": 1}
     assert set(blackwell.launched) == set(found)
+
+
+def some_job(operator: str = "sparse_mla_fwd") -> tuple[Subject, KernelEntry]:
+    subject = Subject(operator)
+    return subject, next(kernel for kernel in subject.entry.kernels if kernel.arch == "sm_90a")
+
+
+def test_a_lost_case_fails_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all cases of a kernel, two of which never come back or come back wrong; nothing is kept of such a kernel."""
+    subject, kernel = some_job()
+    hung, wrong, *_ = (case.name for case in subject.cases_of(kernel))
+
+    def result(job: gpu.Job) -> list[Report]:
+        if job.repeats or job.case not in (hung, wrong):
+            return []
+        if job.case == hung:
+            raise Lost("did not come back within 5 s")
+        return [Report("out", 2.0, 0.5, 1.0, 0.0, "error 2.0 above its limit")]
+
+    cases, same_bits = gpu.check(subject, kernel, tmp_path, [], 60, gpu.Runner(result, at_once=3))
+    assert same_bits.passed and not cases.passed
+    assert f"2 of {len(subject.cases_of(kernel))} cases failed" in cases.note
+    assert f"{hung}: did not come back within 5 s" in cases.note and f"{wrong}: " in cases.note
+    assert "FAILED" in capsys.readouterr().err
 
 
 def test_a_kernel_that_another_stood_in_for_has_failed(

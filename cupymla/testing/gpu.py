@@ -5,6 +5,9 @@
 
 Inputs are made by NumPy and copied with their strides, gaps full of NaN. Outputs are filled with NaN and stand between
 guard zones before each call, so that what was not written and what was written beside shows.
+
+`check` runs cases in processes beside its own: one that faults or hangs fails alone, and references on the CPU, which
+take longer than kernels, share its cores.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import inspect
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -37,6 +41,7 @@ from .compare import Mismatch, Report
 from .evidence import Recorder
 from .operators import Subject
 from .poison import Guarded
+from .processes import Lost, Processes
 
 T = TypeVar("T")
 
@@ -208,36 +213,115 @@ def _timed(kernel: str, name: str, work: Callable[[], str]) -> Step:
         note, passed = work(), True
     except Exception as error:
         note, passed = f"{type(error).__name__}: {error}", False
-    return Step(kernel, name, passed, note, time.monotonic() - start)
+    step = Step(kernel, name, passed, note, time.monotonic() - start)
+    # At once as well as in the closing table, which a check that is cut off never comes to.
+    print(f"-- {_line(step)}", file=sys.stderr, flush=True)
+    return step
 
 
-def run_cases(subject: Subject, kernel: KernelEntry, cases: Sequence[Case], recorder: Recorder | None = None) -> str:
-    """Check cases; returns a line of statistics. Raises Mismatch with all failures."""
+def _line(step: Step) -> str:
+    note = step.note.splitlines()[0][:120] if step.note else ""
+    return f"{step.kernel:24} {step.name:10} {'ok' if step.passed else 'FAILED':6} {step.seconds:8.1f}  {note}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One case of one kernel: to be compared with the references, or to be repeated.
+
+    Attributes:
+        operator, kernel, case: their names; the kernel is one that this machine's GPU runs.
+        repeats: how many runs have to give the same bits; 0 compares.
+    """
+
+    operator: str
+    kernel: str
+    case: str
+    repeats: int = 0
+
+
+def do(job: Job) -> list[Report]:
+    """Do a job on this machine's GPU; returns the reports of a comparison, which may hold failures.
+
+    Raises Mismatch as `check_case` and `check_same_bits` do.
+    """
     import cupy
 
-    failures, worst = [], 0.0
-    for number, case in enumerate(cases, 1):
-        # Ahead of the launch: should a kernel fault or hang, or a sanitizer find something, this names its case.
-        print(f"{kernel.name} {number}/{len(cases)} {case.name}", file=sys.stderr, flush=True)
-        try:
-            reports = check_case(subject, kernel, case)
-            compare.require(reports)
-        except Mismatch as mismatch:
-            failures.append(f"{case.name}: {mismatch}")
-            continue
-        worst = max([worst, *(report.error / report.limit for report in reports if report.limit)])
-        if recorder:
-            recorder.record(subject.name, kernel, case, reports)
+    # Ahead of the launch: should a kernel fault or hang, or a sanitizer find something, this names its case.
+    print(f"{job.kernel} {job.case}{' repeated' if job.repeats else ''}", file=sys.stderr, flush=True)
+    subject = Subject(job.operator)
+    kernels = operators.kernels_for(subject.entry, driver.compute_capability(0))
+    (kernel,) = (kernel for kernel in kernels if kernel.name == job.kernel)
+    (case,) = (case for case in subject.cases.CASES if case.name == job.case)
+    try:
+        if job.repeats:
+            check_same_bits(subject, kernel, case, job.repeats)
+            return []
+        return check_case(subject, kernel, case)
+    finally:
         cupy.get_default_memory_pool().free_all_blocks()
-    if failures:
-        raise Mismatch(f"{len(failures)} of {len(cases)} cases failed\n" + "\n".join(failures))
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """How jobs are done.
+
+    Attributes:
+        result: does one, or raises Mismatch or Lost.
+        at_once: how many threads may call it at a time; with more than one, steps of a check run side by side.
+        sanitizer: entered for the time of one sanitizer run.
+    """
+
+    result: Callable[[Job], list[Report]] = do
+    at_once: int = 1
+    sanitizer: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Report], str | None]]:
+        """Every job with its reports, and with what went wrong, in their order."""
+
+        def one(job: Job) -> tuple[Job, list[Report], str | None]:
+            try:
+                reports = self.result(job)
+                compare.require(reports)
+            except (Mismatch, Lost) as error:
+                return job, [], f"{job.case}: {error}"
+            return job, reports, None
+
+        if self.at_once == 1:
+            yield from map(one, jobs)
+            return
+        with ThreadPoolExecutor(self.at_once) as threads:
+            yield from threads.map(one, jobs)
+
+
+def _require(failures: Sequence[str | None], jobs: Sequence[Job]) -> None:
+    failed = [failure for failure in failures if failure is not None]
+    if failed:
+        raise Mismatch(f"{len(failed)} of {len(jobs)} cases failed\n" + "\n".join(failed))
+
+
+def run_cases(
+    subject: Subject,
+    kernel: KernelEntry,
+    cases: Sequence[Case],
+    recorder: Recorder | None = None,
+    runner: Runner | None = None,
+) -> str:
+    """Check cases; returns a line of statistics. Raises Mismatch with all failures."""
+    jobs = [Job(subject.name, kernel.name, case.name) for case in cases]
+    failures, worst = [], 0.0
+    for case, (_, reports, failure) in zip(cases, (runner or Runner()).results(jobs), strict=True):
+        failures.append(failure)
+        worst = max([worst, *(report.error / report.limit for report in reports if report.limit)])
+        if recorder and failure is None:
+            recorder.record(subject.name, kernel, case, reports)
+    _require(failures, jobs)
     return f"{len(cases)} cases, worst error {worst:.2f} of its limit"
 
 
-def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int]) -> str:
+def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int], runner: Runner) -> str:
     cases = repeatable(subject, kernel)
-    for case in cases:
-        check_same_bits(subject, kernel, case)
+    jobs = [Job(subject.name, kernel.name, case.name, REPEATS) for case in cases]
+    _require([failure for _, _, failure in runner.results(jobs)], jobs)
     found.update(cases=len(cases), runs=REPEATS)
     return f"{len(cases)} cases, {REPEATS} runs each, equal bits"
 
@@ -260,22 +344,55 @@ def _sanitize(
     return f"{text} ({SANITIZERS[tool]})"
 
 
-def check(subject: Subject, kernel: KernelEntry, out: Path, sanitizers: Sequence[str], timeout: float) -> list[Step]:
+def check(
+    subject: Subject,
+    kernel: KernelEntry,
+    out: Path,
+    sanitizers: Sequence[str],
+    timeout: float,
+    runner: Runner | None = None,
+) -> list[Step]:
     """Everything for one kernel; writes evidence when all its cases passed with equal bits and clean sanitizers."""
     recorder = Recorder()
     repeats: dict[str, int] = {}
     summaries: dict[str, str] = {}
-    steps = [
-        _timed(kernel.name, "cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder)),
-        _timed(kernel.name, "same bits", lambda: _repeat(subject, kernel, repeats)),
+    how = runner or Runner()
+
+    def sanitized(tool: str) -> str:
+        with how.sanitizer:
+            return _sanitize(subject, kernel, tool, out, timeout, summaries)
+
+    works: list[tuple[str, Callable[[], str]]] = [
+        ("cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder, how)),
+        ("same bits", lambda: _repeat(subject, kernel, repeats, how)),
+        *((tool, functools.partial(sanitized, tool)) for tool in sanitizers),
     ]
-    # Each is a process of its own and mostly waits for its own kernels: side by side they take the slowest one's time.
-    with ThreadPoolExecutor(max(len(sanitizers), 1)) as side_by_side:
-        works = [functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries) for tool in sanitizers]
-        steps += side_by_side.map(functools.partial(_timed, kernel.name), sanitizers, works)
+    # Sanitizers are processes of their own and mostly wait for their own kernels: side by side with everything else.
+    with ThreadPoolExecutor(len(works) if how.at_once > 1 else 1) as side_by_side:
+        steps = list(side_by_side.map(lambda work: _timed(kernel.name, *work), works))
     if all(step.passed for step in steps):
         steps.append(_timed(kernel.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
     return steps
+
+
+def check_all(
+    kernels: Sequence[tuple[Subject, KernelEntry]],
+    out: Path,
+    sanitizers: Sequence[str],
+    timeout: float,
+    jobs: int,
+    limit: float,
+) -> list[Step]:
+    """`check` of several kernels, cases of all of them in so many processes; 0 jobs: one by one in this process."""
+    if jobs == 0:
+        return [step for each in kernels for step in check(*each, out, sanitizers, timeout)]
+    with Processes(do, jobs, limit, (Mismatch,)) as processes, ThreadPoolExecutor(len(kernels)) as side_by_side:
+        runner = Runner(processes.result, max(jobs, 2), threading.BoundedSemaphore(jobs))
+
+        def checked(each: tuple[Subject, KernelEntry]) -> list[Step]:
+            return check(*each, out, sanitizers, timeout, runner)
+
+        return [step for steps in side_by_side.map(checked, kernels) for step in steps]
 
 
 def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str]) -> str:
@@ -288,8 +405,7 @@ def _show(steps: Sequence[Step], out: Path) -> None:
     (out / "details.txt").write_text("\n".join(details) + "\n")
     print(f"{'kernel':24} {'check':10} {'':6} {'seconds':>8}  note")
     for step in steps:
-        note = step.note.splitlines()[0][:120] if step.note else ""
-        print(f"{step.kernel:24} {step.name:10} {'ok' if step.passed else 'FAILED':6} {step.seconds:8.1f}  {note}")
+        print(_line(step))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -300,6 +416,10 @@ def _parser() -> argparse.ArgumentParser:
     full.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for logs (default: gpu-check)")
     full.add_argument("--sanitizers", nargs="*", choices=list(SANITIZERS), default=list(SANITIZERS))
     full.add_argument("--timeout", type=float, default=300.0, help="seconds for one sanitizer run (default: 300)")
+    full.add_argument("--limit", type=float, default=300.0, help="seconds for one case (default: 300)")
+    full.add_argument(
+        "--jobs", type=int, default=4, help="processes that run cases (default: 4); 0: none beside this one, no limits"
+    )
     cases = commands.add_parser("cases", help="the cases alone")
     cases.add_argument("operators", nargs="+", metavar="OP")
     cases.add_argument("--kernel", metavar="NAME", help="of this kernel alone, where the GPU's target has several")
@@ -326,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "cases":
         return _run_plain(kernels, options.small, options.plain_allocations)
     options.out.mkdir(parents=True, exist_ok=True)
-    steps = [step for each in kernels for step in check(*each, options.out, options.sanitizers, options.timeout)]
+    steps = check_all(kernels, options.out, options.sanitizers, options.timeout, options.jobs, options.limit)
     _show(steps, options.out)
     return 0 if all(step.passed for step in steps) else 1
 
