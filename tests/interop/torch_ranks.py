@@ -60,6 +60,15 @@ def compare(batch: tuple[int, ...], options: dict[str, Any]) -> None:
     )
     (dq,) = torch.autograd.grad((recomputed.float() * slope.chunk(ranks, axis)[rank]).sum(), mine["q"])
     assert torch.equal(dq, mine["q"].grad)
+    plain = {name: array.detach() for name, array in mine.items()}
+
+    def loss(q: Any, kv: Any, attn_sink: Any) -> Any:
+        out = parallel.sparse_mla_fwd(**{**plain, "q": q, "kv": kv, "attn_sink": attn_sink}, **options)[0]
+        return (out.float() * slope.chunk(ranks, axis)[rank]).sum()
+
+    differentiable = ("q", "kv", "attn_sink")
+    functional = torch.func.grad(loss, argnums=(0, 1, 2))(*(plain[name] for name in differentiable))
+    assert all(torch.equal(made, mine[name].grad) for name, made in zip(differentiable, functional, strict=True))
     dist.all_reduce(mine["attn_sink"].grad)
     torch.testing.assert_close(mine["attn_sink"].grad, whole["attn_sink"].grad, rtol=1e-4, atol=1e-4)
     if not batch:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import InputError, UnsupportedError
-from ..call import Call, Plain, is_replayable, label_of, results_of
+from ..batching import Mapped
+from ..call import Call, Plain, is_replayable, label_of
 from ..declaration import Declaration, Facts, Gradient
 from ..table import declared
 from .handler import Handler
@@ -103,7 +104,17 @@ def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
     many = jax.custom_batching.custom_vmap(one)
 
     def rule(axis_size: int, in_batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
-        results = _mapped(declaration, names, options, axis_size, in_batched, arrays)
+        mapped = Mapped(
+            declaration,
+            dict(options),
+            axis_size,
+            dict(zip(names, arrays, strict=True)),
+            dict(zip(names, in_batched, strict=True)),
+            label=lambda name, array: label_of(array.dtype, declaration.name, name),
+            spread=lambda array, extent: jnp.broadcast_to(array, (extent, *array.shape)),
+            run=lambda given, chosen: _flat(declaration, tuple(given), tuple(chosen.items()))(*given.values()),
+        )
+        results = mapped.as_one()
         if results is None:
             axes = [0 if batched else None for batched in in_batched]
             results = jax.vmap(one, in_axes=axes, axis_size=axis_size)(*arrays)
@@ -112,77 +123,6 @@ def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
     many.def_vmap(rule)
     flat: Flat = many
     return flat
-
-
-def _mapped(
-    declaration: Declaration, names: Names, options: Options, axis_size: int, batched: list[bool], arrays: Sequence[Any]
-) -> tuple[Any, ...] | None:
-    """A mapped call as one call, by the native batch axis or by further queries; None where neither is possible."""
-    batching = declaration.batching
-    assert batching is not None
-    mapped = dict(zip(names, batched, strict=True))
-    given = dict(zip(names, arrays, strict=True))
-    shapes = {n: array.shape[1:] if mapped[n] else array.shape for n, array in given.items()}
-    facts = {n: Facts(shapes[n], label_of(array.dtype, declaration.name, n)) for n, array in given.items()}
-    asked = results_of(declaration, facts, dict(options))
-    if any(mapped.get(n) for n in batching.never) or set(asked) & set(batching.never_results):
-        return None
-    has_batch = len(shapes[batching.teller]) > batching.rank
-    if all(mapped[n] for n in batching.required):
-        if has_batch and batching.options:
-            return None
-        return _by_batch_axis(declaration, options, axis_size, mapped, given, has_batch)
-    folds = batching.foldable is not None and not any(dict(options)[n] for n in batching.foldable)
-    if folds and not has_batch and not any(mapped[n] for n in batching.required):
-        return _by_further_queries(declaration, options, axis_size, mapped, given)
-    return None
-
-
-def _spread(array: Any, axis_size: int, is_mapped: bool) -> Any:
-    """The array with the mapped axis in front, whether it has it yet or not."""
-    return array if is_mapped else jnp.broadcast_to(array, (axis_size, *array.shape))
-
-
-def _merged(array: Any) -> Any:
-    """The first two axes as one."""
-    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-
-
-def _by_batch_axis(
-    declaration: Declaration,
-    options: Options,
-    axis_size: int,
-    mapped: Mapping[str, bool],
-    given: Mapping[str, Any],
-    has_batch: bool,
-) -> tuple[Any, ...]:
-    batching = declaration.batching
-    assert batching is not None
-    arrays = {n: a if n in batching.never else _spread(a, axis_size, mapped[n]) for n, a in given.items()}
-    if has_batch:
-        arrays = {n: a if n in batching.never else _merged(a) for n, a in arrays.items()}
-    led = tuple((dict(options) | dict(batching.options)).items())
-    results = _flat(declaration, tuple(arrays), led)(*arrays.values())
-    return _parted(results, axis_size, mapped, given, batching.teller) if has_batch else results
-
-
-def _by_further_queries(
-    declaration: Declaration, options: Options, axis_size: int, mapped: Mapping[str, bool], given: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    batching = declaration.batching
-    assert batching is not None
-    whole = (*batching.required, *batching.never)
-    arrays = {n: a if n in whole else _merged(_spread(a, axis_size, mapped[n])) for n, a in given.items()}
-    results = _flat(declaration, tuple(arrays), options)(*arrays.values())
-    return _parted(results, axis_size, mapped, given, batching.teller)
-
-
-def _parted(
-    results: Sequence[Any], axis_size: int, mapped: Mapping[str, bool], given: Mapping[str, Any], teller: str
-) -> tuple[Any, ...]:
-    """Results of merged arrays with the mapped axis on its own again."""
-    inner = given[teller].shape[int(mapped[teller])]
-    return tuple(result.reshape(axis_size, inner, *result.shape[1:]) for result in results)
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
+
+from ...tensor.types import BYTE_LABELS
 from ..declaration import Declaration, Facts
 
+NAMESPACE = "cupymla"
+"""Of the operators behind the functions."""
+
 Tensors: TypeAlias = dict[str, Any]
+
+
+def operator(declaration: Declaration) -> Any:
+    """The operator of a function, which must be registered."""
+    return getattr(getattr(torch.ops, NAMESPACE), declaration.name).default
 
 
 def number(name: str) -> str:
@@ -33,3 +44,12 @@ def given(declaration: Declaration, arguments: Sequence[Any], options: Mapping[s
         if value is not None:
             chosen[name] = value
     return tensors, chosen
+
+
+def uninitialised(facts: Facts, like: Any) -> Any:
+    """An uninitialised tensor on the device of another."""
+    dtype = getattr(torch, facts.dtype, torch.uint8) if facts.dtype in BYTE_LABELS else getattr(torch, facts.dtype)
+    if facts.batch_last:
+        *matrix, batches = facts.shape
+        return like.new_empty((batches, *matrix), dtype=dtype).movedim(0, -1)
+    return like.new_empty(facts.shape, dtype=dtype)

@@ -1,26 +1,23 @@
-"""Torch operators made from declarations: schemas, implementations, gradients, and the public face."""
+"""Torch operators made from declarations: schemas, implementations, registration, and the public face."""
 
 from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...errors import InputError, UnsupportedError, shown
+from ...errors import InputError, shown
 from ...ops.arguments import truth
-from ...tensor.types import BYTE_LABELS
 from ..call import plain, results_of
-from ..declaration import Declaration, Facts, Gradient, integer
-from ..table import DECLARATIONS, declared
-from .arguments import Tensors, facts, given, number
+from ..declaration import Declaration, integer
+from ..table import DECLARATIONS
+from . import gradients, mapped
+from .arguments import NAMESPACE, Tensors, facts, given, number, operator, uninitialised
 from .on_gpu import on_gpu
-
-NAMESPACE = "cupymla"
-"""Of the operators behind the functions."""
 
 _TYPES = {
     "bool": "bool",
@@ -76,20 +73,11 @@ def _returns(declaration: Declaration) -> str:
 # Implementations -----------------------------------------------------------------------------------------------------
 
 
-def _made(facts: Facts, like: Any) -> Any:
-    """An uninitialised tensor on the device of another."""
-    dtype = getattr(torch, facts.dtype, torch.uint8) if facts.dtype in BYTE_LABELS else getattr(torch, facts.dtype)
-    if facts.batch_last:
-        *matrix, batches = facts.shape
-        return like.new_empty((batches, *matrix), dtype=dtype).movedim(0, -1)
-    return like.new_empty(facts.shape, dtype=dtype)
-
-
 def _outputs(declaration: Declaration, tensors: Tensors, options: Mapping[str, Any]) -> Tensors:
     """The results that a call asks for, uninitialised."""
     like = next(iter(tensors.values()))
     wanted = results_of(declaration, facts(tensors), options)
-    return {name: _made(result, like) for name, result in wanted.items()}
+    return {name: uninitialised(result, like) for name, result in wanted.items()}
 
 
 def _returned(declaration: Declaration, results: Mapping[str, Any]) -> Any:
@@ -129,87 +117,6 @@ def _fake(declaration: Declaration) -> Callable[..., Any]:
     return run
 
 
-# Gradients -----------------------------------------------------------------------------------------------------------
-
-
-def _remember(declaration: Declaration) -> Callable[..., None]:
-    """Save what the backward needs: all arrays, and the results that it takes as arguments."""
-    gradient = declaration.gradient
-    assert gradient is not None
-    wanted = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
-
-    def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        results = dict(zip(declaration.outputs, output, strict=True))
-        ctx.mark_non_differentiable(*(r for name, r in results.items() if name not in gradient.cotangents))
-        arrays = dict(zip(declaration.arrays, inputs, strict=False))
-        given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
-        given |= {name: results[name] for name in wanted}
-        ctx.names = tuple(given)
-        ctx.options = dict(keyword_only_inputs)
-        ctx.save_for_backward(*given.values())
-
-    return setup
-
-
-def _backward(declaration: Declaration, gradient: Gradient) -> Callable[..., tuple[Any, ...]]:
-    backward = declared(gradient.backward)
-
-    def run(ctx: Any, *slopes: Any) -> tuple[Any, ...]:
-        live = {name: s for name, s in zip(declaration.outputs, slopes, strict=True) if s is not None}
-        grads: dict[str, Any] = {}
-        if live:
-            known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-            known |= {gradient.cotangents[name]: slope.contiguous() for name, slope in live.items()}
-            given = {name: known[name] for name in backward.arrays if name in known}
-            options = declaration.for_backward(backward, ctx.options)
-            made = _operator(backward)(*(given.get(name) for name in backward.arrays), **options)
-            made = once(declaration.name, made, known.values())
-            results = dict(zip(backward.results(facts(given), options), made, strict=True))
-            grads = {name: results[result] for name, result in gradient.results.items() if result in results}
-        return tuple(grads.get(name) for name in declaration.arrays)
-
-    return run
-
-
-class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """Hands its tensors on, bound to those that they depend on, so that a gradient of them is refused, not left out."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, *tensors: Any) -> Any:
-        ctx.name = name
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        raise UnsupportedError(f"{ctx.name}: a gradient of its gradient", "every device", "first gradients")
-
-
-def once(name: str, gradients: Sequence[Any], arrays: Iterable[Any]) -> Sequence[Any]:
-    """Gradients of the function of that name, of which no gradient can be taken without an UnsupportedError.
-
-    Args:
-        name: of the function.
-        gradients: tensors.
-        arrays: what they depend on, None where there is none.
-    """
-    if not torch.is_grad_enabled():
-        return gradients
-    inputs = [tensor for tensor in arrays if tensor is not None and tensor.requires_grad]
-    made: Sequence[Any] = _Once.apply(name, *gradients, *inputs)[: len(gradients)]
-    return made
-
-
-def _mark(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, output: Any = None) -> None:
-    """No result of a function without a gradient requires one."""
-    ctx.mark_non_differentiable(*(output if isinstance(output, (tuple, list)) else (output,)))
-
-
-def _unreached(ctx: Any, *slopes: Any) -> Any:
-    """What autograd wants as a backward of results that require no gradient."""
-    raise UnsupportedError("a gradient", "every device", "detached results")
-
-
 # The operators -------------------------------------------------------------------------------------------------------
 
 
@@ -223,10 +130,12 @@ def register() -> Any:
         name = f"{NAMESPACE}::{declaration.name}"
         torch.library.register_fake(name, _fake(declaration), lib=library)
         if declaration.gradient is not None:
-            backward = _backward(declaration, declaration.gradient)
-            torch.library.register_autograd(name, backward, setup_context=_remember(declaration), lib=library)
+            backward = gradients.backward_of(declaration, declaration.gradient)
+            torch.library.register_autograd(name, backward, setup_context=gradients.remember(declaration), lib=library)
         elif not declaration.updates:
-            torch.library.register_autograd(name, _unreached, setup_context=_mark, lib=library)
+            torch.library.register_autograd(name, gradients.unreached, setup_context=gradients.mark, lib=library)
+        if not declaration.updates:
+            torch.library.register_vmap(name, mapped.rule(declaration, gradients.called), lib=library)
     return library
 
 
@@ -236,20 +145,17 @@ def _tags() -> tuple[Any, ...]:
 
 
 @functools.cache
-def _operator(declaration: Declaration) -> Any:
-    register()
-    return getattr(getattr(torch.ops, NAMESPACE), declaration.name).default
-
-
-@functools.cache
 def public(declaration: Declaration) -> Callable[..., Any]:
     """The declared function for tensors.
 
     It is written out and compiled, as dataclasses are: binding arguments by a signature object would cost each call
     more than the launch.
     """
+    register()
     scope: dict[str, Any] = {
-        "operator": _operator(declaration),
+        "operator": operator(declaration),
+        "transformed": gradients.transformed,
+        "functional": functools.partial(_functional, declaration),
         "again": on_gpu(declaration).again,
         "is_compiling": torch.compiler.is_compiling,
         "Tensor": torch.Tensor,
@@ -303,7 +209,10 @@ def _source(declaration: Declaration) -> str:
         ]
     # Plans of the short way are of options that have been looked at: their types are part of the key.
     lines += looks
-    call = f"operator({', '.join(passed)})"
+    if declaration.updates:
+        call = f"operator({', '.join(passed)})"
+    else:
+        call = f"(operator if is_compiling() or not transformed() else functional)({', '.join(passed)})"
     if declaration.updates:
         lines += [f"    {call}", f"    return {', '.join(declaration.updates)}"]
     elif declaration.varies:
@@ -311,6 +220,11 @@ def _source(declaration: Declaration) -> str:
     else:
         lines.append(f"    return {call}")
     return "\n".join(lines)
+
+
+def _functional(declaration: Declaration, *arguments: Any, **options: Any) -> Any:
+    """The operator under a transform of `torch.func`."""
+    return gradients.called(declaration, arguments, options)
 
 
 def _require(function: str, value: Any, name: str) -> None:

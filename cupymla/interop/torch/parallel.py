@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...errors import UnsupportedError
 from ..table import declared
-from .functions import flag_of, integer_of, once, public
+from .functions import flag_of, integer_of, public
 
 __all__ = ["attn_dist", "sparse_mla_fwd"]
 
@@ -90,7 +91,6 @@ def _scattered(dkv: Any, group: Any, token_axis: int) -> Any:
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any,
         q: Any,
         kv: Any,
         attn_sink: Any,
@@ -102,31 +102,59 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         optional = {"topk_length": topk_length, "attn_sink": attn_sink}
         whole = _gathered(kv, group, _token_axis(q))
-        out, max_logits, lse = public(declared("sparse_mla_fwd"))(q, whole, indices, **optional, **options)
+        return public(declared("sparse_mla_fwd"))(q, whole, indices, **optional, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        q, kv, attn_sink, indices, topk_length, ctx.group, ctx.options, ctx.deterministic = inputs
+        out, max_logits, lse = output
         ctx.save_for_backward(q, kv, attn_sink, indices, topk_length, out, lse)
-        ctx.group, ctx.options, ctx.deterministic = group, options, deterministic
         ctx.mark_non_differentiable(max_logits, lse)
-        return out, max_logits, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Any, *_: Any) -> Any:
         # Once: torch.utils.checkpoint recomputes them when they are asked for.
         saved = ctx.saved_tensors
-        q, kv, attn_sink, indices, topk_length, out, lse = saved
-        axis = _token_axis(q)
-        optional = {"topk_length": topk_length, "attn_sink": attn_sink, "deterministic": ctx.deterministic}
-        with torch.no_grad():
-            dq, dkv, *d_sink = public(declared("sparse_mla_bwd"))(
-                q,
-                _gathered(kv, ctx.group, axis),
-                out,
-                dout.contiguous(),
-                lse,
-                indices,
-                dkv_dtype="float32",
-                **optional,
-                **ctx.options,
-            )
-            share = _scattered(dkv, ctx.group, axis).to(kv.dtype)
-        grads = once("sparse_mla_fwd", (dq, share, *d_sink), saved)
+        grads = _Gradients.apply(*saved, dout, ctx.group, ctx.options, ctx.deterministic)
         return (*grads, *(None,) * (8 - len(grads)))
+
+
+class _Gradients(torch.autograd.Function):  # type: ignore[misc]
+    """(dq, dkv, d_sink where there is a sink), as a function of its own: so they are known to depend on all these."""
+
+    @staticmethod
+    def forward(
+        q: Any,
+        kv: Any,
+        attn_sink: Any,
+        indices: Any,
+        topk_length: Any,
+        out: Any,
+        lse: Any,
+        dout: Any,
+        group: Any,
+        options: dict[str, Any],
+        deterministic: bool,
+    ) -> Any:
+        axis = _token_axis(q)
+        optional = {"topk_length": topk_length, "attn_sink": attn_sink, "deterministic": deterministic}
+        dq, dkv, *d_sink = public(declared("sparse_mla_bwd"))(
+            q,
+            _gathered(kv, group, axis),
+            out,
+            dout.contiguous(),
+            lse,
+            indices,
+            dkv_dtype="float32",
+            **optional,
+            **options,
+        )
+        return (dq, _scattered(dkv, group, axis).to(kv.dtype), *d_sink)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is nothing to keep for a gradient that there is not."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UnsupportedError("sparse_mla_fwd: a gradient of its gradient", "every device", "first gradients")

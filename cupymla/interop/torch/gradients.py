@@ -1,0 +1,144 @@
+"""Gradients of torch operators, and how they run under the transforms of `torch.func`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+from ..declaration import Declaration, Gradient
+from ..table import declared
+from . import mapped
+from .arguments import facts, operator
+
+
+def remember(declaration: Declaration) -> Callable[..., None]:
+    """Save what the backward needs: all arrays, and the results that it takes as arguments."""
+    gradient = declaration.gradient
+    assert gradient is not None
+    wanted = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
+
+    def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        results = dict(zip(declaration.outputs, output, strict=True))
+        ctx.mark_non_differentiable(*(r for name, r in results.items() if name not in gradient.cotangents))
+        arrays = dict(zip(declaration.arrays, inputs, strict=False))
+        given = {name: tensor for name, tensor in arrays.items() if tensor is not None}
+        given |= {name: results[name] for name in wanted}
+        ctx.names = tuple(given)
+        ctx.options = dict(keyword_only_inputs)
+        ctx.save_for_backward(*given.values())
+
+    return setup
+
+
+def backward_of(declaration: Declaration, gradient: Gradient) -> Callable[..., tuple[Any, ...]]:
+    """What autograd calls with the cotangents of all results; gradients of all arrays."""
+    backward = declared(gradient.backward)
+
+    def run(ctx: Any, *slopes: Any) -> tuple[Any, ...]:
+        live = {name: s for name, s in zip(declaration.outputs, slopes, strict=True) if s is not None}
+        grads: dict[str, Any] = {}
+        if live:
+            known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+            known |= {gradient.cotangents[name]: slope.contiguous() for name, slope in live.items()}
+            given = {name: known[name] for name in backward.arrays if name in known}
+            options = declaration.for_backward(backward, ctx.options)
+            made = called(backward, [given.get(name) for name in backward.arrays], options)
+            made = _once(declaration.name, made, known.values())
+            results = dict(zip(backward.results(facts(given), options), made, strict=True))
+            grads = {name: results[result] for name, result in gradient.results.items() if result in results}
+        return tuple(grads.get(name) for name in declaration.arrays)
+
+    return run
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Hands its tensors on, bound to those that they depend on, so that a gradient of them is refused, not left out."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(name: str, *tensors: Any) -> Any:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        raise UnsupportedError(f"{ctx.name}: a gradient of its gradient", "every device", "first gradients")
+
+
+def _once(name: str, gradients: Sequence[Any], arrays: Iterable[Any]) -> Sequence[Any]:
+    """Gradients of the function of that name, of which no gradient can be taken without an UnsupportedError.
+
+    Args:
+        name: of the function.
+        gradients: tensors.
+        arrays: what they depend on, None where there is none.
+    """
+    if not torch.is_grad_enabled():
+        return gradients
+    inputs = [tensor for tensor in arrays if tensor is not None and tensor.requires_grad]
+    made: Sequence[Any] = _Once.apply(name, *gradients, *inputs)[: len(gradients)]
+    return made
+
+
+def mark(ctx: Any, inputs: Any, keyword_only_inputs: Any = None, output: Any = None) -> None:
+    """No result of a function without a gradient requires one."""
+    ctx.mark_non_differentiable(*(output if isinstance(output, (tuple, list)) else (output,)))
+
+
+def unreached(ctx: Any, *slopes: Any) -> Any:
+    """What autograd wants as a backward of results that require no gradient."""
+    raise UnsupportedError("a gradient", "every device", "detached results")
+
+
+class _Functional(torch.autograd.Function):  # type: ignore[misc]
+    """An operator with its gradient for `torch.func`, whose transforms refuse those that `torch.library` registers."""
+
+    @staticmethod
+    def forward(declaration: Declaration, options: Mapping[str, Any], *arguments: Any) -> Any:
+        made = called(declaration, arguments, options)
+        return tuple(made) if declaration.varies else made
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        declaration, options, *arguments = inputs
+        ctx.declaration = declaration
+        how = mark if declaration.gradient is None else remember(declaration)
+        how(ctx, arguments, options, output)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        gradient = ctx.declaration.gradient
+        if gradient is None:
+            return unreached(ctx, *slopes)
+        return (None, None, *backward_of(ctx.declaration, gradient)(ctx, *slopes))
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, declaration: Declaration, options: Mapping[str, Any], *arguments: Any) -> Any:
+        made, axes = mapped.rule(declaration, called)(info, dims[2:], *arguments, **options)
+        return (tuple(made), tuple(axes)) if declaration.varies else (made, axes)
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def called(declaration: Declaration, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What an operator returns, also under transforms of `torch.func`.
+
+    Args:
+        declaration: of the function.
+        arguments: all its arrays, None where one is left out.
+        options: of the operator.
+    """
+    if declaration.updates or torch.compiler.is_compiling() or not transformed():
+        return operator(declaration)(*arguments, **options)
+    return _Functional.apply(declaration, dict(options), *arguments)
