@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -172,6 +173,37 @@ def explicit() -> None:
         np.testing.assert_array_equal(np.asarray(gradient).view(np.uint8), np.asarray(expected[name]).view(np.uint8))
 
 
+def explicit_problems() -> None:
+    """Gradients of many problems, whose axis is sharded along one axis of a mesh of two, and a key that all share."""
+    mesh = jax.make_mesh((2, DEVICES // 2), ("data", "other"))
+    batch = arguments((2,))
+    one = arguments()
+
+    def many(names: tuple[str, ...], arrays: dict[str, Any]) -> Any:
+        moving, fixed = split(arrays)
+        axes = [{name: 0 if name in names else None for name in part} for part in (moving, fixed)]
+
+        def each(moving: Any, fixed: Any) -> Any:
+            return mla.sparse_mla_fwd(**moving, **fixed)[0].astype(jnp.float32).sum()
+
+        return jax.grad(lambda m: jax.vmap(each, axes)(m, fixed).sum())(moving)
+
+    for names in (("q", "kv", "indices", "topk_length"), ("q", "indices", "topk_length")):
+        arrays = {name: batch[name] if name in names else one[name] for name in one}
+        expected = many(names, arrays)
+        with jax.set_mesh(mesh):
+            sharded = {name: jax.reshard(a, jax.P("data")) if name in names else a for name, a in arrays.items()}
+            for got in (many(names, sharded), jax.jit(functools.partial(many, names))(sharded)):
+                for name, gradient in got.items():
+                    assert jax.typeof(gradient).sharding.spec == jax.typeof(sharded[name]).sharding.spec, name
+                    np.testing.assert_allclose(
+                        np.asarray(gradient, np.float32),
+                        np.asarray(expected[name], np.float32),
+                        rtol=2 * UNIT,
+                        atol=1e-4,
+                    )
+
+
 def forward_on_gpus() -> None:
     """Every GPU there is against one of them."""
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
@@ -207,6 +239,8 @@ def main(what: str) -> None:
         two_axes()
     elif what == "explicit":
         explicit()
+    elif what == "explicit_problems":
+        explicit_problems()
     elif what == "batch":
         compare((2,), {"causal": True, "q_start": 16})
     else:

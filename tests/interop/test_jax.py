@@ -135,9 +135,36 @@ def test_gradient_through_statistics_is_refused(rng: Any) -> None:
     q, kv, indices = selection(rng)
     with pytest.raises(UnsupportedError, match="through 'lse'"):
         jax.grad(lambda q: mla.sparse_mla_fwd(q, kv, indices)[2].sum())(q)
-    with pytest.raises(ValueError, match="cannot be differentiated"):
-        lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+    lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+    with pytest.raises(UnsupportedError, match=r"attn_dist: a gradient is not supported.*stop_gradient"):
         jax.grad(lambda q: mla.attn_dist(q, kv, indices, lse).sum())(q)
+
+
+def test_a_target_is_a_constant_where_its_gradient_is_stopped(rng: Any) -> None:
+    """On the way in or on the way out."""
+    q, kv, indices = selection(rng)
+    lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+
+    def learn(q: Any) -> Any:
+        target = jax.lax.stop_gradient(mla.attn_dist(q, kv, indices, lse))
+        given = mla.attn_dist(jax.lax.stop_gradient(q), kv, indices, lse)
+        return (target + given).sum() + q.astype(jnp.float32).sum()
+
+    np.testing.assert_array_equal(np.asarray(jax.grad(learn)(q), np.float32), 1)
+
+
+def test_a_second_gradient_is_refused(rng: Any) -> None:
+    """There is none, neither of the backward nor of the results that it goes by."""
+    q, kv, indices = selection(rng)
+
+    def loss(q: Any, kv: Any) -> Any:
+        return mla.sparse_mla_fwd(q, kv, indices)[0].astype(jnp.float32).sum()
+
+    for turned in (jax.grad, jax.jacrev):
+        with pytest.raises(UnsupportedError, match="sparse_mla_fwd: a gradient of its gradient"):
+            turned(lambda q: jax.grad(loss)(q, kv).astype(jnp.float32).sum())(q)
+    with pytest.raises(UnsupportedError, match="sparse_mla_fwd: a gradient of its gradient"):
+        jax.jit(jax.grad(lambda kv: jax.grad(loss)(q, kv).astype(jnp.float32).sum()))(kv)
 
 
 def test_gradient_of_what_the_backward_does_not_know_is_refused(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,11 @@ def require_right(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["plain", "causal", "batch", "distribution", "replicated", "two_axes", "explicit", "scaling"]
+    "what",
+    [
+        *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
+        *("explicit", "explicit_problems", "scaling"),
+    ],
 )
 def test_jax_over_four_devices(what: str) -> None:
     pytest.importorskip("jax")

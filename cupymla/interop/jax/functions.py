@@ -103,7 +103,8 @@ def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
         return one
     many = jax.custom_batching.custom_vmap(one)
 
-    def rule(axis_size: int, in_batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+    def rule(axis_size: int, in_batched: list[bool], *sharded: Any) -> tuple[Any, Any]:
+        arrays = [_gathered(array) for array in sharded]
         mapped = Mapped(
             declaration,
             dict(options),
@@ -118,7 +119,8 @@ def _flat(declaration: Declaration, names: Names, options: Options) -> Flat:
         if results is None:
             axes = [0 if batched else None for batched in in_batched]
             results = jax.vmap(one, in_axes=axes, axis_size=axis_size)(*arrays)
-        return results, (True,) * len(results)
+        lead = next(array for array, batched in zip(sharded, in_batched, strict=True) if batched)
+        return tuple(_led(result, lead) for result in results), (True,) * len(results)
 
     many.def_vmap(rule)
     flat: Flat = many
@@ -132,11 +134,13 @@ def _differentiable(declaration: Declaration, names: Names, options: Options, gr
     """The call with its gradient, which is another declared function of arguments, results and cotangents."""
     flat = _flat(declaration, names, options)
     differentiable = jax.custom_vjp(flat)
+    # What a gradient of the gradient would have to pass through.
+    first = _once(flat, declaration)
     kept = [name for name in declaration.outputs if name in declared(gradient.backward).arrays]
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         arrays = tuple(primal.value for primal in primals)
-        results = flat(*arrays)
+        results = first(*arrays)
         made = dict(zip(declaration.outputs, results, strict=True))
         return results, {**dict(zip(names, arrays, strict=True)), **{name: made[name] for name in kept}}
 
@@ -148,6 +152,32 @@ def _differentiable(declaration: Declaration, names: Names, options: Options, gr
     differentiable.defvjp(forward, backward, symbolic_zeros=True)
     made: Flat = differentiable
     return made
+
+
+def _constant(flat: Flat, refused: str, instead: str) -> Flat:
+    """The call as one whose results are constants; a gradient that needs one of them raises UnsupportedError.
+
+    Args:
+        flat: the call.
+        refused: the gradient, in the error's words.
+        instead: what there is.
+    """
+    constant = jax.custom_vjp(flat)
+
+    def forward(*primals: Any) -> tuple[Any, None]:
+        return flat(*(primal.value for primal in primals)), None
+
+    def backward(saved: None, cotangents: tuple[Any, ...]) -> NoReturn:
+        raise UnsupportedError(refused, "every device", instead)
+
+    constant.defvjp(forward, backward, symbolic_zeros=True)
+    made: Flat = constant
+    return made
+
+
+def _once(flat: Flat, declaration: Declaration) -> Flat:
+    """A part of a first gradient, which has no gradient of its own."""
+    return _constant(flat, f"{declaration.name}: a gradient of its gradient", "first gradients")
 
 
 def _gradients(
@@ -171,7 +201,7 @@ def _gradients(
     backward = declared(gradient.backward)
     given = {name: known[name] for name in backward.arrays if name in known}
     chosen = tuple(declaration.for_backward(backward, options).items())
-    made = _flat(backward, tuple(given), chosen)(*given.values())
+    made = _once(_flat(backward, tuple(given), chosen), declaration)(*given.values())
     facts = {name: _facts(backward, name, array) for name, array in given.items()}
     by_result = dict(zip(backward.results(facts, dict(chosen)), made, strict=True))
     return {name: by_result[result] for name, result in gradient.results.items() if result in by_result}
@@ -295,7 +325,8 @@ def _compiled(declaration: Declaration, names: Names, options: Options, types: t
     """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
     gradient = declaration.gradient
     if gradient is None:
-        flat = _flat(declaration, names, options)
+        refused = f"{declaration.name}: a gradient"
+        flat = _constant(_flat(declaration, names, options), refused, "jax.lax.stop_gradient of what it returns")
     else:
         flat = _differentiable(declaration, names, options, gradient)
 
@@ -313,6 +344,14 @@ def _gathered(array: Any) -> Any:
     """The array on every device where its type says how it is sharded: results are typed as made from whole arrays."""
     types = jax.typeof(array).sharding.mesh.axis_types
     return jax.reshard(array, jax.P()) if jax.sharding.AxisType.Explicit in types else array
+
+
+def _led(result: Any, like: Any) -> Any:
+    """The result with its first axis sharded as that of another array, where that array's type says how."""
+    sharding = jax.typeof(like).sharding
+    if jax.sharding.AxisType.Explicit not in sharding.mesh.axis_types or sharding.spec[0] is None:
+        return result
+    return jax.reshard(result, jax.P(sharding.spec[0]))
 
 
 def made_varying(array: Any, axes: frozenset[Any]) -> Any:
