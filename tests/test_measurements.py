@@ -13,6 +13,7 @@ from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import bench, cycles, machine, operators, report, scaling, timing, training_step, without_gpu
+from cupymla.testing.processes import Lost
 from cupymla.testing.timing import Ceilings
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
@@ -100,6 +101,43 @@ def test_measurements_begin_with_where_they_were_made(tmp_path: Path, monkeypatc
         "training_step.json": "def", "scaling.json": "abc", "host.json": "abc",
     }  # fmt: skip
     assert [row["speedup"] for row in found["scaling.json"]["rows"]] == [1, 2]
+
+
+class Beside:
+    """What stands for `Processes`: work is done here, by a function that loses what `lost` names."""
+
+    def __init__(self, do: Any, count: int, seconds: float) -> None:
+        assert (do, count, seconds) == (bench.do, 1, 7.0)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def result(self, job: bench.Job) -> bench.Timed:
+        if not job.operator:
+            return bench.Timed(ceilings=LIMITS)
+        if job.case.startswith("h64"):
+            raise Lost("did not come back within 7 s")
+        return bench.Timed(1000.0, (report.RivalRow(job.case, "rival", 2000.0),))
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_case_that_is_lost_costs_its_own_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    names = [case.name for case in operators.Subject("attn_dist").cases.BENCH]
+    lost = [name for name in names if name.startswith("h64")]
+    assert cli.main(["bench", "attn_dist", "nvfp4_gemv", "--limit", "7", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert all(f"attn_dist {name}: did not come back within 7 s" in told for name in lost)
+    kept = report.Benchmark.read(tmp_path / "h200" / "attn_dist.json")
+    assert lost and [row.case for row in kept.rows] == [name for name in names if name not in lost]
+    assert {row.name for row in kept.rivals} == {"rival"} and kept.ceilings == LIMITS.as_dict()
+    assert report.Benchmark.read(tmp_path / "h200" / "nvfp4_gemv.json").rows
+    assert cli.main(["bench", "nvfp4_gemv", "--limit", "7"]) == 0
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; nothing is written")
     bench.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/<op>.json and .png")
     bench.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
+    bench.add_argument(
+        "--limit", type=float, default=300.0, metavar="SECONDS",
+        help="how long a case may take before its row is left out and the next one is timed (default: 300)",
+    )  # fmt: skip
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
     bench.add_argument(
         "--against", action="append", default=[], type=Path, metavar="CUDA",

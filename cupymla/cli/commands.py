@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,7 +205,7 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
 def bench(options: argparse.Namespace) -> int:
     """`bench`."""
     from ..testing import bench as measure
-    from ..testing import timing
+    from ..testing.processes import Processes
 
     terminal = Terminal(options.json)
     if options.host and (options.against or options.set):
@@ -218,21 +218,30 @@ def bench(options: argparse.Namespace) -> int:
     if options.against or options.set:
         return _bench_against(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
-    limits = timing.ceilings(timing.Timer())
     found: dict[str, Benchmark] = {}
-    with terminal.progress("timed", sum(len(cases) for _, cases in chosen)) as step:
-        for subject, cases in chosen:
-            found[subject.name] = measure.run(subject, cases, step, limits, options.commit)
-    for name, benchmark in found.items():
-        rows = [
-            (r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows
-        ]
-        terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
-        if options.out and not options.case:
-            _keep(terminal, benchmark, name, options.out)
+    failed = False
+    # A process beside this one: a kernel that faults or hangs costs its own row, and no other.
+    with Processes(measure.do, 1, options.limit) as processes:
+        limits = measure.ceilings(processes.result)
+        with terminal.progress("timed", sum(len(cases) for _, cases in chosen)) as step:
+            for subject, cases in chosen:
+                benchmark, lost = measure.run(subject, cases, limits, processes.result, step, options.commit)
+                found[subject.name] = benchmark
+                failed |= bool(lost)
+                _show(terminal, subject.name, benchmark, lost)
+                # At once, so that it is there whatever comes of the next operator.
+                if options.out and not options.case and benchmark.rows:
+                    _keep(terminal, benchmark, subject.name, options.out)
     terminal.line("ceilings: " + ", ".join(f"{name} {value}" for name, value in limits.as_dict().items()))
     terminal.json({name: asdict(benchmark) for name, benchmark in found.items()})
-    return 0
+    return 1 if failed else 0
+
+
+def _show(terminal: Terminal, name: str, benchmark: Benchmark, lost: Mapping[str, str]) -> None:
+    rows = [(r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows]
+    terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
+    for case, error in lost.items():
+        print(f"{name} {case}: {error}", file=sys.stderr)
 
 
 def _keep(terminal: Terminal, benchmark: Benchmark, name: str, folder: Path) -> None:

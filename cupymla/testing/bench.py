@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnsupportedError
 from ..ops.case import Case
 from . import machine, rivals, timing
 from .operators import Subject
+from .processes import Lost
 from .report import Benchmark, RivalRow, Row
 from .timing import Ceilings, Timer
 
@@ -50,43 +52,87 @@ def time_case(subject: Subject, case: Case, timer: Timer, *, beside: bool = True
     return us, rows
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What `do` is to time.
+
+    Attributes:
+        operator, case: names of an operator and of one of its benchmark cases; none for the ceilings.
+    """
+
+    operator: str = ""
+    case: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What came of it.
+
+    Attributes:
+        us: of the case.
+        beside: times of what else can run it.
+        ceilings: where they were asked for.
+    """
+
+    us: float = 0.0
+    beside: tuple[RivalRow, ...] = ()
+    ceilings: Ceilings | None = None
+
+
+_timer = functools.cache(Timer)
+
+
+def do(job: Job) -> Timed:
+    """Time a case, or the ceilings, on GPU 0 in this process."""
+    if not job.operator:
+        return Timed(ceilings=timing.ceilings(_timer()))
+    subject = Subject(job.operator)
+    (case,) = chosen(subject, [job.case])
+    us, beside = time_case(subject, case, _timer())
+    return Timed(us, tuple(beside))
+
+
+def ceilings(result: Callable[[Job], Timed] = do) -> Ceilings:
+    """What this GPU reaches."""
+    measured = result(Job()).ceilings
+    assert measured is not None
+    return measured
+
+
 def run(
     subject: Subject,
     cases: Sequence[Case],
+    limits: Ceilings,
+    result: Callable[[Job], Timed] = do,
     progress: Callable[[str], None] = lambda name: None,
-    ceilings: Ceilings | None = None,
     commit: str | None = None,
-) -> Benchmark:
-    """Measure the ceilings, then each case.
+) -> tuple[Benchmark, dict[str, str]]:
+    """Time cases.
 
     Args:
         subject: the operator.
         cases: what to time.
+        limits: the ceilings, measured in this run.
+        result: does a job; may raise Lost.
         progress: called with each case's name when it is done.
-        ceilings: those already measured in this run; None measures them.
         commit: what to write as the commit; None asks git.
 
-    Raises:
-        UnsupportedError: there is no GPU, or the operator has no kernel for it.
+    Returns:
+        the rows of the cases that were timed, and what went wrong with the others, by their names.
     """
-    from .. import driver
-
-    if not driver.available():
-        raise UnsupportedError(f"timing {subject.name}", "cpu", "CUDA GPUs")
-    timer = Timer()
-    limits = ceilings or timing.ceilings(timer)
-    rows, beside = [], []
+    rows: list[Row] = []
+    beside: list[RivalRow] = []
+    lost: dict[str, str] = {}
     for case in cases:
-        us, others = time_case(subject, case, timer)
-        rows.append(row(subject, case, us, limits))
-        beside.extend(others)
+        try:
+            timed = result(Job(subject.name, case.name))
+        except Lost as error:
+            lost[case.name] = str(error)
+        else:
+            rows.append(row(subject, case, timed.us, limits))
+            beside.extend(timed.beside)
         progress(case.name)
-    return Benchmark(
-        **machine.provenance(commit),
-        ceilings=limits.as_dict(),
-        rows=rows,
-        rivals=beside,
-    )
+    return Benchmark(**machine.provenance(commit), ceilings=limits.as_dict(), rows=rows, rivals=beside), lost
 
 
 def host_overhead(subject: Subject) -> dict[str, Any]:

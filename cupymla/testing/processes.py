@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+from ..errors import CupymlaError
+
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 _TO_END_SECONDS = 10.0
 
 
-class Lost(Exception):
+class Lost(CupymlaError):
     """Work whose process hung, ended, or said that it is of no more use."""
 
 
@@ -59,7 +61,7 @@ class _Process:
         self._process: Any = None
         self._connection: Connection | None = None
 
-    def result(self, work: Any, seconds: float) -> Any:
+    def result(self, work: Any, seconds: float | None) -> Any:
         connection = self._connected()
         try:
             connection.send(work)
@@ -107,12 +109,16 @@ class Processes(Generic[Work, Result]):
     Args:
         do: a module's function of one argument; it, the argument and what it returns are pickled.
         count: how many processes.
-        seconds: how long one piece of work may take, the start of its process included.
+        seconds: how long one piece of work may take, the start of its process included; None: any time.
         harmless: what `do` raises where its process is as good as before.
     """
 
     def __init__(
-        self, do: Callable[[Work], Result], count: int, seconds: float, harmless: tuple[type[Exception], ...] = ()
+        self,
+        do: Callable[[Work], Result],
+        count: int,
+        seconds: float | None,
+        harmless: tuple[type[Exception], ...] = (),
     ) -> None:
         self._seconds = seconds
         self._all = [_Process(do, harmless) for _ in range(count)]
