@@ -196,6 +196,20 @@ def test_a_second_gradient_is_refused_here_as_well() -> None:
         torch.func.grad(first)(q)
 
 
+def test_forward_mode_is_refused() -> None:
+    """Not taken for zero."""
+    q, kv, indices = selection()
+    lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+    for name, function in (
+        ("sparse_mla_fwd", lambda q: mla.sparse_mla_fwd(q, kv, indices)),
+        ("attn_dist", lambda q: mla.attn_dist(q, kv, indices, lse)),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{name}: forward-mode differentiation"):
+            torch.func.jvp(function, (q,), (torch.ones_like(q),))
+    with pytest.raises(UnsupportedError, match="forward-mode differentiation"):
+        torch.func.hessian(lambda q: loss(q, kv, indices))(q)
+
+
 def test_no_gradient_through_what_has_none() -> None:
     """A distribution is a target: it is a constant to `torch.func.grad`, as it is to autograd."""
     q, kv, indices = selection()

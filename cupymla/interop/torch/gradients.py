@@ -121,6 +121,11 @@ class _Functional(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, *backward_of(ctx.declaration, gradient)(ctx, *slopes))
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        declaration = ctx.declaration
+        raise UnsupportedError(f"{declaration.name}: forward-mode differentiation", "every device", "reverse mode")
+
+    @staticmethod
     def vmap(info: Any, dims: Any, declaration: Declaration, options: Mapping[str, Any], *arguments: Any) -> Any:
         made, axes = mapped.rule(declaration, called)(info, dims[2:], *arguments, **options)
         return (tuple(made), tuple(axes)) if declaration.varies else (made, axes)
