@@ -318,6 +318,64 @@ def test_rich_tables_show_brackets_as_they_are(capsys: pytest.CaptureFixture[str
     assert "cupymla[cuda12]" in capsys.readouterr().out
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes of the captured output a terminal of that many columns, for rich."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return lambda columns: monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def test_names_are_whole_on_an_ordinary_terminal(
+    capsys: pytest.CaptureFixture[str], narrow: Callable[[int], None]
+) -> None:
+    """`sparse_mla_b...` would be two operators."""
+    narrow(80)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(capsys, "list"))
+    assert max(map(len, shown.splitlines())) == 80
+    for row in evidence.support_rows():
+        assert re.search(rf"│ {row.operator} +│ {row.kernel} +│ {row.arch} ", shown)
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_tables_lose_nothing_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], narrow: Callable[[int], None], columns: int
+) -> None:
+    narrow(columns)
+    file = "/some/where/sm_90a/" + "0123456789abcdef" * 4
+    terminal.Terminal(False).table("t", ("name", "text", "file"), [["sparse_mla_bwd_phase1", "a few words", file]])
+    shown = capsys.readouterr().out
+    cells = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
+    name, text, path = ("".join(cell.strip() for cell in column) for column in zip(*cells, strict=True))
+    assert (name, text.replace(" ", ""), path) == ("sparse_mla_bwd_phase1", "afewwords", file)
+
+
+def test_progress_shows_its_count_beside_a_long_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, narrow: Callable[[int], None]
+) -> None:
+    narrow(80)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    # What is thrown ends the bar as it stands.
+    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257) as step:
+        step("first")
+        step("sparse_mla_fwd CUPYMLA_D_QK=576 CUPYMLA_HEADS=16 CUPYMLA_FP16=0 CUPYMLA_ANY_SCALE=0 for sm_90a 2.8 s")
+        raise LookupError
+    shown = capsys.readouterr().err
+    assert "1/257" in shown
+    assert "sparse_mla_fwd CUPYMLA_D_QK=576" in shown
+
+
+def test_an_interrupted_command_says_so_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        terminal.exit_with(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.timeout(1200)

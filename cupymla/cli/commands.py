@@ -75,9 +75,8 @@ def list_(options: argparse.Namespace) -> int:
     if options.markdown and not options.json:
         print(evidence.support_markdown(rows))
         return 0
-    columns = ("operator", "kernel", "target", "evidence", "current", "status")
-    table = [(r.operator, r.kernel, r.arch, r.evidence, "yes" if r.current else "no", evidence.status(r)) for r in rows]
-    terminal.table("Operators", columns, table)
+    table = [(r.operator, r.kernel, r.arch, evidence.status(r)) for r in rows]
+    terminal.table("Operators", ("operator", "kernel", "target", "status"), table)
     return 0
 
 
