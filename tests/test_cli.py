@@ -21,7 +21,9 @@ from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
 from cupymla.cli import commands, main, terminal
+from cupymla.cli import demo as show
 from cupymla.cli import doctor as examination
+from cupymla.cli.demo import Shown
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
 from cupymla.testing import evidence, timing
@@ -154,6 +156,40 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
         assert by_operator.keys() == {entry.name for entry in registry.OPERATORS} - lacking
         assert by_operator["nvfp4_gemv"] == {"sm_90" if target == "sm_90a" else target}
         assert by_operator["sparse_mla_fwd"] == {target}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Nothing can be compiled; the value is how that is said."""
+    monkeypatch.setenv("CUPYMLA_COMPILER", "nvcc")
+    monkeypatch.setenv("CUPYMLA_NVCC", "/nowhere/nvcc")
+    return "/nowhere/nvcc does not run"
+
+
+def test_precompile_says_once_that_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str], cache_folder: Path, no_compiler: str
+) -> None:
+    """Each of several hundred kernels would say it."""
+    assert main(["precompile", "attn_dist", "--arch", "sm_90a"]) == 1
+    said = capsys.readouterr()
+    assert said.err.count(no_compiler) == 1
+    assert "FAILED" not in said.out + said.err
+
+
+def test_demo_says_once_that_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str],
+    cache_folder: Path,
+    no_compiler: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(driver, "available", lambda: False)
+    monkeypatch.setattr(show, "show_operator", lambda name, gpu: Shown(name, "CPU reference", "case", "case", 1.0, ()))
+    monkeypatch.setattr(show, "_plot", lambda *_: None)
+    assert main(["demo", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert f"no kernel was compiled: nvcc: {no_compiler}" in said.out
+    assert "FAILED" not in said.out + said.err
 
 
 @pytest.mark.parametrize("words", ["-m cupymla list --markdown", "-m cupymla --help", "-m cupymla bench --json"])

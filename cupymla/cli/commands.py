@@ -150,6 +150,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
     from .. import arch, config
+    from ..build import compiler
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
 
@@ -168,6 +169,8 @@ def precompile(options: argparse.Namespace) -> int:
             terminal.line(f"{entry.name}: {name}, which is what runs there")
         sources += operators.variants(entry, targets)
     sources = operators.defining(sources, options.define)
+    if sources:
+        compiler.toolchain()
     with terminal.progress("kernels", len(sources)) as step:
         outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))
     terminal.json([outcome_row(outcome) for outcome in outcomes])
