@@ -112,6 +112,15 @@ def test_a_unit_outside_its_root_is_refused(tmp_path: Path) -> None:
         content_hash(KernelSource("../unit.cu", "k", root=str(tmp_path / "root")))
 
 
+def test_a_root_is_the_same_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--against ../before/cuda` is how the docs name one."""
+    kernel = plain(tmp_path / "before")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for spelled in ("../before", "./../before/", f"{tmp_path}/here/../before"):
+        assert content_hash(replace(kernel, root=spelled)) == content_hash(kernel)
+
+
 def test_this_package_ships_its_own_root() -> None:
     assert (source.cuda_root() / "common" / "entry.cuh").is_file()
 
@@ -166,6 +175,14 @@ def test_cutlass_may_be_named_by_its_checkout(tmp_path: Path, monkeypatch: pytes
     folder = cutlass(tmp_path / "cutlass" / "include")
     monkeypatch.setenv("CUPYMLA_CUTLASS", str(tmp_path / "cutlass"))
     assert source.find_cutlass() == ("CUPYMLA_CUTLASS", folder)
+
+
+def test_cutlass_is_followed_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers that were not followed would not be in the hash, and a kernel of other ones would be taken."""
+    kernel = written(tmp_path / "unit", "unit.cu", "#include <cute/tensor.hpp>\n", "k")
+    cutlass(tmp_path / "cutlass")
+    monkeypatch.setenv("CUPYMLA_CUTLASS", f"{tmp_path}/unit/../cutlass")
+    assert "cute/tensor.hpp" in names(kernel)
 
 
 def test_a_wrong_cutlass_folder_is_an_error_rather_than_a_fallback(

@@ -21,7 +21,9 @@ from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
 from cupymla.cli import commands, main, terminal
+from cupymla.cli import demo as show
 from cupymla.cli import doctor as examination
+from cupymla.cli.demo import Shown
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
 from cupymla.testing import evidence, timing
@@ -154,6 +156,40 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
         assert by_operator.keys() == {entry.name for entry in registry.OPERATORS} - lacking
         assert by_operator["nvfp4_gemv"] == {"sm_90" if target == "sm_90a" else target}
         assert by_operator["sparse_mla_fwd"] == {target}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Nothing can be compiled; the value is how that is said."""
+    monkeypatch.setenv("CUPYMLA_COMPILER", "nvcc")
+    monkeypatch.setenv("CUPYMLA_NVCC", "/nowhere/nvcc")
+    return "/nowhere/nvcc does not run"
+
+
+def test_precompile_says_once_that_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str], cache_folder: Path, no_compiler: str
+) -> None:
+    """Each of several hundred kernels would say it."""
+    assert main(["precompile", "attn_dist", "--arch", "sm_90a"]) == 1
+    said = capsys.readouterr()
+    assert said.err.count(no_compiler) == 1
+    assert "FAILED" not in said.out + said.err
+
+
+def test_demo_says_once_that_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str],
+    cache_folder: Path,
+    no_compiler: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(driver, "available", lambda: False)
+    monkeypatch.setattr(show, "show_operator", lambda name, gpu: Shown(name, "CPU reference", "case", "case", 1.0, ()))
+    monkeypatch.setattr(show, "_plot", lambda *_: None)
+    assert main(["demo", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert f"no kernel was compiled: nvcc: {no_compiler}" in said.out
+    assert "FAILED" not in said.out + said.err
 
 
 @pytest.mark.parametrize("words", ["-m cupymla list --markdown", "-m cupymla --help", "-m cupymla bench --json"])
@@ -316,6 +352,64 @@ def test_rich_tables_show_brackets_as_they_are(capsys: pytest.CaptureFixture[str
     """rich takes [word] for markup unless told otherwise."""
     terminal.Terminal(False).table("t", ("a",), [["pip install 'cupymla[cuda12]'"]])
     assert "cupymla[cuda12]" in capsys.readouterr().out
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes of the captured output a terminal of that many columns, for rich."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return lambda columns: monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def test_names_are_whole_on_an_ordinary_terminal(
+    capsys: pytest.CaptureFixture[str], narrow: Callable[[int], None]
+) -> None:
+    """`sparse_mla_b...` would be two operators."""
+    narrow(80)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(capsys, "list"))
+    assert max(map(len, shown.splitlines())) == 80
+    for row in evidence.support_rows():
+        assert re.search(rf"│ {row.operator} +│ {row.kernel} +│ {row.arch} ", shown)
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_tables_lose_nothing_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], narrow: Callable[[int], None], columns: int
+) -> None:
+    narrow(columns)
+    file = "/some/where/sm_90a/" + "0123456789abcdef" * 4
+    terminal.Terminal(False).table("t", ("name", "text", "file"), [["sparse_mla_bwd_phase1", "a few words", file]])
+    shown = capsys.readouterr().out
+    cells = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
+    name, text, path = ("".join(cell.strip() for cell in column) for column in zip(*cells, strict=True))
+    assert (name, text.replace(" ", ""), path) == ("sparse_mla_bwd_phase1", "afewwords", file)
+
+
+def test_progress_shows_its_count_beside_a_long_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, narrow: Callable[[int], None]
+) -> None:
+    narrow(80)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    # What is thrown ends the bar as it stands.
+    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257) as step:
+        step("first")
+        step("sparse_mla_fwd CUPYMLA_D_QK=576 CUPYMLA_HEADS=16 CUPYMLA_FP16=0 CUPYMLA_ANY_SCALE=0 for sm_90a 2.8 s")
+        raise LookupError
+    shown = capsys.readouterr().err
+    assert "1/257" in shown
+    assert "sparse_mla_fwd CUPYMLA_D_QK=576" in shown
+
+
+def test_an_interrupted_command_says_so_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        terminal.exit_with(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.slow

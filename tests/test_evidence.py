@@ -16,7 +16,9 @@ import pytest
 from cupymla.build.source import cuda_root
 from cupymla.emulate import MODES
 from cupymla.ops import registry
+from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
+from cupymla.ops.sparse_mla_fwd import plan
 from cupymla.testing import evidence, gpu, operators, without_gpu
 from cupymla.testing.compare import Report, compare
 from cupymla.testing.interpreted import Interpreted
@@ -118,6 +120,27 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
+
+
+def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan chooses by a limit can be had of a small case."""
+    seen: list[tuple[str, str, int]] = []
+
+    def run(subject: operators.Subject, kernel: KernelEntry, cases: list[Case], *_: object) -> list[object]:
+        seen.extend((kernel.arch, case.name, plan._L2_KEY_BYTES) for case in cases)
+        return []
+
+    monkeypatch.setattr(without_gpu, "run_cases", run)
+    monkeypatch.setattr(without_gpu, "run_kernel", pytest.fail)
+    usual, name = plan._L2_KEY_BYTES, "h16_d576_k63_q3_kv300"
+    words = ["sparse_mla_fwd", "--arch", "sm_90a", "--set", "plan._L2_KEY_BYTES=7"]
+    assert without_gpu.main([*words, "--case", name]) == 0
+    assert (seen, plan._L2_KEY_BYTES) == ([("sm_90a", name, 7)], usual)
+    seen.clear()
+    assert without_gpu.main(words) == 0
+    assert len(seen) == len(without_gpu.small_cases(operators.Subject("sparse_mla_fwd")))
+    with pytest.raises(SystemExit):
+        without_gpu.main([*words, "--set", "plan.MISSING=7"])
 
 
 def tensor_kernel() -> tuple[operators.Subject, KernelEntry]:

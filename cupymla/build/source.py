@@ -113,6 +113,11 @@ def package_folder(name: str) -> Path | None:
     return Path(next(iter(locations))) if locations else None
 
 
+def _plain(path: str | Path) -> Path:
+    """The path from the root on and without "..", so that files that one way leads to are seen to lie below another."""
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
 def _holds_cutlass(folder: Path) -> bool:
     return (folder / "cutlass").is_dir() and (folder / "cute").is_dir()
 
@@ -127,7 +132,7 @@ def find_cutlass() -> tuple[str, Path] | None:
     if asked is not None:
         for folder in (asked, asked / "include"):
             if _holds_cutlass(folder):
-                return "CUPYMLA_CUTLASS", folder.absolute()
+                return "CUPYMLA_CUTLASS", _plain(folder)
         raise InputError("CUPYMLA_CUTLASS", "a folder that holds `cutlass/` and `cute/`", asked)
     pypi = package_folder("cutlass_library")
     candidates = [
@@ -142,8 +147,8 @@ def trees(source: KernelSource) -> tuple[Tree, ...]:
     """Where the includes of `source` are looked up, first to last: its own root, `cuda/`, CUTLASS if there."""
     own = cuda_root()
     found = [Tree("cuda", own)]
-    if source.root and Path(source.root).absolute() != own:
-        found.insert(0, Tree("root", Path(source.root).absolute()))
+    if source.root and _plain(source.root) != own:
+        found.insert(0, Tree("root", _plain(source.root)))
     cutlass = find_cutlass()
     if cutlass:
         found.append(Tree("cutlass", cutlass[1]))
@@ -177,7 +182,7 @@ def _home(file: Path, where: tuple[Tree, ...]) -> Tree | None:
 def _locate(name: str, includer: Path | None, where: tuple[Tree, ...]) -> tuple[Tree, Path] | None:
     beside = [includer.parent] if includer else []
     for folder in (*beside, *(tree.folder for tree in where)):
-        file = Path(os.path.normpath(folder / name))
+        file = _plain(folder / name)
         if file.is_file():
             tree = _home(file, where)
             return (tree, file) if tree else None
@@ -190,7 +195,7 @@ def closure(source: KernelSource) -> tuple[Member, ...]:
     Raises CompileError when the unit is missing, when CUTLASS is included but absent, or when one of our files
     spells an include through a macro, which cannot be followed.
     """
-    unit = Path(os.path.normpath(source.file.absolute()))
+    unit = _plain(source.file)
     if not unit.is_file():
         raise CompileError(str(unit), "no such file")
     where = trees(source)

@@ -75,9 +75,8 @@ def list_(options: argparse.Namespace) -> int:
     if options.markdown and not options.json:
         print(evidence.support_markdown(rows))
         return 0
-    columns = ("operator", "kernel", "target", "evidence", "current", "status")
-    table = [(r.operator, r.kernel, r.arch, r.evidence, "yes" if r.current else "no", evidence.status(r)) for r in rows]
-    terminal.table("Operators", columns, table)
+    table = [(r.operator, r.kernel, r.arch, evidence.status(r)) for r in rows]
+    terminal.table("Operators", ("operator", "kernel", "target", "status"), table)
     return 0
 
 
@@ -151,6 +150,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
     from .. import arch, config
+    from ..build import compiler
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
 
@@ -169,6 +169,8 @@ def precompile(options: argparse.Namespace) -> int:
             terminal.line(f"{entry.name}: {name}, which is what runs there")
         sources += operators.variants(entry, targets)
     sources = operators.defining(sources, options.define)
+    if sources:
+        compiler.toolchain()
     with terminal.progress("kernels", len(sources)) as step:
         outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))
     terminal.json([outcome_row(outcome) for outcome in outcomes])

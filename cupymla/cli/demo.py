@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..build.precompile import Outcome, precompile
+from ..errors import CupymlaError
 from ..ops import registry
 from ..ops.case import Case
 from ..testing import compare, operators
@@ -119,6 +120,17 @@ def _has_kernel(subject: Subject) -> bool:
     return bool(operators.kernels_for(subject.entry, driver.compute_capability(0)))
 
 
+def _no_compiler() -> str | None:
+    """Why nothing can be compiled here, which each of hundreds of kernels would say; None where there is a compiler."""
+    from ..build import compiler
+
+    try:
+        compiler.toolchain()
+    except CupymlaError as error:
+        return str(error)
+    return None
+
+
 def _compile_all(terminal: Terminal) -> list[Outcome]:
     """Every variant of every kernel that GPUs of the architectures with exact targets run."""
     sources = []
@@ -163,7 +175,11 @@ def run(terminal: Terminal, out: Path) -> int:
         for report in part.reports:
             if report.failure:
                 terminal.line(f"{part.operator}: {report.failure}")
-    outcomes = [] if gpu else _compile_all(terminal)
+    outcomes, lacking = [], None if gpu else _no_compiler()
+    if lacking:
+        terminal.line(f"no kernel was compiled: {lacking}")
+    elif not gpu:
+        outcomes = _compile_all(terminal)
     commands.show_outcomes(terminal, outcomes)
     file = _plot(shown, gpu or "a CPU", out)
     if file:
@@ -176,4 +192,4 @@ def run(terminal: Terminal, out: Path) -> int:
             "plot": file,
         }
     )
-    return 0 if all(part.passed for part in shown) and all(outcome.ok for outcome in outcomes) else 1
+    return 0 if not lacking and all(part.passed for part in shown) and all(outcome.ok for outcome in outcomes) else 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ALIGNMENT, _GUARD_BYTES, _GUARD = 256, 1 << 16, 0xA5
 SCALARS = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64}
 SCALARS_OF_FLOAT = {"f32": ctypes.c_float, "f64": ctypes.c_double}
+CHECKS = ("tcgen05", "proxy", "init")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -34,8 +35,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     run.add_argument("--cluster", type=int, default=1, metavar="N", help="CTAs per cluster, along x")
     run.add_argument("--arg", action="append", default=[], metavar="SPEC", help="i32:5, f32:0.5, or a file A.npy")
     run.add_argument("--mode", action="append", choices=("eager", "lazy", "random"), help="default: all three")
-    run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--without", action="append", default=[], choices=("tcgen05", "proxy", "init"), metavar="CHECK")
+    run.add_argument("--seed", type=int, default=0, help="of mode random (default: 0)")
+    run.add_argument(
+        "--without", action="append", default=[], choices=CHECKS, metavar="CHECK",
+        help=f"a check to turn off, of {', '.join(CHECKS)}; repeatable",
+    )  # fmt: skip
     run.add_argument("--resident-clusters", type=int, default=0, metavar="N", help="that run at a time (default: all)")
     run.add_argument("--on", choices=("gpu", "host"), help="default: a GPU where there is one")
 
@@ -54,7 +58,11 @@ def emulate(options: argparse.Namespace) -> int:
         raise InputError("KERNEL.ptx", "a file of text that can be read", f"{options.file} ({error})") from error
     if options.out:
         folder_for("--out", options.out)
+    if options.arg and options.block is None:
+        raise InputError("--block", "threads per CTA, for a run with these --arg", "none")
     translation = translate(text, str(options.file))
+    if options.entry not in (None, *translation.kernels):
+        raise InputError("--entry", "one of " + ", ".join(translation.kernels), repr(options.entry))
     rows: Counter[tuple[str, str]] = Counter()
     for site in translation.sites:
         opcode = site.text.split("@", 1)[-1].split(maxsplit=1)[1] if site.text.startswith("@") else site.text
@@ -90,7 +98,7 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
     except ValueError as error:
         raise InputError("--grid", "three numbers, such as 4,1,1", options.grid) from error
     geometry = Geometry((x, y, z), options.block, options.smem, options.cluster)
-    checks = tuple(check for check in ("tcgen05", "proxy", "init") if check not in options.without)
+    checks = tuple(check for check in CHECKS if check not in options.without)
     machine = _Machine(where, translation, text, entry)
     results = []
     for mode in options.mode or MODES:

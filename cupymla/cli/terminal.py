@@ -12,9 +12,18 @@ from typing import Any, NoReturn
 
 PLAIN_WIDTH = 140
 
+LEAST_TEXT = 12
+"""Characters of a column of text that are left to it before names are broken over lines for its sake."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it to a program that SIGINT ended."""
+
 
 def exit_with(command: Callable[[], int]) -> NoReturn:
-    """End the process with a command's status; with 1, in silence, where whoever reads its output has seen enough."""
+    """End the process with a command's status.
+
+    With 1, in silence, where whoever reads its output has seen enough; with 130 and a word after Ctrl-C.
+    """
     try:
         try:
             status = command()
@@ -24,6 +33,9 @@ def exit_with(command: Callable[[], int]) -> NoReturn:
         # The interpreter flushes once more on its way out, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
     sys.exit(status)
 
 
@@ -37,6 +49,20 @@ def _plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     table = (columns, ["-" * width for width in widths], *rows)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
     return "\n".join([title, *lines])
+
+
+def _whole_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> set[int]:
+    """Columns of single words that keep their width: the narrowest first, as long as the others have room for text."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    words = [i for i, cells in enumerate(zip(columns, *rows, strict=True)) if not any(" " in cell for cell in cells)]
+    kept: set[int] = set()
+    room = width - 3 * len(columns) - 1 - sum(min(size, LEAST_TEXT) for size in widths)
+    for index in sorted(words, key=lambda i: widths[i]):
+        room -= max(0, widths[index] - LEAST_TEXT)
+        if room < 0:
+            break
+        kept.add(index)
+    return kept
 
 
 class Terminal:
@@ -67,12 +93,16 @@ class Terminal:
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(*map(escape, columns), title=escape(title), title_justify="left")
-        for row in cells:
-            table.add_row(*map(escape, row))
         console = Console()
         if not console.is_terminal:
             console = Console(width=PLAIN_WIDTH)
+        whole = _whole_columns(columns, cells, console.width)
+        table = Table(title=escape(title), title_justify="left")
+        for index, column in enumerate(columns):
+            # What does not fit goes on in the next line: rich would cut it off, and names differ at their ends.
+            table.add_column(escape(column), overflow="fold", no_wrap=index in whole)
+        for row in cells:
+            table.add_row(*map(escape, row))
         console.print(table)
 
     @contextmanager
@@ -96,15 +126,17 @@ class Terminal:
 def _rich_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[name]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        # The name of a kernel is longer than a terminal is wide; it gets what the others leave.
+        TextColumn("{task.fields[name]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
         task = bar.add_task(what, total=total, name="")
         begun = 0
 

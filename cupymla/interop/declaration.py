@@ -101,6 +101,7 @@ class Declaration:
         has_workspace: whether the function has a parameter `workspace`, and its `plan` says how much is enough.
         batching: None where mapped calls are made one after the other.
         gradient: None where there is none.
+        note: what bridges do not take of an argument that they share with the function; a sentence.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Declaration:
     has_workspace: bool = False
     batching: Batching | None = None
     gradient: Gradient | None = None
+    note: str = ""
     signature: inspect.Signature = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -192,6 +194,18 @@ class Declaration:
                 wanted = f"{self.name}: a gradient with {name}={options[name]!r}"
                 raise UnsupportedError(wanted, "every device", f"gradients with {name}={parameter.default!r}")
         return {name: options.get(name, parameter.default) for name, parameter in backward.options.items()}
+
+    def notes(self) -> list[str]:
+        """Paragraphs for the docstrings of bridges: what their function has that the public one has not."""
+        lines = []
+        for name in self.requests:
+            lines.append(f"`return_{name}=True` returns, last, what the public function writes to its `{name}`.")
+        if self.gradient is not None:
+            for name in self.gradient.options:
+                lines.append(f"`{name}` is that of `{self.gradient.backward}`, by which the gradient is computed.")
+        if self.note:
+            lines.append(self.note)
+        return [text for line in lines for text in ("", line)]
 
     def passed(self, options: Options) -> dict[str, Any]:
         """The options that the function itself takes."""

@@ -199,6 +199,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         outputs=("packed", "scales"),
         results=_quantized,
         either=("global_scale",),
+        note='`global_scale` is a number or an array, not "amax": the factor that it finds would be lost.',
     ),
     Declaration(
         "dequantize_nvfp4",

@@ -232,7 +232,8 @@ def _torch_label(dtype: Any) -> str | None:
 
 def _read_torch(array: Any, argument: str) -> View:
     if array.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise InputError(argument, "a tensor outside autograd (pass tensor.detach())", "a tensor that requires grad")
+        expected = "a tensor outside autograd (gradients: cupymla.interop.torch; none wanted: pass tensor.detach())"
+        raise InputError(argument, expected, "a tensor that requires grad")
     if array.is_neg() or array.is_conj():
         raise InputError(
             argument, "plain memory (pass tensor.resolve_neg().resolve_conj())", "a lazy negation or conjugate"
@@ -268,7 +269,8 @@ def _read_jax(array: Any, argument: str) -> View:
 
 
 def _refuse_traced(array: Any, argument: str) -> View:
-    raise InputError(argument, "a concrete array (call it outside jax.jit)", "a traced JAX array")
+    expected = "a concrete array (inside jit, grad and vmap: the function in cupymla.interop.jax)"
+    raise InputError(argument, expected, "a traced JAX array")
 
 
 def _read_exchange(array: Any, argument: str) -> View:

@@ -3,6 +3,7 @@
     python -m cupymla.testing.without_gpu OP ... [--arch SM] [--kernel NAME] [--most-flops N]
     python -m cupymla.testing.without_gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
     python -m cupymla.testing.without_gpu OP --sources FOLDER [--case NAME ...] kernels of another cuda/; writes nothing
+    python -m cupymla.testing.without_gpu OP --set plan.LIMIT=8 [...]           another value of a constant; the same
     python -m cupymla.testing.without_gpu OP --list                             the names of all small cases
 
 When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
@@ -166,8 +167,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sources", type=Path, metavar="FOLDER", help="kernels of another cuda/ folder; writes nothing"
     )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="MODULE.NAME=VALUE",
+        help="another value of a constant of the operator's package, as bench takes it; repeatable; writes nothing",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the names of the cases, each with what it protects")
-    parser.add_argument("--most-flops", type=float, default=MOST_FLOPS, help="larger cases are left out")
+    parser.add_argument(
+        "--most-flops", type=float, default=MOST_FLOPS, metavar="N",
+        help=f"larger cases are left out (default: {MOST_FLOPS:.0e})",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
         return _run(options)
@@ -191,17 +199,17 @@ def _run(options: argparse.Namespace) -> int:
             for case in small_cases(subject, options.most_flops):
                 print(f"{case.name}  ({case.intent})")
             continue
-        if options.case or options.sources:
+        if options.case or options.sources or options.set:
             every = small_cases(subject, options.most_flops)
             cases = subject.those(subject.cases.CASES, options.case) if options.case else every
             unserved = [case.name for case in cases if not any(case in subject.cases_of(k) for k in kernels)]
             if options.case and unserved:
                 raise InputError("--case", f"cases of {options.kernel}", ", ".join(unserved), name)
-            for kernel in kernels:
-                served = [case for case in cases if case in subject.cases_of(kernel)]
-                complete &= (
-                    run_cases(subject, kernel, served, TURNS if options.case else 1, options.sources) is not None
-                )
+            turns = TURNS if options.case else 1
+            with against.constants(subject, options.set):
+                for kernel in kernels:
+                    served = [case for case in cases if case in subject.cases_of(kernel)]
+                    complete &= run_cases(subject, kernel, served, turns, options.sources) is not None
             continue
         for kernel in kernels:
             found = run_kernel(subject, kernel, options.most_flops)

@@ -49,6 +49,21 @@ def test_the_translation_is_listed_and_written(kernel: Path, capsys: pytest.Capt
     assert ".target sm_90a" in (kernel.parent / "out" / "scale.sm_90a.ptx").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--entry", "scaled"], "argument '--entry': expected one of scale, got 'scaled'"),
+        (["--arg", "f32:1.5"], "argument '--block': expected threads per CTA"),
+    ],
+)
+def test_what_a_translation_alone_would_leave_out_is_refused(
+    kernel: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """Whoever names a kernel or its arguments wants it run, and would take a translation for a run without failure."""
+    assert main(["emulate", str(kernel), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_registers_that_are_used_before_they_are_loaded_are_told(
     kernel: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

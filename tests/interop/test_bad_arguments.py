@@ -6,6 +6,8 @@ explained by the operator's own checks; in JAX all of this happens while a progr
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +31,18 @@ def wrong_arrays(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     yield np.zeros(7, array.dtype)
     yield array[(None,) * (5 - array.ndim)]
     yield array.astype(np.float32).astype(np.complex64)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_docstrings_tell_of_what_the_public_function_has_not(framework: str, name: str) -> None:
+    """They send readers there for the arguments."""
+    pytest.importorskip(framework)
+    bridge = getattr(importlib.import_module(f"cupymla.interop.{framework}"), name)
+    public = inspect.signature(BY_NAME[name].declaration.function()).parameters
+    own = [option for option in inspect.signature(bridge).parameters if option not in public]
+    assert [option for option in own if f"`{option}" not in bridge.__doc__] == []
+    assert bool(own) == (name in ("sparse_mla_fwd", "sparse_mla_bwd"))
 
 
 WRONG_OPTIONS: tuple[object, ...] = ("sideways", "", -7, 1.5, float("nan"))

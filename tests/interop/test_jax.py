@@ -288,15 +288,25 @@ def test_bad_input_is_found_while_tracing(rng: Any) -> None:
         jax.eval_shape(lambda: mla.sparse_mla_fwd(q, kv[:, :100], indices))
     with pytest.raises(InputError, match="'indices': expected dtype int32"):
         mla.sparse_mla_fwd(q, kv, indices.astype(jnp.uint8))
-    with pytest.raises(InputError, match="'sm_scale': expected a Python value"):
-        jax.jit(lambda scale: mla.sparse_mla_fwd(q, kv, indices, sm_scale=scale))(0.5)
+    with pytest.raises(InputError, match=r"'sm_scale': expected a Python value.*static_argnames='sm_scale'.*traced"):
+        jax.jit(mla.sparse_mla_fwd)(q, kv, indices, sm_scale=0.5)
+    with pytest.raises(InputError, match=r"'sm_scale': expected a Python value.* got a JAX array") as caught:
+        mla.sparse_mla_fwd(q, kv, indices, sm_scale=jnp.float32(0.5))
+    assert "static" not in caught.value.expected
     with pytest.raises(InputError, match="'q': expected a JAX or NumPy array, got list"):
         mla.sparse_mla_fwd([1.0], kv, indices)
-    with pytest.raises(InputError, match="'indices': expected a dtype that JAX keeps"):
+    with pytest.raises(InputError, match="'indices': expected dtype int32, got int64"):
         mla.sparse_mla_fwd(q, kv, np.asarray(indices).astype(np.int64))
     for unknown in ("out", "stream", "check_indices"):
         with pytest.raises(TypeError, match=f"sparse_mla_fwd.*{unknown}"):
             mla.sparse_mla_fwd(q, kv, indices, **{unknown: None})
+
+
+def test_a_dtype_that_jax_would_change_is_refused_where_the_operator_takes_it() -> None:
+    key, cache = jnp.ones((1, 2, 64)), jnp.zeros((4, 16, 2, 64))
+    expected = "'slot_mapping': expected a dtype that JAX keeps: int32, or set jax_enable_x64, got int64"
+    with pytest.raises(InputError, match=expected):
+        mla.reshape_and_cache(key, key, cache, cache, np.zeros(1, np.int64), kv_layout="NHD")
 
 
 def test_arrays_of_4_bit_floats_are_refused_with_a_cure_that_works(rng: Any) -> None:

@@ -471,6 +471,34 @@ def test_bad_input_names_the_argument_and_the_companion(what: str) -> None:
     assert caught.value.operator == function.__name__
 
 
+def test_a_batch_axis_in_front_is_told_of_the_option_for_it() -> None:
+    with pytest.raises(InputError) as caught:
+        quantize_nvfp4(np.zeros((2, 4, 32), np.float32))
+    assert "batch_axis=0" in caught.value.expected
+    assert quantize_nvfp4(np.zeros((2, 4, 32), np.float32), batch_axis=0)[0].shape == (2, 4, 16)
+    with pytest.raises(InputError) as caught:
+        quantize_nvfp4(np.zeros((32, 4), np.float32).T)
+    assert "batch_axis" not in caught.value.expected
+
+
+def test_a_word_for_the_global_scale_is_answered_with_all_that_it_may_be() -> None:
+    x = np.zeros((4, 32), np.float32)
+    with pytest.raises(InputError) as caught:
+        quantize_nvfp4(x, global_scale="max")
+    assert (caught.value.expected, caught.value.got) == ("None, 'amax', a number or a float32 array", "'max'")
+    with pytest.raises(InputError) as caught:
+        dequantize_nvfp4(*quantize_nvfp4(x), global_scale="amax")
+    assert (caught.value.expected, caught.value.got) == ("None, a number or a float32 array", "'amax'")
+
+
+@pytest.mark.parametrize(("batch_axis", "flat"), [(-1, "[bytes = 12288, l]"), (0, "[l, bytes = 12288]")])
+def test_a_matrix_of_other_blocks_is_not_taken_for_a_batch(batch_axis: int, flat: str) -> None:
+    """It was told to have an l, which nobody gave it, of as many entries as it has columns."""
+    with pytest.raises(InputError) as caught:
+        unswizzle_scales(np.zeros((256, 32), np.uint8), 300, 32, batch_axis=batch_axis)
+    assert caught.value.expected == f"128x4 scales of shape [rows = 384, columns = 32] or {flat}"
+
+
 def odd_values() -> tuple[Any, ...]:
     """Fresh each time, for a call may write to any of the arrays."""
     x, packed, scales = np.zeros((4, 32), np.float32), np.zeros((4, 16), np.uint8), np.zeros((4, 2), np.uint8)

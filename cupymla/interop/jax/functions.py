@@ -256,7 +256,7 @@ def _documented(declaration: Declaration) -> str:
         lines += ["", f"Returns new {' and '.join(declaration.updates)}; the old ones are not changed."]
     if declaration.gradient:
         lines += ["", f"Differentiable in {', '.join(declaration.gradient.results)}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, *declaration.notes()])
 
 
 def traceable(
@@ -267,14 +267,13 @@ def traceable(
         if name not in arrays:
             raise InputError(name, "a JAX or NumPy array", "None", operator=declaration.name)
     for name, array in arrays.items():
-        if isinstance(array, jax.Array):
-            continue
-        if not isinstance(array, (np.ndarray, np.generic)):
+        if not isinstance(array, (jax.Array, np.ndarray, np.generic)):
             raise InputError(name, "a JAX or NumPy array", type(array).__name__, operator=declaration.name)
-        arrays[name] = jnp.asarray(array)
-        if arrays[name].dtype != array.dtype:
-            expected = "a dtype that JAX keeps (64-bit ones need jax_enable_x64)"
-            raise InputError(name, expected, array.dtype.name, operator=declaration.name)
+    kept = {name: jnp.asarray(array) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if kept[name].dtype != array.dtype:
+            _refuse_dtype(declaration, arrays, options, name, kept[name].dtype.name)
+    arrays |= kept
     for name in declaration.pairs:
         if name in arrays and arrays[name].dtype == jnp.float4_e2m1fn:
             _refuse_codes(declaration, name)
@@ -293,9 +292,26 @@ def traceable(
         options |= {"causal": False, "q_start": 0, "k_stride": 1}
     for name, value in options.items():
         if isinstance(value, jax.Array):
-            expected = "a Python value, which is part of the compiled program"
-            raise InputError(name, expected, "a JAX array", operator=declaration.name)
+            expected, got = "a Python value, which is part of the compiled program", "a JAX array"
+            if isinstance(value, jax.core.Tracer):
+                expected, got = f"{expected} (jax.jit: static_argnames={name!r})", "a traced JAX array"
+            raise InputError(name, expected, got, operator=declaration.name)
     return arrays, options
+
+
+def _refuse_dtype(
+    declaration: Declaration, arrays: Mapping[str, Any], options: Mapping[str, Any], name: str, kept: str
+) -> NoReturn:
+    """Raise InputError for an array whose dtype JAX would change: by the operator's own checks, or in JAX's name.
+
+    An operator that wants int32 is no reason to make JAX keep 64 bits.
+    """
+    if not any(isinstance(value, jax.Array) for value in options.values()):
+        call = _call(declaration, arrays, options)
+        if call.is_static:
+            call.check()
+    expected = f"a dtype that JAX keeps: {kept}, or set jax_enable_x64"
+    raise InputError(name, expected, arrays[name].dtype.name, operator=declaration.name)
 
 
 def _refuse_codes(declaration: Declaration, name: str) -> NoReturn:

@@ -237,7 +237,9 @@ def _tensor(function: str, value: Any, name: str) -> Any:
     if value is None or _is_number(value):
         return None
     if not isinstance(value, torch.Tensor):
-        raise InputError(name, "a number or a tensor", type(value).__name__, operator=function)
+        # The one word that the public function takes here: it gives the factor back, which no operator's result does.
+        hint = ", such as 448 * 6 / x.abs().max()" if name == "global_scale" and isinstance(value, str) else ""
+        raise InputError(name, "a number or a tensor" + hint, type(value).__name__, operator=function)
     return value
 
 
@@ -281,4 +283,4 @@ def _documented(declaration: Declaration) -> str:
     lines = [summary, "", f"`cupymla.{declaration.name}` as a torch operator; see there for the arguments."]
     if declaration.gradient:
         lines += ["", f"Differentiable in {', '.join(declaration.gradient.results)}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, *declaration.notes()])

@@ -184,7 +184,10 @@ class Door:
         operand = self._operand(seen, self.batched)
         if contiguous and operand.shape[1] > 1 and operand.strides[1] != 1 and 0 not in operand.shape:
             axis = 2 if self.batched and self.batch_first else 1
-            raise self.error(argument, f"stride 1 along axis {axis} ({dims[1][0]})", f"strides {seen.strides}")
+            expected = f"stride 1 along axis {axis} ({dims[1][0]})"
+            if self.batched and not self.batch_first:
+                expected += ", or the batch axis first and batch_axis=0"
+            raise self.error(argument, expected, f"strides {seen.strides}")
         return operand
 
     def swizzled(self, seen: View, argument: str, rows: int, columns: int) -> Operand:

@@ -199,9 +199,11 @@ def _read_global_scale(door: Door, value: object, fmt: BlockFormat, *, amax: boo
         return GlobalScale("one")
     if fmt == MXFP4:
         raise door.error("global_scale", "None with format='mxfp4', which has no per-tensor scale", shown(value))
-    if isinstance(value, str) and amax:
-        door.choice(value, "global_scale", ["amax"])
-        return GlobalScale("amax")
+    if isinstance(value, str):
+        if amax and str.__str__(value) == "amax":
+            return GlobalScale("amax")
+        words = "'amax', " if amax else ""
+        raise door.error("global_scale", f"None, {words}a number or a float32 array", shown(value))
     if is_number(value):
         number = door.host_float(value, "global_scale")
         if not 0 < number < float("inf"):
@@ -346,6 +348,11 @@ def read_unswizzle(
     unbatched = seen.shape in ((all_rows, all_columns), (all_rows * all_columns,))
     if not unbatched:
         door.take_batches(seen)
+        size = all_rows * all_columns
+        if len(seen.shape) == 2 and seen.shape[1 if door.batch_first else 0] != size:
+            flat = f"[l, bytes = {size}]" if door.batch_first else f"[bytes = {size}, l]"
+            expected = f"128x4 scales of shape [rows = {all_rows}, columns = {all_columns}] or {flat}"
+            raise door.error("swizzled", expected, f"shape {list(seen.shape)}")
     operand = door.swizzled(seen, "swizzled", row_count, column_count)
     out_operand = None
     if out is not None:
