@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -52,10 +53,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group("gpu"))
 
 
+GPU_LOST = pytest.StashKey[str]()
+"""Of the session: the test after which this process can do nothing more with its GPU."""
+
+
+def gpu_is_lost() -> bool:
+    """Whether a kernel has faulted: every call of the driver then fails, whoever makes it."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return False
+    try:
+        cupy.cuda.Device(0).synchronize()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return True
+    return False
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not gpu_present():
+    if not item.get_closest_marker("gpu"):
+        return
+    if not gpu_present():
         pytest.skip(NO_GPU)
+    lost = item.session.stash.get(GPU_LOST, None)
+    if lost is not None:
+        pytest.fail(f"not run: {lost} left this process without a GPU", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.failed and item.get_closest_marker("gpu") and GPU_LOST not in item.session.stash and gpu_is_lost():
+        item.session.stash[GPU_LOST] = item.nodeid
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

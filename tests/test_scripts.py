@@ -182,3 +182,36 @@ def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra in ("test", "dev", "cli"):
         assert not [requirement for requirement in extras[extra] if "torch" in requirement]
+
+
+def test_tests_after_a_fault_are_not_blamed_for_it(tmp_path: Path) -> None:
+    """A kernel's fault ends all that a process can do with its GPU: one test says so, the others which one it was."""
+    (tmp_path / "cupy.py").write_text(
+        "class cuda:\n"
+        "    class runtime:\n"
+        "        class CUDARuntimeError(RuntimeError): pass\n"
+        "    class Device:\n"
+        "        faulted = False\n"
+        "        def __init__(self, number): pass\n"
+        "        def synchronize(self):\n"
+        "            if self.faulted: raise cuda.runtime.CUDARuntimeError('an illegal memory access')\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "from cupymla import driver\ndriver.available = lambda: True\n"
+        f"exec(compile(open({str(ROOT / 'tests' / 'conftest.py')!r}).read(), 'conftest', 'exec'))\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import cupy, pytest\n"
+        "@pytest.mark.gpu\ndef test_wrong(): assert False, 'wrong numbers'\n"
+        "@pytest.mark.gpu\ndef test_right(): cupy.cuda.Device(0).synchronize()\n"
+        "@pytest.mark.gpu\ndef test_faults():\n"
+        "    cupy.cuda.Device.faulted = True\n    cupy.cuda.Device(0).synchronize()\n"
+        "@pytest.mark.gpu\ndef test_after(): raise SystemError('never comes here')\n"
+        "def test_without_gpu(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert "2 passed" in done.stdout and "2 failed" in done.stdout and "1 error" in done.stdout, done.stdout
+    assert "not run: test_it.py::test_faults left this process without a GPU" in done.stdout
+    assert "never comes here" not in done.stdout
