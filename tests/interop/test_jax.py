@@ -140,6 +140,39 @@ def test_gradient_through_statistics_is_refused(rng: Any) -> None:
         jax.grad(lambda q: mla.attn_dist(q, kv, indices, lse).sum())(q)
 
 
+def test_a_call_whose_layouts_come_again_is_of_its_own_arrays(rng: Any) -> None:
+    """What is remembered of a call is where its arrays stand, not which they were, nor what the operator refuses."""
+    q, kv, indices = selection(rng)
+    out, dout = (jnp.asarray(rng.standard_normal((*q.shape[:2], 512)), q.dtype) for _ in range(2))
+    for first, second in ((out, out), (out, dout), (dout, out)):
+        made = mla.sparse_mla_bwd_phase1(q, kv, first, second, indices)
+        wanted = jax.jit(mla.sparse_mla_bwd_phase1)(q, kv, first, second, indices)
+        kit.require_same((), results_of(made), results_of(wanted))
+    table, lengths = jnp.asarray([[0, 1], [1, 0]], jnp.int32), jnp.asarray([7, 8], jnp.int32)
+    query = jnp.asarray(rng.standard_normal((2, 4, 64)), jnp.bfloat16)
+    caches = [jnp.asarray(rng.standard_normal((2, 4, 4, 64)), jnp.bfloat16) for _ in range(2)]
+    words = {"block_tables": table, "context_lens": lengths, "kv_layout": "HND"}
+    same = mla.xl_paged_attention(query, caches[0], caches[0], **words)
+    for k_cache, v_cache in (caches, caches[::-1]):
+        wanted = jax.jit(lambda *given: mla.xl_paged_attention(*given, **words))(query, k_cache, v_cache)
+        made = mla.xl_paged_attention(query, k_cache, v_cache, **words)
+        kit.require_same((), results_of(made), results_of(wanted))
+        assert not np.array_equal(results_of(made)[0], results_of(same)[0])
+        swapped = mla.xl_paged_attention(v_cache=v_cache, k_cache=k_cache, query=query, **words)
+        kit.require_same((), results_of(swapped), results_of(wanted))
+    mla.sparse_mla_fwd(q, kv, indices, causal=True, k_stride=1)
+    with pytest.raises(InputError, match="k_stride"):
+        mla.sparse_mla_fwd(q, kv, indices, causal=True, k_stride=True)
+    with pytest.raises(InputError, match="indices"):
+        mla.sparse_mla_fwd(q, kv, indices.astype(jnp.int16))
+    start = jnp.asarray(30)
+    for position in (30, start, 5):
+        wanted = results_of(
+            cupymla.sparse_mla_fwd(*map(np.asarray, (q, kv, indices)), causal=True, q_start=int(position))
+        )
+        kit.require_same((), results_of(mla.sparse_mla_fwd(q, kv, indices, causal=True, q_start=position)), wanted)
+
+
 def test_a_target_is_a_constant_where_its_gradient_is_stopped(rng: Any) -> None:
     """On the way in or on the way out."""
     q, kv, indices = selection(rng)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -27,6 +28,9 @@ Names: TypeAlias = tuple[str, ...]
 Options: TypeAlias = tuple[tuple[str, Plain], ...]
 Flat: TypeAlias = Callable[..., tuple[Any, ...]]
 """Arrays in, results out, both in the order of a declaration and without those that are not there."""
+
+_REMEMBERED = 1024
+"""So many layouts of calls each function remembers."""
 
 _lock = threading.Lock()
 _handlers: list[Handler] = []
@@ -233,20 +237,56 @@ def causal_indices(indices: Any, q_start: Any = 0, k_stride: Any = 1, *, query_a
 def public(declaration: Declaration) -> Callable[..., Any]:
     """The declared function for JAX arrays."""
 
+    known: dict[object, tuple[Flat, tuple[int, ...]]] = {}
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        key = _layouts(len(args), tuple(kwargs), values)
+        found = known.get(key) if key is not None else None
+        if found is None:
+            found, values = prepared(key, args, kwargs, values)
+        flat, places = found
+        results = flat(*[values[place] for place in places])
+        return results[0] if len(results) == 1 else results
+
+    def prepared(key: object, args: Any, kwargs: Any, values: Any) -> tuple[tuple[Flat, tuple[int, ...]], Any]:
+        """The jitted call, and which of the values it takes; other values where these are not as JAX takes them."""
         arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
         plain = _call(declaration, arrays, options).options
         # Types are part of what is remembered: True equals 1 and 1.0, which the operator may refuse.
         types = tuple([type(value) for _, value in plain])
-        results = _compiled(declaration, tuple(arrays), plain, types)(*arrays.values())
-        return results[0] if len(results) == 1 else results
+        flat = _compiled(declaration, tuple(arrays), plain, types)
+        names = (*itertools.islice(declaration.signature.parameters, len(args)), *kwargs)
+        given = dict(zip(names, values, strict=True))
+        if key is None or any(given.get(name) is not array for name, array in arrays.items()):
+            return (flat, tuple(range(len(arrays)))), tuple(arrays.values())
+        found = flat, tuple(names.index(name) for name in arrays)
+        with _lock:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[key] = found
+        return found, values
 
     call.__name__ = call.__qualname__ = declaration.name
     call.__module__ = __name__.rpartition(".")[0]
     call.__doc__ = _documented(declaration)
     setattr(call, "__signature__", declaration.signature)  # noqa: B010 - what inspect and help() read
     return call
+
+
+def _layouts(positional: int, names: tuple[str, ...], values: Sequence[Any]) -> object:
+    """What a call's checks and its jitted function depend on; None where there is no telling."""
+    key: list[object] = [positional, names]
+    for value in values:
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            key.append((value.shape, value.dtype))
+        elif value is None or type(value) in (bool, int, float, str):
+            # Types as well: True equals 1 and 1.0.
+            key.append((type(value), value))
+        else:
+            return None
+    return tuple(key)
 
 
 def _documented(declaration: Declaration) -> str:
@@ -269,10 +309,10 @@ def traceable(
     for name, array in arrays.items():
         if not isinstance(array, (jax.Array, np.ndarray, np.generic)):
             raise InputError(name, "a JAX or NumPy array", type(array).__name__, operator=declaration.name)
-    kept = {name: jnp.asarray(array) for name, array in arrays.items()}
-    for name, array in arrays.items():
-        if kept[name].dtype != array.dtype:
-            _refuse_dtype(declaration, arrays, options, name, kept[name].dtype.name)
+    kept = {name: jnp.asarray(array) for name, array in arrays.items() if not isinstance(array, jax.Array)}
+    for name, array in kept.items():
+        if array.dtype != arrays[name].dtype:
+            _refuse_dtype(declaration, arrays, options, name, array.dtype.name)
     arrays |= kept
     for name in declaration.pairs:
         if name in arrays and arrays[name].dtype == jnp.float4_e2m1fn:
@@ -336,7 +376,7 @@ def _require_integer(declaration: Declaration, start: Any) -> None:
         raise InputError("q_start", "an integer, traced or not", got, operator=declaration.name)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=_REMEMBERED)
 def _compiled(declaration: Declaration, names: Names, options: Options, types: tuple[type, ...]) -> Flat:
     """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
     gradient = declaration.gradient
