@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from cupymla.testing import evidence, gpu, operators
 from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Subject
-from cupymla.testing.processes import Lost
+from cupymla.testing.processes import Lost, Processes
 
 pytestmark = [
     pytest.mark.compile,
@@ -60,6 +62,44 @@ def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
     }
     assert {name: told and told.cases for name, told in found.items()} == {"nvfp4_gemv": 2, "nvfp4_gemv_tcgen05": 1}
     assert set(blackwell.launched) == set(found)
+
+
+def in_a_process(job: gpu.Job) -> list[Report]:
+    """What a process does that has no GPU but the emulator's; one case hangs."""
+    if job.case == HANGS:
+        time.sleep(600)
+    with emulated("sm_100a", 4) as machine:
+        fake_cupy.computing(machine._cupy)
+        return gpu.do(job)
+
+
+HANGS = "m8_k32_l1_n1"
+
+
+def test_cases_run_in_processes_and_are_told_of_by_kernel(
+    blackwell: Emulated, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command: both kernels pass in processes of their own, but for the case that never comes back."""
+    hangs = dataclasses.replace(subject.cases.CASES[1], name=HANGS)
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "version", lambda: (13, 0))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "REPEATS", 2)
+    work = {"do": in_a_process}
+    monkeypatch.setattr(gpu, "Processes", lambda do, *rest: Processes(work["do"], *rest))
+    command = ["check", subject.name, "--out", str(tmp_path / "out"), "--jobs", "2", "--sanitizers"]
+    assert gpu.main(command) == 0
+    kernels = by_name(subject)
+    files = {name: evidence.path(subject.name, kernel, tmp_path) for name, kernel in kernels.items()}
+    passed = {name: evidence.read(file) for name, file in files.items()}
+    assert {name: told and told.cases for name, told in passed.items()} == {"nvfp4_gemv": 2, "nvfp4_gemv_tcgen05": 1}
+    assert not blackwell.launched, "in this process"
+    for file in files.values():
+        file.unlink()
+    monkeypatch.setattr(subject.cases, "CASES", (*subject.cases.CASES, hangs))
+    assert gpu.main([*command, "--limit", "20"]) == 1
+    assert f"{HANGS}: did not come back within 20 s" in (tmp_path / "out" / "details.txt").read_text()
+    assert [name for name, file in files.items() if file.exists()] == ["nvfp4_gemv_tcgen05"]
 
 
 def some_job(operator: str = "sparse_mla_fwd") -> tuple[Subject, KernelEntry]:
