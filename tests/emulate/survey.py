@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,7 +31,7 @@ def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float]
         return runner.run, runner.kernel.sites
     if name in operator_subjects.PROBLEMS:
         return operator_subjects.subject(operator_subjects.PROBLEMS[name])
-    assert folder is not None
+    assert folder is not None, name
     tutorial = next(each for each in tutorials.TUTORIALS if each.name == name)
     other = tutorials.Runner(tutorial, (folder / f"{name}.ptx").read_text(), "host", k=320)
     # With five tiles along K both the loop that the compiler unrolls by four and its remainder run.
@@ -74,11 +74,13 @@ def apart(run: Callable[[Settings], float], seconds: float) -> Callable[[Setting
     return given_up_in_time
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for every mutant."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("name")
-    parser.add_argument("folder", type=Path, nargs="?")
+    compiled = [each.name for each in tutorials.TUTORIALS]
+    known = ["gemm", *operator_subjects.PROBLEMS, *compiled]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=known, metavar="NAME", help="one of " + ", ".join(known))
+    parser.add_argument("folder", type=Path, nargs="?", metavar="PTX-FOLDER", help="of a tutorial's PTX")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=0.5, help="seconds that a kernel may stand still")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a run is given up, and caught")
@@ -86,7 +88,9 @@ def main() -> None:
         "--lines", type=int, nargs="+", help="only the mutants in these lines of the PTX, as a table names them"
     )
     parser.add_argument("--races", choices=("practice", "letter"), help="accesses that nothing orders are failures too")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.name in compiled and options.folder is None:
+        parser.error(f"{options.name} wants the folder of its PTX")
     run, sites = subject(options.name, options.folder)
     runs = [replace(each, patience_seconds=options.patience) for each in mutation.RUNS if each.seed <= options.seeds]
     if options.races:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import operator_subjects
 import pytest
+import survey
 
 from cupymla.emulate import Settings, mutation
 from cupymla.ops.mla_cases import sized
@@ -62,3 +63,14 @@ def test_every_wait_that_is_missing_shows_as_a_race() -> None:
     assert run(settings) == 0
     missed = [verdict.site for verdict in mutation.survey(run, waits, [settings]) if not verdict.how]
     assert len(waits) > 15 and missed == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["nothing"], "sparse_mla_bwd_phase1-h128"), (["02_mma_tma"], "wants the folder of its PTX")],
+)
+def test_what_cannot_be_surveyed_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`survey.py` is a command of the docs."""
+    with pytest.raises(SystemExit):
+        survey.main(words)
+    assert message in capsys.readouterr().err

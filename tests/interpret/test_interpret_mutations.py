@@ -9,20 +9,23 @@ is to run. Without arguments: of sparse_mla_fwd.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from cupymla.errors import InputError
 from cupymla.interpret import Program, Trap
 from cupymla.interpret.instructions.barriers import HANDLERS
 from cupymla.interpret.operands import Operands
 from cupymla.interpret.program import Step
 from cupymla.interpret.threads import Lanes
+from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import against, compare
 from cupymla.testing.interpreted import Interpreted, interpreted
@@ -162,9 +165,50 @@ def test_one_of_each_kind_is_missed(forward: Fixture, kind: str) -> None:
     assert any(forward.noticed(mutation, seeds=1) for mutation in mutations[:3])
 
 
+def chosen(arguments: Sequence[str]) -> tuple[str, str, int, str | None]:
+    """What the command is to run: operator, case, multiprocessors, kernel. Ends the process where that cannot be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("operator", metavar="OP", nargs="?", choices=[entry.name for entry in registry.OPERATORS])
+    parser.add_argument("case", metavar="CASE", nargs="?")
+    parser.add_argument("multiprocessors", metavar="MULTIPROCESSORS", nargs="?", type=int)
+    parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="where a target has several")
+    options = parser.parse_args(arguments)
+    if options.operator is None:
+        return "sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", 1, None
+    if options.multiprocessors is None or options.multiprocessors < 1:
+        parser.error("OP wants a CASE and a number of MULTIPROCESSORS, at least 1")
+    subject = Subject(options.operator)
+    kernels = list(dict.fromkeys(kernel.name for kernel in subject.entry.kernels))
+    if options.kernel not in (None, *kernels):
+        parser.error(f"KERNEL: expected one of {', '.join(kernels)}, got {options.kernel!r}")
+    try:
+        subject.those(subject.cases.CASES, [options.case])
+    except InputError as error:
+        parser.error(str(error))
+    return options.operator, options.case, options.multiprocessors, options.kernel
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sparse_mla"], "invalid choice: 'sparse_mla'"),
+        (["sparse_mla_fwd", "h16_d576_k63_q3_kv300"], "wants a CASE and a number of MULTIPROCESSORS"),
+        (["sparse_mla_fwd", "h16_d576_k63_q3_kv300", "0"], "wants a CASE and a number of MULTIPROCESSORS"),
+        (["sparse_mla_fwd", "nothing_like_it", "1"], "expected a case of cupymla/ops/sparse_mla_fwd/cases.py such as"),
+        (["sparse_mla_fwd", "h16_d576_k63_q3_kv300", "1", "joint"], "expected one of sparse_mla_fwd, got 'joint'"),
+    ],
+)
+def test_what_the_command_cannot_run_is_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        chosen(words)
+    assert message in capsys.readouterr().err
+    assert chosen([])[0] == "sparse_mla_fwd"
+
+
 def main() -> None:
-    name, case, count, *kernel = sys.argv[1:] or ("sparse_mla_fwd", "h16_d576_k400_q9_kv500_few", "1")
-    fixture = Fixture(name, case, int(count), *kernel)
+    fixture = Fixture(*chosen(sys.argv[1:]))
     executed = fixture.reached()
     counts: dict[str, list[int]] = {}
     for step, kind, mutation in fixture.sites():
