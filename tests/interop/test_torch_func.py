@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cupymla import UnsupportedError  # noqa: E402
 from cupymla.interop import torch as mla  # noqa: E402
-from cupymla.interop.torch import gradients as rules  # noqa: E402
+from cupymla.interop.torch import arguments, gradients  # noqa: E402
 
 Function = Callable[..., Any]
 
@@ -32,13 +32,13 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators that run from here on."""
     ran: list[str] = []
-    run = rules.operator
+    run = arguments.operator
 
     def operator(declaration: Any) -> Any:
         ran.append(declaration.name)
         return run(declaration)
 
-    monkeypatch.setattr(rules, "operator", operator)
+    monkeypatch.setattr(gradients, "operator", operator)
     return ran
 
 
@@ -148,7 +148,7 @@ def loss(q: Any, kv: Any, indices: Any) -> Any:
 
 def expected_gradients(q: Any, kv: Any, indices: Any) -> tuple[Any, ...]:
     leaves = [array.clone().requires_grad_() for array in (q, kv)]
-    return tuple(torch.autograd.grad(loss(*leaves, indices), leaves))
+    return tuple(torch.autograd.grad(loss(leaves[0], leaves[1], indices), leaves))
 
 
 def test_gradients_of_torch_func_are_autograds() -> None:
@@ -208,6 +208,38 @@ def test_forward_mode_is_refused() -> None:
             torch.func.jvp(function, (q,), (torch.ones_like(q),))
     with pytest.raises(UnsupportedError, match="forward-mode differentiation"):
         torch.func.hessian(lambda q: loss(q, kv, indices))(q)
+
+
+def test_tangents_of_dual_tensors_are_refused() -> None:
+    """Torch hands an operator of `torch.library` the tensors without them."""
+    q, kv, indices = selection()
+    with torch.autograd.forward_ad.dual_level():
+        made = mla.sparse_mla_fwd(q, kv, indices)
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(UnsupportedError, match="sparse_mla_fwd: forward-mode differentiation"):
+            mla.sparse_mla_fwd(dual, kv, indices)
+        with pytest.raises(UnsupportedError, match="attn_dist: forward-mode differentiation"):
+            mla.attn_dist(dual, kv, indices, made[2])
+    with pytest.raises(UnsupportedError, match="forward-mode differentiation"):
+        torch.func.linearize(lambda q: mla.sparse_mla_fwd(q, kv, indices)[0], q)
+
+
+def test_functionalize() -> None:
+    """By itself, around `vmap` and inside of it."""
+    batch = selection((3,))
+    alone = torch.func.functionalize(mla.sparse_mla_fwd)
+    rows = [mla.sparse_mla_fwd(*problem) for problem in zip(*batch, strict=True)]
+    for made in (
+        [alone(*problem) for problem in zip(*batch, strict=True)],
+        list(zip(*torch.func.functionalize(torch.func.vmap(mla.sparse_mla_fwd))(*batch), strict=True)),
+        list(zip(*torch.func.vmap(alone)(*batch), strict=True)),
+    ):
+        for one, row in zip(made, rows, strict=True):
+            assert all(map(torch.equal, one, row))
+    problem = selection()
+    lse = mla.sparse_mla_fwd(*problem)[2]
+    expected = mla.attn_dist(*problem, lse)
+    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*problem, lse))(lse), expected)
 
 
 def test_no_gradient_through_what_has_none() -> None:

@@ -135,7 +135,7 @@ def register() -> Any:
         elif not declaration.updates:
             torch.library.register_autograd(name, gradients.unreached, setup_context=gradients.mark, lib=library)
         if not declaration.updates:
-            torch.library.register_vmap(name, mapped.rule(declaration, gradients.called), lib=library)
+            torch.library.register_vmap(name, mapped.rule(declaration, gradients.dispatched), lib=library)
     return library
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
 from ..declaration import Declaration, Gradient
@@ -103,7 +104,9 @@ class _Functional(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(declaration: Declaration, options: Mapping[str, Any], *arguments: Any) -> Any:
-        made = called(declaration, arguments, options)
+        # Of dual tensors this is the innermost: there is nothing else that listens.
+        listening = torch._C._functorch.peek_interpreter_stack() is not None
+        made = (called if listening else dispatched)(declaration, arguments, options)
         return tuple(made) if declaration.varies else made
 
     @staticmethod
@@ -132,8 +135,22 @@ class _Functional(torch.autograd.Function):  # type: ignore[misc]
 
 
 def transformed() -> bool:
-    """Whether a transform of `torch.func` is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether `_Functional` has to stand in for the operator, as under most transforms of `torch.func`."""
+    c: Any = torch._C._functorch
+    if c.peek_interpreter_stack() is None:
+        # Dual tensors may be about, whose tangents an operator of `torch.library` would lose without a word.
+        return bool(forward_ad._current_level >= 0)
+    # Torch takes operators through `functionalize`, and no `torch.autograd.Function`.
+    return not any(interpreter.key() == c.TransformType.Functionalize for interpreter in c.get_interpreter_stack())
+
+
+def dispatched(declaration: Declaration, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What an operator returns, whatever listens; arguments as `called` takes them.
+
+    The rule for `vmap` that the dispatcher knows goes on by this: it runs with torch's own rules for `vmap` switched
+    off and the transform still there, which a `torch.autograd.Function` would ask for its rule once more.
+    """
+    return operator(declaration)(*arguments, **options)
 
 
 def called(declaration: Declaration, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -145,5 +162,5 @@ def called(declaration: Declaration, arguments: Sequence[Any], options: Mapping[
         options: of the operator.
     """
     if declaration.updates or torch.compiler.is_compiling() or not transformed():
-        return operator(declaration)(*arguments, **options)
+        return dispatched(declaration, arguments, options)
     return _Functional.apply(declaration, dict(options), *arguments)

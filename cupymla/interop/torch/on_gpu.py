@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from ...tensor import contiguous, view
 from ..bindings import has_kernel
@@ -43,13 +44,14 @@ class _Plan(NamedTuple):
 
 
 def _nothing_listens() -> bool:
-    """Whether torch would do nothing with a call but run it: no mode, no function transform, no tracing."""
+    """Whether torch would do nothing with a call but run it: no mode, no transform, no tracing, no dual level."""
     c: Any = torch._C
     return (
         not c._len_torch_dispatch_stack()
         and not c._len_torch_function_stack()
         and c._functorch.peek_interpreter_stack() is None
         and c._get_tracing_state() is None
+        and forward_ad._current_level < 0
     )
 
 
