@@ -427,11 +427,15 @@ def test_clear_removes_ours_and_nothing_else(kernel: KernelSource, folder: Path)
     (folder / "sm_90a" / "notes.txt").write_text("mine")
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "k.cubin").write_bytes(b"mine")
+    for name in ("kernel-x.so", "kernel-x.json", "model-x.o", "header-x/runtime.hpp.gch", "notes.txt"):
+        (folder / "host" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "host" / name).write_bytes(bytes(10))
     assert made.path is not None
-    expected = len(made.data) + record(made.path).stat().st_size + 100
+    expected = len(made.data) + record(made.path).stat().st_size + 100 + 40
+    assert sum(file.stat().st_size for file in cache.host_files()) == 40
     assert cache.clear() == expected
     left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.*"))
-    assert left == ["elsewhere/k.cubin", "sm_90a/notes.txt"]
+    assert left == ["elsewhere/k.cubin", "host/notes.txt", "sm_90a/notes.txt"]
     assert cache.entries() == []
     assert not again(kernel).cached
 

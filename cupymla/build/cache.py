@@ -34,6 +34,9 @@ SCHEMA = 1
 LOCK_TIMEOUT_SECONDS = 900.0
 _POLL_SECONDS = 0.05
 _OURS = (".cubin", ".json", ".lock", ".part", ".ptx")
+HOST_FOLDER = "host"
+"""What the emulator's host machine compiles is kept in this folder of the cache."""
+_OURS_OF_HOST = (".so", ".o", ".json", ".gch", ".part")
 
 _warned: set[str] = set()
 _warned_lock = threading.Lock()
@@ -418,17 +421,25 @@ def entries() -> list[CacheEntry]:
     return sorted(found, key=lambda entry: (entry.entry, entry.arch, entry.defines, entry.date))
 
 
+def host_files() -> list[Path]:
+    """What the emulator's host machine has compiled into this package's own cache folder."""
+    layer = location()
+    found = layer.glob(f"{HOST_FOLDER}/**/*") if layer else ()
+    return sorted(file for file in found if file.suffix in _OURS_OF_HOST and file.is_file())
+
+
 def clear() -> int:
     """Remove everything this package put into its own cache folder; returns the bytes freed.
 
     Read-only layers and files that are not ours stay.
     """
     layer = location()
+    kernels = layer.glob("sm_*/*") if layer else ()
+    ours = [file for file in kernels if file.suffix in _OURS and file.is_file()]
     freed = 0
-    for file in layer.glob("sm_*/*") if layer else ():
-        if file.suffix in _OURS and file.is_file():
+    for file in [*ours, *host_files()]:
+        with contextlib.suppress(OSError):
             size = file.stat().st_size
-            with contextlib.suppress(OSError):
-                file.unlink()
-                freed += size
+            file.unlink()
+            freed += size
     return freed

@@ -320,6 +320,10 @@ def cache(options: argparse.Namespace) -> int:
     ]
     columns = ("kernel", "target", "variant", "compiler", "date", "size", "file")
     terminal.table(f"{len(kept)} compiled kernels", columns, rows)
+    emulated = store.host_files()
+    if emulated:
+        size = sum(file.stat().st_size for file in emulated)
+        terminal.line(f"and {size / 2**20:.1f} MiB that the emulator compiled for this machine's processor")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import gemm
@@ -12,6 +13,7 @@ from device import Memory, Where
 from cupymla import driver
 from cupymla.build import KernelSource
 from cupymla.emulate import MODES, Program, Settings, load
+from cupymla.emulate.host import library, machine
 from cupymla.errors import InputError
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
@@ -58,3 +60,17 @@ def test_what_cannot_be_loaded_is_refused() -> None:
         load(Program("p", b"", ("k",), ()), on="host")
     with pytest.raises(InputError, match="entry"):
         load(gemm.SOURCE, "another", on="host")
+
+
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+def test_kernels_do_not_parse_the_machines_header_again(tmp_path: Path) -> None:
+    """What a kernel includes lies parsed beside it; `-H` marks with '!' what the compiler took so."""
+    version = subprocess.run(("c++", "--version"), capture_output=True, text=True, check=True).stdout
+    if "Free Software Foundation" not in version:
+        pytest.skip("another compiler than GCC reads the header itself")
+    flags = ("-H", *library._header_flags(), *library._KERNEL_FLAGS)
+    command = library._command('#include "runtime.hpp"\nint x;\n', tmp_path, flags)
+    done = subprocess.run((*command, str(tmp_path / "x.o")), capture_output=True, text=True, check=True)
+    (taken,) = library._header_flags()
+    assert f"! {taken.removeprefix('-I')}/runtime.hpp.gch" in done.stderr.splitlines()
+    assert library._HERE.as_posix() not in done.stderr

@@ -61,7 +61,7 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
             text = unit.text + "".join(_stub(name, count) for name, count in _NEVER_CALLED)
             with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
                 kernel = Path(folder) / "kernel.o"
-                _run((*_command(text, Path(folder), _KERNEL_FLAGS), str(kernel)), translation.name)
+                _run((*_command(text, Path(folder), (*_header_flags(), *_KERNEL_FLAGS)), str(kernel)), translation.name)
                 objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
                 _keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
                 link = ("c++", "-shared", "-o")
@@ -167,6 +167,22 @@ def _object(text: str, name: str, flags: Sequence[str]) -> Path:
     return made
 
 
+@functools.lru_cache(maxsize=1)
+def _header_flags() -> tuple[str, ...]:
+    """Where kernels find what they all include, parsed already: without it, that is most of a small kernel's time.
+
+    GCC takes the folder's file in the header's place where compiler and flags are the same; whatever does not, reads
+    the header.
+    """
+    folder = _folder() / f"header-{_digest(*_sources(), *_KERNEL_FLAGS[:-1])}"
+    folder.mkdir(exist_ok=True)
+    parsed = folder / "runtime.hpp.gch"
+    if not parsed.is_file():
+        header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
+        _keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
+    return (f"-I{folder}",)
+
+
 def _command(text: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
     source = folder / "source.cpp"
     source.write_text(text)
@@ -208,6 +224,6 @@ def _folder() -> Path:
     kept = cache.location()
     if kept is None:
         return Path(tempfile.mkdtemp(prefix="cupymla-"))
-    folder = kept / "host"
+    folder = kept / cache.HOST_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     return folder
