@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -37,6 +39,26 @@ def exit_with(command: Callable[[], int]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A block that SIGTERM ends as an exception does, so that it ends what it has started; for one that mostly waits.
+
+    It does nothing outside of the main thread, which alone is told of signals.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def have_rich() -> bool:
@@ -136,7 +158,9 @@ def _rich_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         # The name of a kernel is longer than a terminal is wide; it gets what the others leave.
         TextColumn("{task.fields[name]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
+    # What is printed meanwhile goes above the bar where both are seen, and nowhere but to standard output elsewhere.
+    above = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), expand=True, redirect_stdout=above) as bar:
         task = bar.add_task(what, total=total, name="")
         begun = 0
 
