@@ -184,12 +184,17 @@ def sanitizer(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize(("by", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize("jobs", [0, 1])
+@pytest.mark.parametrize(
+    ("by", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+)
 def test_an_interrupted_check_begins_nothing_more(
-    by: signal.Signals, ends: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: signal.Signals, ends: type[BaseException], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither cases, of which there is half a minute's worth, nor sanitizers, one of which hangs."""
     monkeypatch.setattr(gpu, "do", takes_a_moment)
+    if not jobs:
+        monkeypatch.setattr(gpu.Runner, "__init__", functools.partialmethod(gpu.Runner.__init__, lambda job: []))
     sanitizer(tmp_path, f"echo $$ >>{tmp_path}/started; sleep 600", monkeypatch)
     begun = tmp_path / "started"
 
@@ -197,15 +202,15 @@ def test_an_interrupted_check_begins_nothing_more(
         while not begun.exists():
             time.sleep(0.05)
         time.sleep(1)
-        os.kill(os.getpid(), by)
+        signal.raise_signal(by)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
     threading.Thread(target=interrupt).start()
     start = time.monotonic()
     with pytest.raises(ends):
-        gpu.check_all([some_job()], tmp_path, list(gpu.SANITIZERS), 600, 1, 600)
+        gpu.check_all([some_job()], tmp_path, list(gpu.SANITIZERS), 600, jobs, 600)
     assert time.monotonic() - start < 15
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
     (process,) = begun.read_text().split()
     with pytest.raises(ProcessLookupError):
         os.kill(int(process), 0)
@@ -247,3 +252,10 @@ def test_numbers_that_make_no_sense_are_refused(words: list[str], capsys: pytest
         gpu.main(["check", *words])
     assert refused.value.code == 2
     assert f"argument {words[0]}: " in capsys.readouterr().err
+
+
+def test_an_unknown_operator_is_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        gpu.main(["check", "attn_dist", "attn_disk"])
+    assert refused.value.code == 2
+    assert "no operator attn_disk; there are sparse_mla_fwd, " in capsys.readouterr().err

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -39,26 +37,6 @@ def exit_with(command: Callable[[], int]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)
-
-
-@contextmanager
-def ended_in_order() -> Iterator[None]:
-    """A block that SIGTERM ends as an exception does, so that it ends what it has started; for one that mostly waits.
-
-    It does nothing outside of the main thread, which alone is told of signals.
-    """
-
-    def end(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def have_rich() -> bool:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ import numpy as np
 
 from .. import build, driver
 from ..build import KernelSource
-from ..cli.terminal import ended_in_order, exit_with
+from ..cli.terminal import exit_with
 from ..ops import registry
 from ..ops.case import Case
 from ..ops.registry import KernelEntry
@@ -41,7 +41,7 @@ from .compare import Mismatch, Report
 from .evidence import Recorder
 from .operators import Subject
 from .poison import Guarded
-from .processes import Lost, Processes, status_of
+from .processes import Lost, Processes, ended_in_order, status_of
 
 T = TypeVar("T")
 
@@ -401,7 +401,11 @@ def check_all(
         def checked(each: tuple[Subject, KernelEntry]) -> list[Step]:
             return check(*each, out, sanitizers, timeout, runner)
 
-        return [step for steps in side_by_side.map(checked, kernels) for step in steps]
+        checks = [side_by_side.submit(checked, each) for each in kernels]
+        # Again and again: a signal that interrupts another thread does not wake this one.
+        while wait(checks, timeout=0.5).not_done:
+            pass
+        return [step for each in checks for step in each.result()]
 
 
 def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str]) -> str:
@@ -456,11 +460,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all passed, 1 when something failed, 2 without a GPU or a kernel for it."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    known = [entry.name for entry in registry.OPERATORS]
+    if unknown := [name for name in options.operators if name not in known]:
+        parser.error(f"no operator {', '.join(unknown)}; there are {', '.join(known)}")
     if not driver.available():
         print("this needs a CUDA GPU, and there is none on this machine", file=sys.stderr)
         return 2
-    names = options.operators or [entry.name for entry in registry.OPERATORS]
+    names = options.operators or known
     capability = driver.compute_capability(0)
     subjects = [Subject(name) for name in names]
     kernels = [(subject, kernel) for subject in subjects for kernel in operators.kernels_for(subject.entry, capability)]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, NoReturn, TypeVar
 
 from ..errors import CupymlaError, InputError
 
@@ -143,6 +143,29 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return True
 
 
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A block that SIGTERM and SIGHUP end as an exception does, so that it ends what it has started.
+
+    For one that mostly waits. It does nothing outside of the main thread, which alone is told of signals, nor of a
+    signal that something else has been made of.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    told: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        told = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in told:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in told:
+            signal.signal(each, signal.SIG_DFL)
+
+
 def status_of(command: Sequence[str], output: IO[str], seconds: float, over: threading.Event) -> int:
     """Run a command; returns its exit status.
 
@@ -158,18 +181,19 @@ def status_of(command: Sequence[str], output: IO[str], seconds: float, over: thr
     """
     if over.is_set():
         raise Lost(_CUT_OFF)
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        until = time.monotonic() + seconds
-        while not _has_ended(process):
-            if over.wait(0.05):
-                raise Lost(_CUT_OFF)
-            if time.monotonic() >= until:
-                raise Lost(_late(seconds))
-    finally:
-        _end(process)
+    with ended_in_order():
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            until = time.monotonic() + seconds
+            while not _has_ended(process):
+                if over.wait(0.05):
+                    raise Lost(_CUT_OFF)
+                if time.monotonic() >= until:
+                    raise Lost(_late(seconds))
+        finally:
+            _end(process)
     return process.returncode
 
 
