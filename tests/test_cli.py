@@ -388,18 +388,23 @@ def test_tables_lose_nothing_on_a_narrow_terminal(
     assert (name, text.replace(" ", ""), path) == ("sparse_mla_bwd_phase1", "afewwords", file)
 
 
+@pytest.mark.parametrize(("begins", "count"), [(False, "2/257"), (True, "1/257")])
 def test_progress_shows_its_count_beside_a_long_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, narrow: Callable[[int], None]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    narrow: Callable[[int], None],
+    begins: bool,
+    count: str,
 ) -> None:
     narrow(80)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     # What is thrown ends the bar as it stands.
-    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257) as step:
+    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257, begins=begins) as step:
         step("first")
         step("sparse_mla_fwd CUPYMLA_D_QK=576 CUPYMLA_HEADS=16 CUPYMLA_FP16=0 CUPYMLA_ANY_SCALE=0 for sm_90a 2.8 s")
         raise LookupError
     shown = capsys.readouterr().err
-    assert "1/257" in shown
+    assert count in shown
     assert "sparse_mla_fwd CUPYMLA_D_QK=576" in shown
 
 
