@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -387,19 +388,45 @@ def test_tables_lose_nothing_on_a_narrow_terminal(
     assert (name, text.replace(" ", ""), path) == ("sparse_mla_bwd_phase1", "afewwords", file)
 
 
+@pytest.mark.parametrize(("begins", "count"), [(False, "2/257"), (True, "1/257")])
 def test_progress_shows_its_count_beside_a_long_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, narrow: Callable[[int], None]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    narrow: Callable[[int], None],
+    begins: bool,
+    count: str,
 ) -> None:
     narrow(80)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     # What is thrown ends the bar as it stands.
-    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257) as step:
+    with pytest.raises(LookupError), terminal.Terminal(False).progress("kernels", 257, begins=begins) as step:
         step("first")
         step("sparse_mla_fwd CUPYMLA_D_QK=576 CUPYMLA_HEADS=16 CUPYMLA_FP16=0 CUPYMLA_ANY_SCALE=0 for sm_90a 2.8 s")
         raise LookupError
     shown = capsys.readouterr().err
-    assert "1/257" in shown
+    assert count in shown
     assert "sparse_mla_fwd CUPYMLA_D_QK=576" in shown
+
+
+def test_what_is_printed_beside_a_bar_goes_to_standard_output(tmp_path: Path) -> None:
+    """Of a command whose output is kept in a file, and whose progress is watched."""
+    pytest.importorskip("rich")
+    text = (
+        "from cupymla.cli.terminal import Terminal\n"
+        "with Terminal(False).progress('timed', 1) as step:\n"
+        "    step('one')\n"
+        "    Terminal(False).line('a line')\n"
+        "    Terminal(False).table('a table', ('column',), [['cell']])\n"
+    )
+    watched, bar = pty.openpty()
+    with (tmp_path / "kept").open("w") as kept:
+        environment = {**os.environ, "TERM": "xterm"}
+        subprocess.run([sys.executable, "-c", text], stdout=kept, stderr=bar, check=True, env=environment, timeout=60)
+    os.close(bar)
+    assert b"1/1" in os.read(watched, 1 << 16)
+    os.close(watched)
+    shown = (tmp_path / "kept").read_text()
+    assert all(part in shown for part in ("a line", "a table", "column", "cell"))
 
 
 def test_an_interrupted_command_says_so_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import runpy
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,3 +169,93 @@ def test_one_kernels_cases_can_be_run_alone(
     assert set(blackwell.launched) == {"nvfp4_gemv_tcgen05"}
     assert capsys.readouterr().out.startswith("nvfp4_gemv_tcgen05 1 cases")
     assert gpu.main([*arguments, "no such kernel"]) == 2
+
+
+def takes_a_moment(job: gpu.Job) -> list[Report]:
+    time.sleep(0.3)
+    return []
+
+
+def sanitizer(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for the tool; `script` is what it does."""
+    tool = folder / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+@pytest.mark.parametrize(
+    ("by", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+)
+def test_an_interrupted_check_begins_nothing_more(
+    by: signal.Signals, ends: type[BaseException], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither cases, of which there is half a minute's worth, nor sanitizers, one of which hangs."""
+    monkeypatch.setattr(gpu, "do", takes_a_moment)
+    if not jobs:
+        monkeypatch.setattr(gpu.Runner, "__init__", functools.partialmethod(gpu.Runner.__init__, lambda job: []))
+    sanitizer(tmp_path, f"echo $$ >>{tmp_path}/started; sleep 600", monkeypatch)
+    begun = tmp_path / "started"
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.05)
+        time.sleep(1)
+        signal.raise_signal(by)
+
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+    threading.Thread(target=interrupt).start()
+    start = time.monotonic()
+    with pytest.raises(ends):
+        gpu.check_all([some_job()], tmp_path, list(gpu.SANITIZERS), 600, jobs, 600)
+    assert time.monotonic() - start < 15
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+    (process,) = begun.read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process), 0)
+
+
+def test_a_sanitizer_that_hangs_is_ended_with_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sanitizer(tmp_path, f"sleep 600 & echo $! >{tmp_path}/started; wait", monkeypatch)
+    quick = gpu.Runner(lambda job: [])
+    *_, hung = gpu.check(*some_job(), tmp_path, ["memcheck"], 1, quick)
+    assert (hung.name, hung.passed) == ("memcheck", False) and "did not come back within 1 s" in hung.note
+    stat = Path("/proc") / (tmp_path / "started").read_text().strip() / "stat"
+    until = time.monotonic() + 10
+    while stat.exists() and " Z " not in stat.read_text():
+        assert time.monotonic() < until, "what the tool runs goes on"
+        time.sleep(0.05)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_as_a_command_its_work_has_a_name_that_other_processes_find(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`python -m` calls the module `__main__`, which is another one in every process."""
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "compute_capability", lambda device: (9, 0))
+
+    def found(do: Any, *rest: Any) -> Any:
+        raise SystemExit(f"{do.__module__}.{do.__name__}")
+
+    monkeypatch.setattr("cupymla.testing.processes.Processes", found)
+    monkeypatch.setattr(gpu, "Processes", found)
+    monkeypatch.setattr("sys.argv", ["gpu", "check", "sparse_mla_fwd", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^cupymla\.testing\.gpu\.do$"):
+        runpy.run_module("cupymla.testing.gpu", run_name="__main__", alter_sys=True)
+
+
+@pytest.mark.parametrize("words", [["--limit", "0"], ["--limit", "nan"], ["--timeout", "-1"], ["--jobs", "-1"]])
+def test_numbers_that_make_no_sense_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        gpu.main(["check", *words])
+    assert refused.value.code == 2
+    assert f"argument {words[0]}: " in capsys.readouterr().err
+
+
+def test_an_unknown_operator_is_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        gpu.main(["check", "attn_dist", "attn_disk"])
+    assert refused.value.code == 2
+    assert "no operator attn_disk; there are sparse_mla_fwd, " in capsys.readouterr().err

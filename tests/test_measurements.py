@@ -140,6 +140,23 @@ def test_a_case_that_is_lost_costs_its_own_row(
     assert cli.main(["bench", "nvfp4_gemv", "--limit", "7"]) == 0
 
 
+@pytest.mark.usefixtures("h200")
+def test_a_limit_that_is_none_is_refused_and_lost_ceilings_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for limit in ("0", "-1", "nan"):
+        assert cli.main(["bench", "attn_dist", "--limit", limit]) == 2
+        assert f"argument '--limit': expected a time above 0, in seconds, got {float(limit)}" in capsys.readouterr().err
+
+    def lost(self: Beside, job: bench.Job) -> bench.Timed:
+        raise Lost("did not come back within 7 s")
+
+    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    monkeypatch.setattr(Beside, "result", lost)
+    assert cli.main(["bench", "attn_dist", "--limit", "7"]) == 1
+    assert "the ceilings: did not come back within 7 s" in capsys.readouterr().err
+
+
 def test_plots_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cupymla.testing.processes import Lost, Processes
+from cupymla.errors import InputError
+from cupymla.testing.processes import Lost, Processes, status_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Harmless(Exception):
@@ -24,8 +34,38 @@ class CannotTravel(Exception):
         self.more = more
 
 
-def work(what: str) -> tuple[str, int]:
+class HarmlessButCannotTravel(Harmless, CannotTravel):
+    """The two in one."""
+
+
+class CannotBeRead:
+    """What can be sent, and not be read."""
+
+    def __reduce__(self) -> Any:
+        return _cannot, ()
+
+
+def _cannot() -> None:
+    raise RuntimeError("no such thing here")
+
+
+def work(what: Any) -> Any:
     """Do as told; otherwise what was told, and in which process."""
+    if what == "harmless but cannot travel":
+        raise HarmlessButCannotTravel("wrong numbers", 2)
+    if what == "cannot be sent":
+        return lambda: None
+    if what == "cannot be read":
+        return CannotBeRead()
+    if what == "say":
+        print("said by the work", flush=True)
+        print("x" * 1_000_000, file=sys.stderr, flush=True)
+    if what == "leave a child":
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(4)
+    if what == "a moment":
+        time.sleep(2)
     if what == "hang":
         time.sleep(600)
     if what == "harmless":
@@ -86,3 +126,199 @@ def test_threads_share_processes_and_none_outlives_the_block() -> None:
     for process in used:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def alive(process: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "this takes too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("harmless but cannot travel", "^HarmlessButCannotTravel: wrong numbers$"),
+        ("cannot be sent", "its result cannot be sent: .*lambda"),
+        ("cannot be read", "its result cannot be read: RuntimeError: no such thing here"),
+    ],
+)
+def test_what_cannot_be_pickled_is_lost_alone(what: str, message: str) -> None:
+    with Processes(work, 1, 60, (Harmless,)) as processes:
+        _, first = processes.result("one")
+        with pytest.raises(Lost, match=message):
+            processes.result(what)
+        assert processes.result("two") == ("two", first)
+
+
+def test_work_that_cannot_be_sent_or_read_costs_nothing_else() -> None:
+    with Processes(work, 1, 60) as processes:
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            processes.result(lambda: None)
+        with pytest.raises(Lost, match="RuntimeError: no such thing here"):
+            processes.result(CannotBeRead())
+        assert processes.result("two")[0] == "two"
+
+
+def test_an_interrupted_wait_leaves_no_answer_to_other_work() -> None:
+    """Ctrl-C that a caller survives: the next answer is that of the next work."""
+    with Processes(work, 1, 60) as processes:
+        processes.result("one")
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            processes.result("a moment")
+        assert processes.result("two")[0] == "two"
+
+
+def test_a_process_that_cannot_be_started_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Processes(work, 1, 60) as processes:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/no such interpreter")
+            for _ in range(2):
+                with pytest.raises(Lost, match=r"could not be started: .*no such interpreter"):
+                    processes.result("one")
+        assert processes.result("two")[0] == "two"
+
+
+@pytest.mark.parametrize("seconds", [1e9, float("inf"), None])
+def test_any_limit_can_be_waited_for(seconds: float | None) -> None:
+    with Processes(work, 1, seconds) as processes:
+        assert processes.result("one")[0] == "one"
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(0, 1), (-1, 1), (1, 0), (1, -1), (1, float("nan"))])
+def test_no_processes_and_no_time_are_refused(count: int, seconds: float) -> None:
+    with pytest.raises(InputError):
+        Processes(work, count, seconds)
+
+
+def test_a_child_of_a_process_that_ended_neither_hides_that_nor_outlives_it() -> None:
+    with Processes(work, 1, 60) as processes:
+        processes.result("one")
+        group = processes._all[0]._process
+        assert group is not None
+        start = time.monotonic()
+        with pytest.raises(Lost, match="ended with exit status 4"):
+            processes.result("leave a child")
+        assert time.monotonic() - start < 30
+        wait_until(lambda: not members(group.pid))
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z" and int(fields[2]) == group:
+            found.append(int(folder.name))
+    return found
+
+
+def test_nothing_begins_after_the_block_and_what_runs_is_cut_off() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        with Processes(work, 2, 60) as processes:
+            first = {threads.submit(processes.result, number).result()[1] for number in range(4)}
+            waiting = [threads.submit(processes.result, "hang") for _ in range(4)]
+            time.sleep(0.5)
+            start = time.monotonic()
+        assert time.monotonic() - start < 10
+        for lost in waiting:
+            with pytest.raises(Lost, match="cut off"):
+                lost.result(10)
+        with pytest.raises(Lost, match="cut off"):
+            processes.result("three")
+    assert not [process for process in first if alive(process)]
+
+
+def in_script(body: str, tmp_path: Path, how: str, **others: Any) -> subprocess.Popen[str]:
+    """A script that names this module's work, without a guard of `__main__`."""
+    text = f"from test_processes import *\n{body}"
+    (tmp_path / "script.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), str(ROOT)))}
+    words = {"file": [str(tmp_path / "script.py")], "-c": ["-c", text], "input": ["-"]}[how]
+    started = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE if how == "input" else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        **others,
+    )
+    if how == "input":
+        assert started.stdin is not None
+        started.stdin.write(text)
+        started.stdin.close()
+        started.stdin = None
+    return started
+
+
+SAYS = """
+with Processes(work, 1, 60) as processes:
+    for what in ("say", "two"):
+        print(processes.result(what)[0])
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-c", "input"])
+def test_any_caller_will_do_and_its_output_is_its_own(how: str, tmp_path: Path) -> None:
+    said, errors = in_script(SAYS, tmp_path, how).communicate(timeout=60)
+    assert said == "say\ntwo\n", errors
+    assert errors.startswith("said by the work\n") and len(errors) > 1_000_000
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_standard_files_may_be_closed(closed: tuple[int, ...], tmp_path: Path) -> None:
+    body = SAYS.replace('"say"', '"one"').replace("print", f"open({str(tmp_path / 'said')!r}, 'a').write")
+    started = in_script(body, tmp_path, "file", preexec_fn=lambda: [os.close(each) for each in closed])
+    started.communicate(timeout=60)
+    assert (tmp_path / "said").read_text() == "onetwo"
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_the_one_that_started_them(by: signal.Signals, tmp_path: Path) -> None:
+    """However it ends, and although they hang."""
+    body = (
+        "with Processes(work, 1, None) as processes:\n"
+        "    print(processes.result('one')[1], flush=True)\n"
+        "    processes.result('hang')\n"
+    )
+    started = in_script(body, tmp_path, "file")
+    assert started.stdout is not None
+    worker = int(started.stdout.readline())
+    assert alive(worker)
+    started.send_signal(by)
+    started.communicate(timeout=60)
+    wait_until(lambda: not alive(worker))
+
+
+def test_a_command_that_does_not_come_back_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    never = threading.Event()
+    with log.open("w") as output:
+        assert status_of(["sh", "-c", "echo there; exit 3"], output, 60, never) == 3
+        with pytest.raises(Lost, match="did not come back within 1 s"):
+            status_of(command, output, 1, never)
+    said, child = log.read_text().split()
+    assert said == "there"
+    wait_until(lambda: not alive(int(child)))
+    over = threading.Event()
+    threading.Timer(0.5, over.set).start()
+    with log.open("w") as output:
+        for _ in range(2):
+            with pytest.raises(Lost, match="cut off"):
+                status_of(command, output, 60, over)
+    wait_until(lambda: not alive(int(log.read_text())))

@@ -212,6 +212,8 @@ def bench(options: argparse.Namespace) -> int:
     terminal = Terminal(options.json)
     if options.host and (options.against or options.set):
         raise InputError("--host", "nothing that takes turns beside it", "--against" if options.against else "--set")
+    if not options.limit > 0:
+        raise InputError("--limit", "a time above 0, in seconds", options.limit)
     subjects = with_kernels(options.operators)
     if options.out:
         folder_for("--out", options.out)

@@ -161,7 +161,7 @@ def run(terminal: Terminal, out: Path) -> int:
     commands.show_checks(terminal, checks)
     gpu = driver.device_name(0) if driver.available() else None
     shown = []
-    with terminal.progress("operators", len(registry.OPERATORS)) as step:
+    with terminal.progress("operators", len(registry.OPERATORS), begins=True) as step:
         for entry in registry.OPERATORS:
             step(entry.name)
             shown.append(show_operator(entry.name, gpu))

@@ -106,10 +106,10 @@ class Terminal:
         console.print(table)
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A progress bar on standard error. The value is called with a name when that step begins."""
+    def progress(self, what: str, total: int, *, begins: bool = False) -> Iterator[Callable[[str], None]]:
+        """A progress bar on standard error. The value is called with a name when that step is done, or `begins`."""
         if have_rich() and sys.stderr.isatty():
-            with _rich_progress(what, total) as step:
+            with _rich_progress(what, total, begins) as step:
                 yield step
             return
         count = 0
@@ -123,7 +123,7 @@ class Terminal:
 
 
 @contextmanager
-def _rich_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+def _rich_progress(what: str, total: int, begins: bool) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -136,14 +136,16 @@ def _rich_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         # The name of a kernel is longer than a terminal is wide; it gets what the others leave.
         TextColumn("{task.fields[name]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
+    # What is printed meanwhile goes above the bar where both are seen, and nowhere but to standard output elsewhere.
+    above = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), expand=True, redirect_stdout=above) as bar:
         task = bar.add_task(what, total=total, name="")
-        begun = 0
+        called = 0
 
         def step(name: str) -> None:
-            nonlocal begun
-            bar.update(task, completed=begun, name=name)
-            begun += 1
+            nonlocal called
+            called += 1
+            bar.update(task, completed=called - begins, name=name)
 
         yield step
         bar.update(task, completed=total, name="")

@@ -93,8 +93,11 @@ def do(job: Job) -> Timed:
 
 
 def ceilings(result: Callable[[Job], Timed] = do) -> Ceilings:
-    """What this GPU reaches."""
-    measured = result(Job()).ceilings
+    """What this GPU reaches. Raises Lost when `result` does."""
+    try:
+        measured = result(Job()).ceilings
+    except Lost as error:
+        raise Lost(f"the ceilings: {error}") from error
     assert measured is not None
     return measured
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import inspect
 import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ from .compare import Mismatch, Report
 from .evidence import Recorder
 from .operators import Subject
 from .poison import Guarded
-from .processes import Lost, Processes
+from .processes import Lost, Processes, ended_in_order, status_of
 
 T = TypeVar("T")
 
@@ -269,11 +269,13 @@ class Runner:
         result: does one, or raises Mismatch or Lost.
         at_once: how many threads may call it at a time; with more than one, steps of a check run side by side.
         sanitizer: entered for the time of one sanitizer run.
+        over: when it is set, nothing more is begun, and sanitizer runs are ended.
     """
 
     result: Callable[[Job], list[Report]] = do
     at_once: int = 1
     sanitizer: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)
+    over: threading.Event = field(default_factory=threading.Event)
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Report], str | None]]:
         """Every job with its reports, and with what went wrong, in their order."""
@@ -327,18 +329,18 @@ def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int], runner
 
 
 def _sanitize(
-    subject: Subject, kernel: KernelEntry, tool: str, out: Path, timeout: float, found: dict[str, str]
+    subject: Subject, kernel: KernelEntry, tool: str, out: Path, timeout: float, found: dict[str, str], runner: Runner
 ) -> str:
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     log = out / f"{subject.name}.{kernel.name}.{tool}.log"
     worker = [sys.executable, "-m", "cupymla.testing.gpu", "cases", subject.name, "--kernel", kernel.name]
     worker += ["--small", "--plain-allocations"]
     command = [program, "--tool", tool, "--error-exitcode", "9", *worker]
-    with log.open("w") as stream:
-        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, timeout=timeout, check=False)
+    with runner.sanitizer, log.open("w") as stream:
+        status = status_of(command, stream, timeout, runner.over)
     summary = [line for line in log.read_text(errors="replace").splitlines() if "SUMMARY" in line]
-    text = summary[-1].lstrip("= ") if summary else f"exit status {done.returncode}"
-    if done.returncode:
+    text = summary[-1].lstrip("= ") if summary else f"exit status {status}"
+    if status:
         raise Mismatch(f"{text}, see {log}")
     found[tool] = text
     return f"{text} ({SANITIZERS[tool]})"
@@ -358,18 +360,20 @@ def check(
     summaries: dict[str, str] = {}
     how = runner or Runner()
 
-    def sanitized(tool: str) -> str:
-        with how.sanitizer:
-            return _sanitize(subject, kernel, tool, out, timeout, summaries)
-
     works: list[tuple[str, Callable[[], str]]] = [
         ("cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder, how)),
         ("same bits", lambda: _repeat(subject, kernel, repeats, how)),
-        *((tool, functools.partial(sanitized, tool)) for tool in sanitizers),
+        *(
+            (tool, functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries, how))
+            for tool in sanitizers
+        ),
     ]
-    # Sanitizers are processes of their own and mostly wait for their own kernels: side by side with everything else.
-    with ThreadPoolExecutor(len(works) if how.at_once > 1 else 1) as side_by_side:
-        steps = list(side_by_side.map(lambda work: _timed(kernel.name, *work), works))
+    if how.at_once == 1:
+        steps = [_timed(kernel.name, *work) for work in works]
+    else:
+        # Sanitizers are processes of their own and mostly wait for their own kernels: side by side with all else.
+        with ThreadPoolExecutor(len(works)) as side_by_side:
+            steps = list(side_by_side.map(lambda work: _timed(kernel.name, *work), works))
     if all(step.passed for step in steps):
         steps.append(_timed(kernel.name, "evidence", lambda: _keep(recorder, repeats, summaries)))
     return steps
@@ -386,13 +390,22 @@ def check_all(
     """`check` of several kernels, cases of all of them in so many processes; 0 jobs: one by one in this process."""
     if jobs == 0:
         return [step for each in kernels for step in check(*each, out, sanitizers, timeout)]
-    with Processes(do, jobs, limit, (Mismatch,)) as processes, ThreadPoolExecutor(len(kernels)) as side_by_side:
-        runner = Runner(processes.result, max(jobs, 2), threading.BoundedSemaphore(jobs))
+    # Processes end first, so that threads find nothing to wait for when this one is interrupted.
+    with (
+        ended_in_order(),
+        ThreadPoolExecutor(len(kernels)) as side_by_side,
+        Processes(do, jobs, limit, (Mismatch,)) as processes,
+    ):
+        runner = Runner(processes.result, max(jobs, 2), threading.BoundedSemaphore(jobs), processes.over)
 
         def checked(each: tuple[Subject, KernelEntry]) -> list[Step]:
             return check(*each, out, sanitizers, timeout, runner)
 
-        return [step for steps in side_by_side.map(checked, kernels) for step in steps]
+        checks = [side_by_side.submit(checked, each) for each in kernels]
+        # Again and again: a signal that interrupts another thread does not wake this one.
+        while wait(checks, timeout=0.5).not_done:
+            pass
+        return [step for each in checks for step in each.result()]
 
 
 def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str]) -> str:
@@ -408,6 +421,20 @@ def _show(steps: Sequence[Step], out: Path) -> None:
         print(_line(step))
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"a time above 0, not {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"0 or more, not {text}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.gpu", description="Check operators on this GPU.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -415,10 +442,13 @@ def _parser() -> argparse.ArgumentParser:
     full.add_argument("operators", nargs="*", metavar="OP", help="default: every operator with a kernel for this GPU")
     full.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for logs (default: gpu-check)")
     full.add_argument("--sanitizers", nargs="*", choices=list(SANITIZERS), default=list(SANITIZERS))
-    full.add_argument("--timeout", type=float, default=300.0, help="seconds for one sanitizer run (default: 300)")
-    full.add_argument("--limit", type=float, default=300.0, help="seconds for one case (default: 300)")
+    full.add_argument("--timeout", type=_seconds, default=300.0, help="seconds for one sanitizer run (default: 300)")
+    full.add_argument("--limit", type=_seconds, default=300.0, help="seconds for one case (default: 300)")
     full.add_argument(
-        "--jobs", type=int, default=4, help="processes that run cases (default: 4); 0: none beside this one, no limits"
+        "--jobs",
+        type=_count,
+        default=4,
+        help="processes that run cases (default: 4); 0: none beside this one, no limits",
     )
     cases = commands.add_parser("cases", help="the cases alone")
     cases.add_argument("operators", nargs="+", metavar="OP")
@@ -430,11 +460,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when all passed, 1 when something failed, 2 without a GPU or a kernel for it."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    known = [entry.name for entry in registry.OPERATORS]
+    if unknown := [name for name in options.operators if name not in known]:
+        parser.error(f"no operator {', '.join(unknown)}; there are {', '.join(known)}")
     if not driver.available():
         print("this needs a CUDA GPU, and there is none on this machine", file=sys.stderr)
         return 2
-    names = options.operators or [entry.name for entry in registry.OPERATORS]
+    names = options.operators or known
     capability = driver.compute_capability(0)
     subjects = [Subject(name) for name in names]
     kernels = [(subject, kernel) for subject in subjects for kernel in operators.kernels_for(subject.entry, capability)]
@@ -464,4 +498,5 @@ def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], small: bool, plai
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    # Under the module's own name, by which other processes find what is here.
+    exit_with(importlib.import_module("cupymla.testing.gpu").main)

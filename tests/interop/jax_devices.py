@@ -204,6 +204,36 @@ def explicit_problems() -> None:
                     )
 
 
+def explicit_outside() -> None:
+    """Arrays on a mesh whose axes are Explicit, where no `jax.set_mesh` says so: their own types do."""
+    mesh = jax.make_mesh((DEVICES,), ("context",))
+
+    def put(array: Any, *axes: str) -> Any:
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.P(*axes)))
+
+    arrays, batch = arguments(), arguments((DEVICES,))
+    sharded = {n: put(a) if n in ("kv", "attn_sink") else put(a, "context") for n, a in arrays.items()}
+    many = {n: put(a) if n == "attn_sink" else put(a, "context") for n, a in batch.items()}
+    axes = {name: None if name == "attn_sink" else 0 for name in batch}
+
+    def gradients(arrays: dict[str, Any]) -> Any:
+        moving, fixed = split(arrays)
+        return tuple(jax.grad(lambda m: loss(mla.sparse_mla_fwd, {**m, **fixed}, 1.0))(moving).values())
+
+    def mapped(arrays: dict[str, Any]) -> Any:
+        return jax.vmap(lambda given: mla.sparse_mla_fwd(**given), (axes,))(arrays)
+
+    for function, whole, parts in (
+        (lambda given: mla.sparse_mla_fwd(**given), arrays, sharded),
+        (gradients, arrays, sharded),
+        (mapped, batch, many),
+    ):
+        # JAX takes a gradient of such arrays inside of `jit` alone.
+        for run in (jax.jit(function), *(() if function is gradients else (function,))):
+            for expected, got in zip(function(whole), run(parts), strict=True):
+                np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(expected).view(np.uint8))
+
+
 def forward_on_gpus() -> None:
     """Every GPU there is against one of them."""
     arrays = {name: array for name, array in arguments().items() if name != "topk_length"}
@@ -241,6 +271,8 @@ def main(what: str) -> None:
         explicit()
     elif what == "explicit_problems":
         explicit_problems()
+    elif what == "explicit_outside":
+        explicit_outside()
     elif what == "batch":
         compare((2,), {"causal": True, "q_start": 16})
     else:

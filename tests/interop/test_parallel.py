@@ -38,7 +38,7 @@ def require_right(process: subprocess.Popen[str]) -> None:
     "what",
     [
         *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
-        *("explicit", "explicit_problems", "scaling"),
+        *("explicit", "explicit_problems", "explicit_outside", "scaling"),
     ],
 )
 def test_jax_over_four_devices(what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -253,10 +254,8 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         """The jitted call, and which of the values it takes; other values where these are not as JAX takes them."""
         arrays, options = traceable(declaration, *declaration.split(args, kwargs))
         register()
-        plain = _call(declaration, arrays, options).options
-        # Types are part of what is remembered: True equals 1 and 1.0, which the operator may refuse.
-        types = tuple([type(value) for _, value in plain])
-        flat = _compiled(declaration, tuple(arrays), plain, types)
+        plain = tuple([(n, _one_nan(value)) for n, value in _call(declaration, arrays, options).options])
+        flat = _compiled(declaration, tuple(arrays), plain, tuple([_exactly(value) for _, value in plain]))
         names = (*itertools.islice(declaration.signature.parameters, len(args)), *kwargs)
         given = dict(zip(names, values, strict=True))
         if key is None or any(given.get(name) is not array for name, array in arrays.items()):
@@ -282,11 +281,20 @@ def _layouts(positional: int, names: tuple[str, ...], values: Sequence[Any]) -> 
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
             key.append((value.shape, value.dtype))
         elif value is None or type(value) in (bool, int, float, str):
-            # Types as well: True equals 1 and 1.0.
-            key.append((type(value), value))
+            key.append(_exactly(value))
         else:
             return None
     return tuple(key)
+
+
+def _exactly(value: Plain) -> object:
+    """What tells an option from all others: True equals 1 and 1.0, 0.0 equals -0.0, and NaN not itself."""
+    return value.hex() if isinstance(value, float) else (type(value), value)
+
+
+def _one_nan(value: Plain) -> Plain:
+    """One NaN for all, which is found again, as it is itself."""
+    return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
 def _documented(declaration: Declaration) -> str:
@@ -377,8 +385,11 @@ def _require_integer(declaration: Declaration, start: Any) -> None:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _compiled(declaration: Declaration, names: Names, options: Options, types: tuple[type, ...]) -> Flat:
-    """The call as one jitted function, so that calls outside of `jit` are dispatched quickly."""
+def _compiled(declaration: Declaration, names: Names, options: Options, exactly: tuple[object, ...]) -> Flat:
+    """The call as one jitted function, so that calls outside of `jit` are dispatched quickly.
+
+    `exactly` is but a part of what is remembered: the operator may refuse one option and take another that equals it.
+    """
     gradient = declaration.gradient
     if gradient is None:
         refused = f"{declaration.name}: a gradient"
@@ -398,8 +409,8 @@ def _compiled(declaration: Declaration, names: Names, options: Options, types: t
 
 def _gathered(array: Any) -> Any:
     """The array on every device where its type says how it is sharded: results are typed as made from whole arrays."""
-    types = jax.typeof(array).sharding.mesh.axis_types
-    return jax.reshard(array, jax.P()) if jax.sharding.AxisType.Explicit in types else array
+    mesh = jax.typeof(array).sharding.mesh
+    return _resharded(array, mesh, jax.P()) if jax.sharding.AxisType.Explicit in mesh.axis_types else array
 
 
 def _led(result: Any, like: Any) -> Any:
@@ -407,7 +418,12 @@ def _led(result: Any, like: Any) -> Any:
     sharding = jax.typeof(like).sharding
     if jax.sharding.AxisType.Explicit not in sharding.mesh.axis_types or sharding.spec[0] is None:
         return result
-    return jax.reshard(result, jax.P(sharding.spec[0]))
+    return _resharded(result, sharding.mesh, jax.P(sharding.spec[0]))
+
+
+def _resharded(array: Any, mesh: Any, spec: Any) -> Any:
+    """The array, sharded so over the mesh of a type, which need not be the one that `jax.set_mesh` set."""
+    return jax.reshard(array, jax.sharding.NamedSharding(mesh, spec))
 
 
 def made_varying(array: Any, axes: frozenset[Any]) -> Any:
