@@ -282,7 +282,12 @@ def test_any_caller_will_do_and_its_output_is_its_own(how: str, tmp_path: Path) 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_standard_files_may_be_closed(closed: tuple[int, ...], tmp_path: Path) -> None:
     body = SAYS.replace('"say"', '"one"').replace("print", f"open({str(tmp_path / 'said')!r}, 'a').write")
-    started = in_script(body, tmp_path, "file", preexec_fn=lambda: [os.close(each) for each in closed])
+
+    def close() -> None:
+        for each in closed:
+            os.close(each)
+
+    started = in_script(body, tmp_path, "file", preexec_fn=close)
     started.communicate(timeout=60)
     assert (tmp_path / "said").read_text() == "onetwo"
 

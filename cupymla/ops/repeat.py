@@ -90,7 +90,8 @@ class Repeats(ThreadMemo[_Ready]):
             elif array is None:
                 facts.append(None)
             elif type(array) in _NUMBERS:
-                facts.append((type(array), array))
+                # Zeros are told apart by their signs.
+                facts.append((type(array), array or repr(array)))
             else:
                 return None
         if bits % _ALIGNMENT or 0 in addresses or not driver.is_current(arrays[0].data.device_id):

@@ -16,6 +16,7 @@ from cupymla.tensor import view
 torch = pytest.importorskip("torch")
 
 from cupymla.interop.torch import on_gpu  # noqa: E402 - only where there is torch
+from cupymla.interop.torch.arguments import number  # noqa: E402
 
 OPTIONS = (None, False, 0, 1, "e", False)
 """All options of sparse_mla_fwd, in order."""
@@ -75,6 +76,15 @@ def test_options_and_layouts_are_told_apart(short: Short) -> None:
     assert short.again(q, kv, indices, options=(None, 1, 0, 1, "e", False)) is None
     assert short.again(q, kv, indices, options=(None, True, 0, 1, ["e"], False)) is None
     assert short.again(q, kv, indices[:, ::2], options=(None, True, 0, 1, "e", False)) is None
+
+
+def test_zeros_are_told_apart_by_their_signs(short: Short) -> None:
+    gemv = on_gpu.OnGpu(declared("nvfp4_gemv"))
+    a, b = (torch.zeros(rows, 32, dtype=torch.uint8) for rows in (8, 2))
+    sfa, sfb = (torch.zeros(rows, 4, dtype=torch.uint8) for rows in (8, 2))
+    for alpha in (0.0, -0.0, 0.0):
+        gemv((a, b, sfa, sfb), {number("alpha"): alpha})
+    assert len(gemv._plans) == 2
 
 
 Kind: Any = type("Kind", (torch.Tensor,), {})

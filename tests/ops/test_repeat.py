@@ -78,7 +78,7 @@ def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interprete
     transposed = DeviceArray(x.host.T)
     variants: list[tuple[Any, ...]] = [
         *((x,), (floats(machine, 4, 2),), (floats(machine, 4, 4, dtype=np.int32),), (transposed,)),
-        *((x, x), (x, transposed), (x, 1), (x, 1.0), (x, 2.0)),
+        *((x, x), (x, transposed), (x, 1), (x, 1.0), (x, 2.0), (x, 0.0), (x, -0.0)),
         *((x, None, True), (x, None, np.False_), (x, None, False, 1), (x, None, False, 1.0), (x, None, False, "1")),
     ]
     for _ in range(2):

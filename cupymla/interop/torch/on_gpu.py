@@ -105,7 +105,8 @@ class OnGpu:
         declaration = self._declaration
         every = (*arguments, *(None for _ in declaration.arrays[len(arguments) :]))
         if declaration.either:
-            values = tuple(options.items())
+            # Zeros are told apart by their signs.
+            values = tuple([(name, value or repr(value)) for name, value in options.items()])
         else:
             values = tuple([options.get(n, p.default) for n, p in declaration.options.items()])
         layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) for t in every]
