@@ -114,13 +114,15 @@ def test_every_removal_that_can_misbehave_is_caught(where: Where, runners: dict[
 @pytest.mark.slow
 @pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
 @pytest.mark.parametrize("tutorial", tutorials.TUTORIALS, ids=lambda tutorial: tutorial.name)
-def test_nvidias_tutorials_are_right_in_every_mode(tutorial: tutorials.Tutorial, where: Where, tmp_path: Path) -> None:
+def test_nvidias_tutorials_are_right_in_every_mode(
+    tutorial: tutorials.Tutorial, where: Where, shared_folder: Path
+) -> None:
     """They leave tcgen05's and mbarrier.init's fences away, and the first one fence.proxy.async: hardware lets them.
 
     Nor may a warp of theirs fall behind: from the second one on, all threads wait for each phase of a barrier and
     nothing keeps the phase after next from completing before a slow one has looked.
     """
-    ptx = tutorials.compile_ptx(tutorial, tmp_path).read_text()
+    ptx = tutorials.compile_ptx(tutorial, shared_folder).read_text()
     loaded = tutorials.Runner(tutorial, ptx, where, k=128 if where == "host" else tutorials.K)
     checks: tuple[Check, ...] = () if tutorial.name == "01_mma" else ("proxy",)
     for mode in MODES:
@@ -151,8 +153,8 @@ def test_cutlasss_nvfp4_gemm_equals_numpys(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
-def test_the_rules_that_a_tutorial_breaks_are_reported(where: Where, tmp_path: Path) -> None:
+def test_the_rules_that_a_tutorial_breaks_are_reported(where: Where, shared_folder: Path) -> None:
     tutorial = tutorials.TUTORIALS[0]
-    loaded = tutorials.Runner(tutorial, tutorials.compile_ptx(tutorial, tmp_path).read_text(), where, k=64)
+    loaded = tutorials.Runner(tutorial, tutorials.compile_ptx(tutorial, shared_folder).read_text(), where, k=64)
     with pytest.raises(EmulationError, match=r"fence\.proxy\.async"):
         loaded.run(Settings("eager", checks=ALL[1:2]))

@@ -339,8 +339,8 @@ def test_the_gemm_assembles() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
 @pytest.mark.parametrize("tutorial", tutorials.TUTORIALS, ids=lambda tutorial: tutorial.name)
-def test_nvidias_tutorials_assemble(tutorial: tutorials.Tutorial, tmp_path: Path) -> None:
-    file = tutorials.compile_ptx(tutorial, tmp_path)
+def test_nvidias_tutorials_assemble(tutorial: tutorials.Tutorial, shared_folder: Path) -> None:
+    file = tutorials.compile_ptx(tutorial, shared_folder)
     assert any(
         "gemm_device" in name
         for name in build(tutorials.with_cluster(tutorial, file.read_text()), tutorial.name).kernels

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import re
 import shutil
 import subprocess
@@ -83,11 +84,18 @@ def can_compile() -> bool:
 
 
 def compile_ptx(tutorial: Tutorial, folder: Path) -> Path:
-    """Compile a tutorial for sm_100a, unchanged, to PTX."""
+    """Compile a tutorial for sm_100a, unchanged, to PTX, where nobody has done so in that folder before."""
+    with (folder / f".{tutorial.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / f"{tutorial.name}.ptx"
+        return made if made.is_file() else _compiled(tutorial, folder).rename(made)
+
+
+def _compiled(tutorial: Tutorial, folder: Path) -> Path:
     source = sources()
     assert source is not None
     root = source.parents[3]
-    file = folder / f"{tutorial.name}.ptx"
+    file = folder / f"{tutorial.name}.part"
     includes = [f"-I{root / part}" for part in ("include", "tools/util/include", source.relative_to(root))]
     command = ["nvcc", "-arch=sm_100a", "-std=c++17", "--expt-relaxed-constexpr", "-lineinfo", *includes]
     command += ["-ptx", "-o", str(file), str(source / f"{tutorial.name}_sm100.cu")]

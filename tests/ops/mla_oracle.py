@@ -2,21 +2,23 @@
 
 Gradients are by torch's autograd.
 
-Nothing here is shared with the package. The slots that count are found one by one in plain Python; a token named by m
-of them enters the dense softmax with weight m.
+Nothing that is computed here is shared with the package. The slots that count are found one by one in plain Python; a
+token named by m of them enters the dense softmax with weight m.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from cupymla.ops.mla_cases import MlaCase
 
 torch: Any = pytest.importorskip("torch", reason="the oracle's gradients are torch's")
 
@@ -25,6 +27,8 @@ D_V = 512
 WITHOUT_EFFECT = frozenset({"out", "lse", "lse_base", "deterministic", "dkv_dtype", "attn_dist", "normalize"})
 """Arguments that change nothing of an `Oracle`: what the forward gave, units, and how and what else is written."""
 
+
+MOST_FLOPS = 5e9
 
 _BLOCK = 1 << 20
 
@@ -213,3 +217,9 @@ def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     flat = [array.reshape(-1) for array in arrays]
     for first in range(0, flat[0].size, _BLOCK):
         yield tuple(array[first : first + _BLOCK].astype(np.float64) for array in flat)
+
+
+def affordable(case: MlaCase, flops: float) -> MlaCase:
+    """The case, with fewer queries where it is one of the few large ones: these are large for the sake of kernels that
+    take many queries together, of which references know nothing."""
+    return case if flops <= MOST_FLOPS else replace(case, s_q=max(1, int(case.s_q * MOST_FLOPS / flops)))
