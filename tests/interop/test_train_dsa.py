@@ -49,11 +49,12 @@ def test_runs_and_leaves_curves(framework: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_trained_indexer_loses_less_than_a_random_selection(tmp_path: Path) -> None:
-    """The point of sparse attention with an indexer: the gap to dense attention is smaller than random's."""
+def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_not(tmp_path: Path) -> None:
+    """Gaps to dense attention's loss; the indexer's was 0.09 and -0.12 of random's on two texts."""
     ends = trained("jax", "toy", tmp_path / "curves")["ends"]
     losses = {name: end["loss"] for name, end in ends.items()}
-    assert losses["indexer"] - losses["dense"] < 0.7 * (losses["random"] - losses["dense"])
+    assert losses["random"] - losses["dense"] > 0.05
+    assert losses["indexer"] - losses["dense"] < 0.5 * (losses["random"] - losses["dense"])
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
