@@ -26,6 +26,12 @@ struct OneBuffer {
   __device__ __forceinline__ const uint8_t* tile(const Storage& storage, int, int tile) const {
     return storage.k[buffer][tile];
   }
+
+  // Its address, for the copies.
+  template <typename Storage>
+  __device__ __forceinline__ uint32_t address(const Storage& storage, int part, int first) const {
+    return smem_address(tile(storage, part, first));
+  }
 };
 
 // Each warp serves sixteen consecutive slots of a block of 64: lane l knows the token of slot l % 16, and in each of
@@ -95,7 +101,7 @@ struct RowGather {
         storage.valid[stage][warp] = static_cast<uint16_t>(valid_lanes);
         storage.full[stage][part].arrive();
       }
-      const uint32_t tiles = smem_address(places.tile(storage, part, Config::part_begin(part)));
+      const uint32_t tiles = places.address(storage, part, Config::part_begin(part));
       // Two addresses, and what is added to them is constant: that takes the fewest registers.
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

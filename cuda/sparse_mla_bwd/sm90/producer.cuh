@@ -25,6 +25,14 @@ struct StagedBuffer : sm90::OneBuffer<Config> {
   static __device__ __forceinline__ constexpr int free_side(int part) {
     return part == 0 ? 0 : part < Config::kLeftParts ? -1 : 1 + part - Config::kLeftParts;
   }
+
+  // Through a shuffle, so that ptxas does not know that it is the same in all lanes: it would add it in the copies
+  // themselves, `LDGSTS [R + UR], desc[UR]`, and give such a copy a descriptor in an odd register, which is an illegal
+  // instruction (seen on an H200 with ptxas 13.0).
+  template <typename Storage>
+  __device__ __forceinline__ uint32_t address(const Storage& storage, int part, int first) const {
+    return __shfl_sync(0xffffffffu, sm90::OneBuffer<Config>::address(storage, part, first), 0);
+  }
 };
 
 template <typename Config>

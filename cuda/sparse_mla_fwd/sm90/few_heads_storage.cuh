@@ -98,6 +98,11 @@ struct Places {
     return storage.k[ring.stage][tile];
   }
 
+  // Its address, for the copies.
+  __device__ __forceinline__ uint32_t address(const Storage<Config>& storage, int part, int first) const {
+    return smem_address(tile(storage, part, first));
+  }
+
   __device__ __forceinline__ void advance() { ring.advance(); }
 };
 

@@ -25,39 +25,28 @@ def _cublas_bf16(case: Any) -> Call:
 
 
 def _dequantize_then_cublas(case: Any, inputs: dict[str, Any]) -> Call:
-    """Both 4-bit operands decoded to bfloat16 by `dequantize_nvfp4`, then multiplied; replayed as a graph."""
+    """Both 4-bit operands decoded to bfloat16 by `dequantize_nvfp4`, then multiplied.
+
+    Not as one graph: CuPy refuses cuBLAS under capture.
+    """
     import cupy
 
     from ...ops.nvfp4_gemv import dequantize_nvfp4
 
     packed = [cupy.moveaxis(inputs[name], -1, 0) for name in ("a", "b", "sfa", "sfb")]
     outs = [cupy.empty((*codes.shape[:2], case.k), ml_dtypes.bfloat16) for codes in packed[:2]]
+    decoded = [
+        dequantize_nvfp4.prepare(codes, scales, batch_axis=0, out=out)
+        for codes, scales, out in zip(packed[:2], packed[2:], outs, strict=True)
+    ]
     product = _bf16_product(*outs)
 
-    def enqueue() -> None:
-        for codes, scales, out in zip(packed[:2], packed[2:], outs, strict=True):
-            dequantize_nvfp4(codes, scales, batch_axis=0, out=out)
+    def run() -> None:
+        for decode in decoded:
+            decode()
         product()
 
-    enqueue()
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        enqueue()
-        graph = stream.end_capture()
-    stream.synchronize()
-    return _Replay(graph, (packed, outs, product))
-
-
-class _Replay:
-    """Launches a graph on the current stream, and keeps the arrays alive that it works on."""
-
-    def __init__(self, graph: Any, arrays: object) -> None:
-        self._graph, self._arrays = graph, arrays
-
-    def __call__(self) -> None:
-        import cupy
-
-        self._graph.launch(cupy.cuda.get_current_stream())
+    return run
 
 
 def _bf16_product(a: Any, b: Any) -> Callable[[], object]:
