@@ -150,10 +150,16 @@ def arch_of(device: Device) -> Arch:
 
 
 def entry_point(name: str) -> int:
-    """The address of a driver function, in its CUDA 12.0 form with the legacy default stream. Raises DriverError."""
+    """The address of a driver function, in its CUDA 12.0 form with the legacy default stream. Raises DriverError.
+
+    The name is the one without a version: "cuMemAlloc" finds `cuMemAlloc_v2`, which itself is not a name that the driver
+    knows.
+    """
     cu = _bindings()
     flags = int(cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM)
     address, _ = check(cu.cuGetProcAddress(name.encode(), 12000, flags), f"looking up {name}")
+    if not address:  # for a name that it does not know the call succeeds all the same
+        raise error(int(cu.CUresult.CUDA_ERROR_NOT_FOUND), f"looking up {name}")
     return int(address)
 
 

@@ -198,8 +198,8 @@ def _link_driver(translation: Translation, library: bytes) -> bytes:
     values = (ctypes.c_void_p * 2)(ctypes.addressof(log), ctypes.sizeof(log))
     state, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
     pointer = ctypes.c_void_p
-    create = driver.function("cuLinkCreate_v2", ctypes.c_uint, pointer, pointer, pointer)
-    add = driver.function("cuLinkAddData_v2", pointer, ctypes.c_int, pointer, ctypes.c_size_t, *(pointer,) * 4)
+    create = driver.function("cuLinkCreate", ctypes.c_uint, pointer, pointer, pointer)
+    add = driver.function("cuLinkAddData", pointer, ctypes.c_int, pointer, ctypes.c_size_t, *(pointer,) * 4)
     complete = driver.function("cuLinkComplete", pointer, pointer, pointer)
     text = translation.text.encode() + b"\0"
     with driver.on_device(0):

@@ -217,7 +217,7 @@ class EmulatedKernel:
         """Give the model's memory back."""
         with driver.on_device(self._device):
             if self._memory:
-                _call("cuMemFree_v2", ctypes.c_uint64(self._memory))
+                _call("cuMemFree", ctypes.c_uint64(self._memory))
                 self._memory = self._ctas = 0
 
     def _raise_reported(self) -> None:
@@ -235,7 +235,7 @@ class EmulatedKernel:
         if ctas > self._ctas:
             self.close()
             address = ctypes.c_uint64()
-            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(ctas * bytes_per_cta + _MAP_BYTES))
+            _call("cuMemAlloc", ctypes.byref(address), ctypes.c_size_t(ctas * bytes_per_cta + _MAP_BYTES))
             self._memory, self._ctas = address.value, ctas
         ctypes.memset(ctypes.addressof(self._report), 0, ctypes.sizeof(Report))
         state = LaunchState(
@@ -254,12 +254,12 @@ class EmulatedKernel:
         if ctypes.sizeof(infos) > _MAP_BYTES:
             raise InputError("maps", f"at most {_MAP_BYTES // ctypes.sizeof(tables.TileInfo)} tensor maps", len(infos))
         place, table = ctypes.c_uint64(state.maps), ctypes.c_void_p(ctypes.addressof(infos))
-        _call("cuMemcpyHtoDAsync_v2", place, table, ctypes.c_size_t(ctypes.sizeof(infos)), ctypes.c_void_p(stream))
+        _call("cuMemcpyHtoDAsync", place, table, ctypes.c_size_t(ctypes.sizeof(infos)), ctypes.c_void_p(stream))
         where, size = ctypes.c_uint64(self._memory), ctypes.c_size_t(ctas * bytes_per_cta)
         _call("cuMemsetD8Async", where, ctypes.c_ubyte(0), size, ctypes.c_void_p(stream))
         # Pageable host memory is copied before the call returns, so the struct may go.
         target, source = ctypes.c_uint64(self._state), ctypes.c_void_p(ctypes.addressof(state))
-        _call("cuMemcpyHtoDAsync_v2", target, source, ctypes.c_size_t(ctypes.sizeof(state)), ctypes.c_void_p(stream))
+        _call("cuMemcpyHtoDAsync", target, source, ctypes.c_size_t(ctypes.sizeof(state)), ctypes.c_void_p(stream))
 
 
 Source = str | Path | KernelSource | Program
@@ -365,7 +365,7 @@ def _mapped_report() -> tuple[Report, int]:
     _call(
         "cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(ctypes.sizeof(Report)), ctypes.c_uint(portable_and_mapped)
     )
-    _call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), host, ctypes.c_uint(0))
+    _call("cuMemHostGetDevicePointer", ctypes.byref(device), host, ctypes.c_uint(0))
     return Report.from_address(host.value or 0), device.value
 
 

@@ -40,13 +40,15 @@ def overhead(subject: Subject) -> dict[str, float]:
 
 
 def to_torch(array: np.ndarray[Any, Any], device: str) -> Any:
-    """A tensor with the array's elements; narrow floats go by their bits."""
+    """A tensor with the array's elements, its axes in the same order in memory; narrow floats go by their bits."""
     import torch
 
+    # `Tensor.to` keeps the order of axes where memory has no gaps; where it has some, elements come gapless.
+    dense = array.copy(order="K")
     if array.dtype.isbuiltin == 1:
-        return torch.from_numpy(array.copy()).to(device)
+        return torch.from_numpy(dense).to(device)
     carrier = {1: np.uint8, 2: np.int16}[array.dtype.itemsize]
-    return torch.from_numpy(array.copy().view(carrier)).to(device).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(dense.view(carrier)).to(device).view(getattr(torch, array.dtype.name))
 
 
 def _torch_us(subject: Subject, inputs: dict[str, Any]) -> float | None:

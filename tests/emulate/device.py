@@ -32,7 +32,7 @@ class Memory:
         if where == "gpu":
             size = ctypes.c_size_t(max(self._array.nbytes, 16))
             with driver.on_device(0):
-                allocate = driver.function("cuMemAlloc_v2", ctypes.c_void_p, ctypes.c_size_t)
+                allocate = driver.function("cuMemAlloc", ctypes.c_void_p, ctypes.c_size_t)
                 _check(allocate(ctypes.addressof(self._address), size))
             self.fill()
 
@@ -40,7 +40,7 @@ class Memory:
         """Put the array's content there (again)."""
         if self._where == "gpu":
             with driver.on_device(0):
-                copy = driver.function("cuMemcpyHtoD_v2", ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+                copy = driver.function("cuMemcpyHtoD", ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
                 _check(copy(self._address, self._array.ctypes.data, self._array.nbytes))
 
     @property
@@ -59,7 +59,7 @@ class Memory:
             return np.array(self._array)
         found = np.empty_like(self._array)
         with driver.on_device(0):
-            copy = driver.function("cuMemcpyDtoH_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
+            copy = driver.function("cuMemcpyDtoH", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t)
             _check(copy(found.ctypes.data, self._address, found.nbytes))
         return found
 
@@ -67,7 +67,7 @@ class Memory:
         """Give it back."""
         if self._where == "gpu":
             with driver.on_device(0):
-                _check(driver.function("cuMemFree_v2", ctypes.c_uint64)(self._address))
+                _check(driver.function("cuMemFree", ctypes.c_uint64)(self._address))
 
 
 def _aligned(array: Array) -> Array:

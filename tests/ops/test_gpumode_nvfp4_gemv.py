@@ -9,6 +9,7 @@ import pytest
 from script_kit import script
 
 import cupymla
+from cupymla.testing.poison import strided_like
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_blocks_are_views(entry: Any) -> None:
 def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:
     cp = pytest.importorskip("cupy")
     host = entry.problem(4096, 7168, 2, np)
-    data = [cp.asarray(array) for array in host]
+    data = [strided_like(cp, array) for array in host]
     if scales_on_cpu:
         data[2:4] = host[2:4]
     c = entry.custom_kernel(tuple(data))
