@@ -152,7 +152,7 @@ def arch_of(device: Device) -> Arch:
 def entry_point(name: str) -> int:
     """The address of a driver function, in its CUDA 12.0 form with the legacy default stream. Raises DriverError.
 
-    The name is the one without a version: "cuMemAlloc" finds `cuMemAlloc_v2`, which itself is not a name that the driver
+    The name is the one without a version: "cuMemAlloc" finds `cuMemAlloc_v2`, which itself is no name that the driver
     knows.
     """
     cu = _bindings()

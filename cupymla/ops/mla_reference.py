@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from . import tensor_cores
 from .mla import D_V
 
 Array = npt.NDArray[Any]
 Precision = Literal["float64", "same"]
 
-_TENSOR_CORE_STEP = 16
 WORKING_SET_BYTES = 256 << 20
 """What the temporaries of one block of queries may take; a single query whose slots need more still gets it."""
 
@@ -53,21 +53,13 @@ class Arithmetic:
     def product(self, left: Array, right: Array) -> Array:
         """left [..., m, k] times right [..., k, n].
 
-        In fp32 as a tensor core does it: the products of sixteen k are added exactly, and each such sum is added to the
-        accumulator with truncation toward zero. That is where a kernel's scores lose most of their accuracy: 36 times
-        half a unit in the last place on 576 channels, all in one direction. Source: Fasi, Higham, Mikaitis and Pranesh,
-        "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330 (2021), for the truncation; PTX ISA,
-        "wgmma", for sixteen k to a step.
+        In fp32 as a tensor core does it (`tensor_cores.product`). That is where a kernel's scores lose most of their
+        accuracy: 36 steps of truncation on 576 channels.
         """
         if self.operand is None:
             result: Array = left @ right
             return result
-        total = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
-        for first in range(0, left.shape[-1], _TENSOR_CORE_STEP):
-            step = slice(first, first + _TENSOR_CORE_STEP)
-            total += left[..., step].astype(np.float64) @ right[..., step, :].astype(np.float64)
-            total = toward_zero(total).astype(np.float64)
-        return total.astype(self.real)
+        return tensor_cores.product(left, right).astype(self.real, copy=False)
 
     def rounded(self, array: Array) -> Array:
         """What a second matrix product reads: `array` after a round trip through the operand dtype."""
@@ -210,14 +202,6 @@ def _gather(kv: Array, tokens: Array, valid: Array, arithmetic: Arithmetic) -> A
     rows = bits[tokens]
     rows[~valid] = 0
     return arithmetic.up(rows.view(kv.dtype))
-
-
-def toward_zero(array: Array) -> Array:
-    """float64 rounded to fp32 toward zero; NaN and infinities stay."""
-    nearest = stored(array, np.float32)
-    too_far = (np.abs(nearest) > np.abs(array)) & np.isfinite(array)
-    result: Array = np.where(too_far, np.nextafter(nearest, np.float32(0)), nearest)
-    return result
 
 
 def transposed(array: Array) -> Array:

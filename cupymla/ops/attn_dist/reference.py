@@ -30,7 +30,9 @@ def attn_dist(
 ) -> Array:
     """dist; arguments and shapes as the public function's.
 
-    precision="float64": in float64 and returned in float64. precision="same": products, exponentials and sums in fp32.
+    precision="float64": in float64 and returned in float64. precision="same": products, exponentials and sums in fp32,
+    products as tensor cores round them, and every exponential a unit in the last place too small: `ex2.approx` may be
+    two off (PTX ISA), at the same place for all heads to the same side, and sums over heads have that error whole.
     """
     arithmetic = Arithmetic.of(precision, q.dtype)
     has_batch = q.ndim == 4
@@ -43,7 +45,10 @@ def attn_dist(
             place = (block.batch, block.queries)
             scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys)) * scale
             norm = natural(arithmetic.up(norms[place]), lse_base)
-            dist[place] = probabilities(scores, norm, block.valid).sum(axis=1)
+            weights = probabilities(scores, norm, block.valid)
+            if precision == "same":
+                weights = np.nextafter(weights, np.float32(0))
+            dist[place] = weights.sum(axis=1)
         if normalize == "l1":
             dist /= np.maximum(dist.sum(axis=-1, keepdims=True), L1_EPSILON)
     return dist if has_batch else dist[0]

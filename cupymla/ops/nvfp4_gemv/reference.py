@@ -2,12 +2,14 @@
 
 Everything is vectorised, and walked in blocks of rows so that a large matrix is never decoded as a whole.
 
-Two precisions of the product:
+Three precisions of the product:
 
-- "same" rounds where the kernels round. E2M1 products and their sum over a block are exact in float32 (a block's sum is
+- "float32" is the CPU back end's. E2M1 products and their sum over a block are exact in float32 (a block's sum is
   a multiple of 1/4 below 1152), as is the product of two E4M3 scales; so only the sum over blocks, alpha, bias and the
   output dtype round. In weight-only mode the products are exact and every sum rounds; blocks of bfloat16 are summed at
   2^-8 of their value.
+- "same" rounds where the kernels round: with one column as "float32", with several as tensor cores do that multiply
+  codes with their scales in (`ops/tensor_cores.py`), in chains of 256 k whose sums float32 adds up.
 - "float64" decodes everything to float64 and rounds nothing on purpose.
 """
 
@@ -20,10 +22,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .. import tensor_cores
 from . import formats, spec
 from .formats import NVFP4, BlockFormat, Bytes, Float32
 
-Precision = Literal["same", "float64"]
+Precision = Literal["same", "float32", "float64"]
 
 _DTYPES: dict[str, npt.DTypeLike] = {
     "float32": np.float32,
@@ -32,6 +35,8 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 }
 
 _BLOCK_ELEMENTS = 1 << 22
+_CHAIN = 16 * tensor_cores.STEP
+"""k that kernels multiply before they begin another sum (cuda/nvfp4_gemv/README.md)."""
 
 
 def numpy_dtype(label: str) -> np.dtype[Any]:
@@ -44,7 +49,7 @@ def nvfp4_gemv(*args: Any, precision: Precision = "float64", **kwargs: Any) -> n
 
     Returns:
         `[m, n]`, or with a batch axis `[m, n, l]` or `[l, m, n]`: float64 and not rounded to the output dtype, or with
-        `precision="same"` in the output dtype.
+        another precision in the output dtype.
     """
     views, problem = spec.read(*args, **kwargs)
     return _caller_order(gemv(views, problem, precision), views.batch_first)
@@ -115,7 +120,7 @@ def _bias(views: spec.Views, problem: spec.Problem, dtype: npt.DTypeLike) -> npt
 def gemv(
     views: spec.Views,
     problem: spec.Problem,
-    precision: Precision = "same",
+    precision: Precision = "float32",
     *,
     magnitude: bool = False,
     out: npt.NDArray[Any] | None = None,
@@ -125,13 +130,14 @@ def gemv(
     Args:
         views: arrays on the CPU.
         problem: their sizes and options.
-        precision: "same" gives the output dtype, "float64" float64; see the module's text.
+        precision: "float64" gives float64, the others the output dtype; see the module's text.
         magnitude: sum absolute values instead, as the error bound needs them.
         out: `[m, n, l]` of the result's dtype, any strides.
     """
     m, n, batches = problem.m, problem.n, problem.batches
-    compute = np.dtype(np.float32 if precision == "same" else np.float64)
-    result = numpy_dtype(problem.out_dtype) if precision == "same" else compute
+    compute = np.dtype(np.float64 if precision == "float64" else np.float32)
+    result = compute if precision == "float64" else numpy_dtype(problem.out_dtype)
+    in_chains = precision == "same" and n > 1
     if out is None:
         out = np.empty((m, n, batches), result)
     alpha, bias = _alpha(views, problem, compute), _bias(views, problem, compute)
@@ -141,7 +147,7 @@ def gemv(
         for batch in range(batches):
             columns = _Columns(views, problem, batch, compute, magnitude)
             for rows in _row_blocks(m, problem.k):
-                product = columns.times(rows) * alpha[rows, batch, np.newaxis]
+                product = columns.times(rows, in_chains) * alpha[rows, batch, np.newaxis]
                 if bias is not None:
                     product = product + bias[rows, batch, np.newaxis]
                 out[rows, :, batch] = product.astype(result)
@@ -181,18 +187,38 @@ class _Columns:
         codes = _scale_rows(scales, self.layout, rows, self.scale_columns)
         return self._prepared(self.fmt.decode_scales(codes))
 
-    def times(self, rows: slice) -> npt.NDArray[Any]:
-        """`[rows, n]`: block sums first, then scaled, then added over the blocks.
+    def times(self, rows: slice, in_chains: bool) -> npt.NDArray[Any]:
+        """`[rows, n]`: block sums first, then scaled, then added over the blocks; or chains of tensor cores' products.
 
         einsum's own loops are used rather than BLAS, because a BLAS may skip zeros and lose a NaN that they meet.
         """
         values = self._prepared(_blocked(formats.decode_pairs(self.a[rows]), self.fmt.block))
+        scales = self._scales(self.sfa, rows)
+        if in_chains and all(
+            np.isfinite(part).all() for part in (scales, self.values, self.scales) if part is not None
+        ):
+            return self._chains(values, scales)
         sums = np.einsum("rjk,njk->rnj", values, self.values)
-        scales = self._scales(self.sfa, rows)[:, np.newaxis]
+        scales = scales[:, np.newaxis]
         if self.scales is not None:
             scales = scales * self.scales
         total: npt.NDArray[Any] = (sums * scales).sum(axis=-1, dtype=self.compute) / self.factor
         return total
+
+    def _chains(self, values: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        left = _chained(values, scales)
+        right = _chained(self.values, self.scales)
+        sums = tensor_cores.product(left, right.swapaxes(-1, -2))
+        total: npt.NDArray[Any] = sums.sum(axis=0, dtype=self.compute) / self.factor
+        return total
+
+
+def _chained(blocks: npt.NDArray[Any], scales: npt.NDArray[Any] | None) -> npt.NDArray[np.float64]:
+    """Blocks `[rows, j, block]` times their scales, exactly, as `[chains, rows, _CHAIN]`, zeros after a tail."""
+    exact = blocks.astype(np.float64)
+    if scales is not None:
+        exact = exact * scales[..., np.newaxis]
+    return _blocked(exact.reshape(len(blocks), -1), _CHAIN).swapaxes(0, 1)
 
 
 def tensor_scale(x: npt.NDArray[Any]) -> float:

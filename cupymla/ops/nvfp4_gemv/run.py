@@ -100,7 +100,7 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
     target = _Target(views.c, shape, dtype, views.batch_first, views.a.view, rows=False)
 
     def compute() -> Any:
-        reference.gemv(views, problem, "same", out=target.array())
+        reference.gemv(views, problem, "float32", out=target.array())
         return target.result()
 
     return CpuCall(compute)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .. import tensor_cores
 from . import bias as forms
 from .paging import key_counts, tokens, typed
 
@@ -54,9 +55,10 @@ def xl_paged_attention(
 
     precision="same": the roundings of a kernel for the query's dtype, results in the dtypes of the public function.
     q + u and q + v are added in fp32 and rounded once to the query's dtype, to be operands of a matrix product;
-    products accumulate in fp32; scores, bias, softmax and the sum of P are fp32; P is rounded to V's dtype before it
-    meets V (to the query's dtype when the cache is fp8, whose values are exact in it); k_scale multiplies scores and
-    v_scale the result, in fp32; out is rounded once. With fp32 queries nothing is rounded below fp32.
+    products with keys accumulate in fp32 as tensor cores do (`ops/tensor_cores.py`); scores, bias, softmax and the sum
+    of P are fp32; P is rounded to V's dtype before it meets V (to the query's dtype when the cache is fp8, whose values
+    are exact in it); k_scale multiplies scores and v_scale the result, in fp32; out is rounded once. With fp32 queries
+    nothing is rounded below fp32.
     """
     work = np.dtype(np.float64 if precision == "float64" else np.float32)
     operand = query.dtype if precision == "same" and query.dtype.itemsize == 2 else None
@@ -199,7 +201,8 @@ class _Call:
 
     def _scores(self, query: Array, keys: Array, sequences: Array, counts: Array, positions: Array) -> Array:
         """scale * (q.k + bias), or scale * q.k + bias: [n, num_kv_heads, group, t]."""
-        dots = (query @ keys.swapaxes(-1, -2)) * self.k_scale[:, None, None]
+        product = np.matmul if self.operand is None else tensor_cores.product
+        dots = product(query, keys.swapaxes(-1, -2)) * self.k_scale[:, None, None]
         scores: Array
         if self.bias is None:
             scores = self.scale * dots
