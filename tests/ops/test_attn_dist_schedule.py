@@ -24,8 +24,6 @@ WARPS = 2  # per warpgroup; the kernel has four
 CONSUMER_WARPS = 2 * WARPS
 BUFFERS = 3
 TILES = 9
-PARTS = ((0, 2), (2, 4), (4, 6), (6, TILES))
-LEFT_PARTS = 2
 PASSES = 4
 
 
@@ -38,16 +36,13 @@ class Model(Machine):
         producers = [f"p{w}" for w in range(WARPS)]
         consumers = [f"c{w}" for w in range(CONSUMER_WARPS)]
         words = 0 if drop == "arrival for the validity words" else WARPS
-        counts = [WARPS + (words if part == 0 else 0) for part in range(len(PARTS))]
-        self.full = [
-            [Barrier(f"full[{b}][{part}]", count, consumers) for part, count in enumerate(counts)]
-            for b in range(BUFFERS)
-        ]
-        self.free = [
-            [Barrier(f"free[{b}][{half}]", CONSUMER_WARPS, producers, starts_free=True) for half in (0, 1)]
-            for b in range(BUFFERS)
-        ]
-        self.sums_ready = Barrier("sums_ready", CONSUMER_WARPS, consumers)
+        self.full = [Barrier(f"full[{b}]", WARPS + words, consumers) for b in range(BUFFERS)]
+        self.free = [Barrier(f"free[{b}]", CONSUMER_WARPS, producers, starts_free=True) for b in range(BUFFERS)]
+        # With 64 heads each consumer sums over the heads of its own blocks.
+        self.alternate = q_parts == 1
+        groups = [consumers[:WARPS], consumers[WARPS:]] if self.alternate else [consumers]
+        self.sums_ready = [Barrier(f"sums_ready[{g}]", len(who), who) for g, who in enumerate(groups)]
+        self.masses_ready = Barrier("masses_ready", CONSUMER_WARPS, consumers)
         # Where a consumer's next products wait for the other's: the first may begin.
         self.order = [
             Barrier(f"order[{who}]", WARPS, consumers[who * WARPS :][:WARPS], starts_free=who == 0) for who in (0, 1)
@@ -57,8 +52,8 @@ class Model(Machine):
         self.written: dict[tuple[int, int], int] = {}
         self.divided: dict[int, int] = {}
 
-    def tile_items(self, buffer: int, first: int, end: int) -> list[Item]:
-        return [("k", buffer, tile, row) for tile in range(first, end) for row in range(WARPS)]
+    def tile_items(self, buffer: int) -> list[Item]:
+        return [("k", buffer, tile, row) for tile in range(TILES) for row in range(WARPS)]
 
     def run(self, seed: int) -> None:
         threads: dict[str, Steps] = {f"p{w}": Producer(self, w).run() for w in range(WARPS)}
@@ -80,7 +75,7 @@ class Producer:
     def __init__(self, model: Model, warp: int) -> None:
         self.model, self.warp = model, warp
         self.me, self.copies = Agent(f"p{warp}"), Agent(f"cp.async{warp}")
-        self.tma = [Agent(f"tma{part}") for part in range(len(PARTS))]
+        self.tma = Agent("tma")
         self.buffer = self.passes = 0
         self.phase = [0] * BUFFERS
         self.named = [0, 0]
@@ -114,7 +109,7 @@ class Producer:
             yield from self.sync(1)
         yield from self.wait_free()
         self.describe((-1,))
-        self.model.full[self.buffer][0].arrive(self.me)
+        self.model.full[self.buffer].arrive(self.me)
         self.finish_buffer()
 
     def drop_invalid_end(self, number: int, blocks: int) -> Steps:
@@ -135,28 +130,24 @@ class Producer:
             yield from self.wait_free()
             if part == 0:
                 self.describe((number,))
-            for arrival, (first, end) in enumerate(PARTS):
-                if self.warp == 0:
-                    # The arrival and the bytes: the phase completes when the copies are in.
-                    tma = self.tma[arrival]
-                    tma.follow(self.me)
-                    for item in model.tile_items(self.buffer, first, end):
-                        model.write(tma, item, ("q", number, part), generic=False)
-                    yield None
-                    model.full[self.buffer][arrival].arrive(tma)
-                else:
-                    model.full[self.buffer][arrival].arrive(self.me)
+            if self.warp == 0:
+                # The arrival and the bytes: the phase completes when the copies are in.
+                self.tma.follow(self.me)
+                for item in model.tile_items(self.buffer):
+                    model.write(self.tma, item, ("q", number, part), generic=False)
+                yield None
+                model.full[self.buffer].arrive(self.tma)
+            else:
+                model.full[self.buffer].arrive(self.me)
             self.finish_buffer()
         self.passes += 1
 
     def wait_free(self) -> Steps:
-        left, right = self.model.free[self.buffer]
-        yield from self.wait(right, self.phase[self.buffer] ^ 1, "free for Q")
-        left.passed_by(self.me, waited=True)
+        yield from self.wait(self.model.free[self.buffer], self.phase[self.buffer] ^ 1, "free for Q")
 
     def finish_buffer(self) -> None:
         if self.model.has("arrival for the validity words"):
-            self.model.full[self.buffer][0].arrive(self.me)
+            self.model.full[self.buffer].arrive(self.me)
         self.next()
 
     def next(self) -> None:
@@ -165,20 +156,15 @@ class Producer:
 
     def gather(self, number: int, block: int) -> Steps:
         model, b = self.model, self.buffer
-        for part, (first, end) in enumerate(PARTS):
-            if part == 0:
-                yield from self.wait(model.free[b][0], self.phase[b] ^ 1, "free left")
-            if part == LEFT_PARTS:
-                yield from self.wait(model.free[b][1], self.phase[b] ^ 1, "free right")
-            self.copies.follow(self.me)
-            for tile in range(first, end):
-                model.write(self.copies, ("k", b, tile, self.warp), ("kv", number, block))
-            yield None
-            model.full[b][part].arrive(self.copies)
-            if part == 0:
-                model.write(self.me, ("valid", b, self.warp), (number, block))
-                if model.has("arrival for the validity words"):
-                    model.full[b][0].arrive(self.me)
+        yield from self.wait(model.free[b], self.phase[b] ^ 1, "free")
+        self.copies.follow(self.me)
+        model.write(self.me, ("valid", b, self.warp), (number, block))
+        if model.has("arrival for the validity words"):
+            model.full[b].arrive(self.me)
+        for tile in range(TILES):
+            model.write(self.copies, ("k", b, tile, self.warp), ("kv", number, block))
+        yield None
+        model.full[b].arrive(self.copies)
         self.next()
         yield None
 
@@ -189,21 +175,20 @@ class Consumer:
     def __init__(self, model: Model, warp: int) -> None:
         self.model, self.warp, self.who = model, warp, warp // WARPS
         self.me, self.mma = Agent(f"c{warp}"), Agent(f"wgmma{warp}")
-        self.buffer = self.parity = self.passes = self.round = self.block = self.scores = self.order = 0
-        self.groups: list[Clock] = []  # committed and not waited for, oldest first
+        self.buffer = self.parity = self.passes = self.turns = self.ended = self.round = self.masses = 0
+        self.waiting: int | None = None
+        self.group = self.who if model.alternate else 0
+        self.done: Clock = {}  # what the group of products in flight will have done
 
     def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
         yield from self.model.wait(self.me, barrier, parity, step)
-
-    def before(self, positions: int) -> int:
-        return (self.buffer - positions) % BUFFERS
 
     def advance_place(self) -> None:
         self.buffer = (self.buffer + 1) % BUFFERS
         self.parity ^= self.buffer == 0
 
-    def free_half(self, buffer: int, half: int) -> None:
-        self.model.free[buffer][half].arrive(self.me)
+    def free(self) -> None:
+        self.model.free[self.buffer].arrive(self.me)
 
     def describe(self, number: int) -> int:
         """What the description of the pass of that number, from 1, says: which of the model's it is, or -1."""
@@ -214,152 +199,132 @@ class Consumer:
         return index
 
     def run(self) -> Steps:
-        yield from self.begin_pass()
-        if self.describe(self.passes) < 0:
-            return
-        yield from self.issue()
-        more = [True]
-        while more[-1]:
-            yield from self.advance(more)
+        model, more = self.model, [True]
+        while True:
+            yield from self.begin_pass(more)
+            if not more[-1]:
+                break
+            index = self.describe(self.passes)
+            for block in range(model.blocks[index]):
+                yield from self.wait(model.full[self.buffer], self.parity, "full")
+                if not model.alternate or block % 2 == self.who:
+                    yield from self.take(index, block)
+                else:
+                    self.free()
+                self.advance_place()
+                yield None
+            if self.ended:
+                yield from self.finish_waiting()
+            self.ended = self.passes
+        yield from self.finish_waiting()
 
-    def begin_pass(self) -> Steps:
+    def begin_pass(self, more: list[bool]) -> Steps:
         model = self.model
-        yield from self.wait(model.full[self.buffer][0], self.parity, "first part of Q")
-        model.full[self.buffer][0].passed[self.me.name] -= 1  # it is waited for once more below
-        self.passes += 1
-        index = self.describe(self.passes)
+        yield from self.wait(model.full[self.buffer], self.parity, "Q")
+        index = self.describe(self.passes + 1)
         if index < 0:
+            more.append(False)
             return
-        self.block = 0
+        self.passes += 1
         for part in range(model.q_parts):
-            for arrival in range(len(PARTS)):
-                yield from self.wait(model.full[self.buffer][arrival], self.parity, f"Q {arrival}")
-            if model.q_parts == 1 or part == self.who:
-                for item in model.tile_items(self.buffer, 0, TILES):
+            if part != 0:
+                yield from self.wait(model.full[self.buffer], self.parity, "second half of Q")
+            if model.alternate or part == self.who:
+                for item in model.tile_items(self.buffer):
                     model.read(self.me, item, ("q", index, part))
                 if model.has("fence behind Q"):
                     self.me.fence()
                 model.write(self.me, ("registers of Q", self.warp), (index,), generic=False)
             yield None
-            self.free_half(self.buffer, 0)
-            self.free_half(self.buffer, 1)
+            self.free()
             self.advance_place()
-        which = 0 if model.drop == "second set of lse" else self.passes % 2
-        model.write(self.me, ("lse", which, self.warp), (index,))
+        model.write(self.me, ("lse", self.warp), (index,))
 
-    def commit(self) -> None:
-        self.groups.append(dict(self.mma.clock))
-
-    def collect(self, pending: int, step: str) -> None:
-        while len(self.groups) > pending:
-            done = self.groups.pop(0)
-            if self.model.has(step):
-                self.me.follow(Agent("", done))
-
-    def issue(self) -> Steps:
-        """Into the set of scores that is not in use."""
+    def take(self, index: int, block: int) -> Steps:
         model, b = self.model, self.buffer
-        index = self.describe(self.passes)
-        self.scores ^= 1
-        in_order = model.q_parts == 2
-        for part, (first, end) in enumerate(PARTS):
-            yield from self.wait(model.full[b][part], self.parity, f"full {part}")
-            if part == 0 and in_order:
-                yield from self.wait(model.order[self.who], self.order ^ (self.who == 0), "order")
-            if part == 0:
-                for row in range(WARPS):
-                    model.read(self.me, ("valid", b, row), (index, self.block))
-            if model.has("fence behind gathered rows"):
-                self.me.fence()
-            self.mma.follow(self.me)
-            model.read(self.mma, ("registers of Q", self.warp), (index,), "async")
-            for item in model.tile_items(b, first, end):
-                model.read(self.mma, item, ("kv", index, self.block), "async")
-            model.write(self.mma, ("scores", self.warp, self.scores), (index, self.block), generic=False)
-            self.commit()
-        if in_order:
+        for row in range(WARPS):
+            model.read(self.me, ("valid", b, row), (index, block))
+        if model.has("fence behind gathered rows"):
+            self.me.fence()
+        if not model.alternate:
+            yield from self.wait(model.order[self.who], (self.turns ^ (self.who == 0)) & 1, "order")
+        self.mma.follow(self.me)
+        model.read(self.mma, ("registers of Q", self.warp), (index,), "async")
+        for item in model.tile_items(b):
+            model.read(self.mma, item, ("kv", index, block), "async")
+        model.write(self.mma, ("scores", self.warp), (index, block), generic=False)
+        self.done = dict(self.mma.clock)
+        if not model.alternate:
             model.order[1 - self.who].arrive(self.me)
-            self.order ^= 1
-        self.advance_place()
-
-    def advance(self, more: list[bool]) -> Steps:
-        self.collect(len(PARTS) - LEFT_PARTS, "wgmma wait of the left half")
-        self.free_half(self.before(1), 0)
+        self.turns += 1
+        yield from self.finish_waiting()
+        if model.has("wgmma wait"):
+            self.me.follow(Agent("", self.done))
+        self.free()
         yield None
-        present, block, scores = self.passes, self.block, self.scores
-        last = block + 1 == self.model.blocks[self.describe(present)]
-        if last:
-            self.collect(0, "wgmma wait of the last block")
-            self.free_half(self.before(1), 1)
-            yield None
-            yield from self.begin_pass()
-            if self.describe(self.passes) < 0:
-                yield from self.finish(present, block, scores, last)
-                more.append(False)
-                return
-        else:
-            self.block += 1
-        yield from self.issue()
-        self.collect(len(PARTS), "wgmma wait of the right half")
-        if not last:
-            self.free_half(self.before(2), 1)
-        yield None
-        yield from self.finish(present, block, scores, last)
-
-    def finish(self, present: int, block: int, scores: int, last: bool) -> Steps:
-        model = self.model
-        index = self.describe(present)
-        model.read(self.me, ("scores", self.warp, scores), (index, block))
-        model.read(self.me, ("lse", 0 if model.drop == "second set of lse" else present % 2, self.warp), (index,))
-        if block != 0:
-            yield from self.wait_sums("sums of the block before")
-            self.add_up(present, block - 1)
+        model.read(self.me, ("scores", self.warp), (index, block))
+        model.read(self.me, ("lse", self.warp), (index,))
         model.write(self.me, ("sums", self.sums_set(self.round), self.warp), (index, block))
-        model.sums_ready.arrive(self.me)
+        model.sums_ready[self.group].arrive(self.me)
         self.round += 1
+        self.waiting = block
         yield None
-        if last:
-            yield from self.wait_sums("sums of the last block")
-            self.add_up(present, block)
-            if model.normalize:
-                yield from self.divide(present)
+
+    def finish_waiting(self) -> Steps:
+        index = self.describe(self.ended or self.passes) if self.passes else -1
+        if self.waiting is not None:
+            yield from self.wait_sums("sums")
+            self.add_up(index, self.waiting)
+            self.waiting = None
+        if self.ended and self.model.normalize:
+            yield from self.divide(index)
+        self.ended = 0
 
     def sums_set(self, number: int) -> int:
         return 0 if self.model.drop == "second set of sums" else number % 2
 
-    def wait_sums(self, step: str) -> Steps:
-        yield from self.wait(self.model.sums_ready, (self.round - 1) % 2, step)
+    def mass_set(self) -> int:
+        return self.masses % 2 if self.model.alternate and self.model.drop != "second set of masses" else 0
 
-    def add_up(self, present: int, block: int) -> None:
-        if block % CONSUMER_WARPS != self.warp:
+    def wait_sums(self, step: str) -> Steps:
+        yield from self.wait(self.model.sums_ready[self.group], (self.round - 1) % 2, step)
+
+    def first_owned(self) -> int:
+        return self.warp % WARPS * 2 + self.who if self.model.alternate else self.warp
+
+    def add_up(self, index: int, block: int) -> None:
+        if block % CONSUMER_WARPS != self.first_owned():
             return
-        model, index = self.model, self.describe(present)
-        for addend in range(CONSUMER_WARPS):
+        model = self.model
+        addends = range(self.who * WARPS, (self.who + 1) * WARPS) if model.alternate else range(CONSUMER_WARPS)
+        for addend in addends:
             model.read(self.me, ("sums", self.sums_set(self.round - 1), addend), (index, block))
         model.written[index, block] = model.written.get((index, block), 0) + 1
         if model.normalize:
-            model.write(self.me, ("mass", self.warp), (index,))
+            model.write(self.me, ("mass", self.mass_set(), self.warp), (index,))
 
-    def divide(self, present: int) -> Steps:
-        model, index = self.model, self.describe(present)
-        if self.warp >= model.blocks[index]:
-            model.write(self.me, ("mass", self.warp), (index,))
-        model.sums_ready.arrive(self.me)
-        self.round += 1
-        yield from self.wait_sums("masses")
+    def divide(self, index: int) -> Steps:
+        model = self.model
+        if self.first_owned() >= model.blocks[index]:
+            model.write(self.me, ("mass", self.mass_set(), self.warp), (index,))
+        if model.alternate:
+            model.masses_ready.arrive(self.me)
+            yield from self.wait(model.masses_ready, self.masses % 2, "masses")
+        else:
+            model.sums_ready[0].arrive(self.me)
+            self.round += 1
+            yield from self.wait_sums("masses")
         for other in range(CONSUMER_WARPS):
-            model.read(self.me, ("mass", other), (index,))
+            model.read(self.me, ("mass", self.mass_set(), other), (index,))
+        self.masses += 1
         model.divided[index] = model.divided.get(index, 0) + 1
         yield None
 
 
 MUTATIONS = (
-    *("free left", "free right", "free for Q", "named 1", "named 2"),
-    *("first part of Q", "Q 0", "Q 1", "Q 2", "Q 3", "full 0", "full 1", "full 2", "full 3"),
-    *("wgmma wait of the left half", "wgmma wait of the right half", "wgmma wait of the last block"),
-    *("sums of the block before", "sums of the last block", "masses", "second set of sums"),
-    *("fence behind gathered rows", "arrival for the validity words", "four places for passes"),
-    *("second set of lse", "fence behind Q"),
+    *("free", "free for Q", "named 1", "named 2", "Q", "second half of Q", "full", "wgmma wait"),
+    *("sums", "masses", "second set of sums", "second set of masses"),
+    *("fence behind gathered rows", "arrival for the validity words", "four places for passes", "fence behind Q"),
 )
 
 
@@ -395,9 +360,9 @@ def test_the_model_misses_what_is_taken_away(drop: str) -> None:
     [
         ("producer.cuh", (1, 4, 0, 5, 0, 0)),
         ("../../common/sm90/row_gather.cuh", (1, 2, 0, 0, 0, 0)),
-        ("consumer.cuh", (6, 2, 0, 0, 3, 0)),
-        ("products.cuh", (1, 0, 2, 0, 0, 0)),
-        ("sums.cuh", (1, 2, 0, 0, 0, 0)),
+        ("consumer.cuh", (5, 2, 1, 0, 1, 0)),
+        ("products.cuh", (0, 0, 1, 0, 0, 0)),
+        ("sums.cuh", (2, 3, 0, 0, 0, 0)),
         ("walk.cuh", (0, 0, 0, 0, 0, 0)),
         ("attn_dist.cu", (0, 0, 0, 0, 0, 0)),
     ],
@@ -410,7 +375,13 @@ def test_the_sources_have_the_steps_of_the_model(file: str, counts: tuple[int, .
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
 @pytest.mark.parametrize("d_qk", D_QK)
 def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
-    """Else the wait for one block's scores is for half of the next block's too."""
+    """A block's products are one group, and its scores are waited for when the row of the block before is written."""
     source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
-    waits = {0, len(PARTS) - LEFT_PARTS, len(PARTS)}
-    require_groups_end_where_products_are_marked(source, waits, tmp_path)
+    require_groups_end_where_products_are_marked(source, {0}, tmp_path)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("d_qk", D_QK)
+def test_the_joint_kernel_waits_for_the_left_half_alone(d_qk: int, tmp_path: Path) -> None:
+    source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, queries=plan.JOINT_QUERIES)
+    require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)

@@ -26,9 +26,9 @@ __device__ __forceinline__ void init_barriers(ThisStorage& storage) {
       storage.full[buffer][part].init(kProducers + (part == ThisConfig::kValidityPart ? 4 : 0));
     }
     storage.free[buffer][0].init(kConsumers);
-    storage.free[buffer][1].init(kConsumers);
   }
-  storage.sums_ready.init(kConsumers);
+  for (auto& ready : storage.sums_ready) ready.init(kConsumers / ThisConfig::kSumGroups);
+  storage.masses_ready.init(kConsumers);
   for (int who = 0; who < ThisConfig::kConsumers; ++who) storage.order[who].init(ThisConfig::kWarpgroup);
   fence_mbarrier_init();
 }

@@ -18,28 +18,31 @@ struct Config {
   static constexpr int kKeyTiles = kDQk / kTileColumns;
   static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
 
-  // A block arrives in parts, so that the first products start before its last columns are in, and is freed in halves.
-  static constexpr int kParts = 4;
-  static __host__ __device__ constexpr int part_begin(int part) { return part == kParts ? kKeyTiles : 2 * part; }
-  static constexpr int kLeftParts = 2;      // parts of the half that is freed first
-  static constexpr int kValidityPart = 0;   // part that the validity words come with
+  // A block arrives, is multiplied and is freed in one piece: each wait and each proxy fence costs a warp about 50
+  // cycles, and nothing is gained by products that start before the last columns are in.
+  static constexpr int kParts = 1;
+  static __host__ __device__ constexpr int part_begin(int part) { return part * kKeyTiles; }
+  static constexpr int kValidityPart = 0;  // part that the validity words come with
+  // The last tile of a group of products, which can be waited for.
+  static __host__ __device__ constexpr bool ends_group(int tile) { return tile == kKeyTiles - 1; }
 
   static constexpr int kConsumers = 2;
   static constexpr int kConsumerHeads = 64;                        // one wgmma M
   static constexpr int kQueryBlocks = kHeads / kConsumerHeads;     // blocks of shared memory that Q passes through
-  // Two consumers split 128 heads between them, or the slots of a block when they have the same 64 heads.
-  static constexpr int kColumns = kSlots * kQueryBlocks / kConsumers;
-  // With 128 heads products bind, so consumers issue theirs in turn; with fewer the gather does.
-  static constexpr bool kInOrder = kHeads == 128;
+  // Two consumers split 128 heads between them; with the same 64 heads each takes every second block of a row.
+  static constexpr bool kAlternate = kHeads == 64;
+  // With 128 heads products bind, so consumers issue theirs in turn. The other's turn begins behind this tile of a
+  // block: what it needs to hear of that and to begin, the products of the tiles left take.
+  static constexpr int kTurnTile = kKeyTiles - 2;
   static constexpr int kWarps = 4 * kConsumers;
-  static constexpr int kPartialSums = kWarps * kColumns / kSlots;  // addends of a slot's sum over heads
+  static constexpr int kSumGroups = kAlternate ? kConsumers : 1;  // of warps that sum over the same slots' heads
+  static constexpr int kPartialSums = kWarps / kSumGroups;        // addends of a slot's sum over heads
 
   static constexpr int kWarpgroup = 128;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // 144 for Q and 64 for scores leave a consumer too little of 232; elsewhere the producer can have more.
-  static constexpr bool kTight = kDQk == 576 && kHeads == 128;
-  static constexpr int kProducerRegisters = kTight ? 24 : 40;
-  static constexpr int kConsumerRegisters = kTight ? 240 : 232;
+  // A consumer needs 144 for Q and 32 for scores.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);

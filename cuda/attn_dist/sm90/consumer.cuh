@@ -1,7 +1,8 @@
-// A consumer warpgroup: scores of its heads on its slots of each block, block after block, pass after pass.
+// A consumer warpgroup: scores of its heads on its blocks, block after block, pass after pass, and their sums over
+// heads. Of 65 to 128 heads it has 64 and takes all blocks, in turn with the other consumer. Of up to 64 it has all and
+// takes every second block of a row: it has two blocks' time for one, and sums need no warp of the other consumer.
 #pragma once
 
-#include "../../common/opaque.cuh"
 #include "products.cuh"
 #include "storage.cuh"
 #include "sums.cuh"
@@ -10,149 +11,118 @@ namespace cupymla::attn_dist {
 
 template <typename Config, typename Element>
 struct Consumer {
-  static constexpr int kScores = Products<Config, Element>::kScores;
-
-  // A block whose products are in flight.
-  struct Block {
-    uint32_t pass;
-    int32_t index;   // in its row
-    uint32_t valid;  // bits 0 and 1: this lane's two slots, bit 2: any of this consumer's
-  };
+  using TheseProducts = Products<Config, Element>;
+  static constexpr int kScores = TheseProducts::kScores;
+  static constexpr int32_t kNone = -1;
 
   Storage<Config>& storage;
   const Parameters& params;
-  Place<Config> place;      // the next in the ring
-  Block present{0, 0, 0};   // its pass is the last that was begun
-  Products<Config, Element> products;
+  const int who;
+  Place<Config> place;   // the next in the ring
+  uint32_t passes = 0;   // begun so far
+  uint32_t turns = 0;    // own blocks so far
+  // What the other warps' sums are awaited for, which is done while the next block is multiplied: the own block whose
+  // sums are given out, but not in the row yet; and the pass that has ended, 0 for none, if it is not the present one.
+  int32_t waiting = kNone;
+  uint32_t ended = 0;
+  TheseProducts products;
   Sums<Config> sums;
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params, int who)
       : storage(storage),
         params(params),
-        place{0, who == 0 ? 2u : 0u},
+        who(who),
         sums{storage, params, who * 4 + static_cast<int>(threadIdx.x / 32 % 4), static_cast<int>(threadIdx.x % 32)} {}
 
   __device__ __forceinline__ void run() {
-    // Two sets of scores, so that the next block's products run under this one's exponentials.
-    float even[kScores], odd[kScores];
-    if (!begin_pass()) return;
-    issue(even);
-    while (advance(even, odd) && advance(odd, even)) {
+    while (begin_pass()) {
+      for (int32_t block = pass(passes).begin_block; block < pass(passes).end_block; ++block) {
+        storage.full[place.buffer][0].wait(place.parity);
+        if (!Config::kAlternate || block % Config::kConsumers == who) {
+          take(block);
+        } else {
+          free();  // the other's, waited for and let go of so that no phase of a barrier goes unseen
+        }
+        place.advance();
+      }
+      if (ended != 0) finish_waiting();  // no block of this pass was its own
+      ended = passes;
     }
+    finish_waiting();
   }
 
-  // A pass by its number, from 1; it lives in shared memory, to spare registers.
+  // A pass by its number, from 1; it lives in shared memory.
   __device__ __forceinline__ const Pass& pass(uint32_t number) const {
     return storage.pass[(number - 1) % Storage<Config>::kPasses];
   }
 
-  __device__ __forceinline__ int who() const { return sums.warp / 4; }
-
   // This warp's first head, less the pass's.
   __device__ __forceinline__ int32_t warp_head() const { return sums.warp % (Config::kHeads / 16) * 16; }
 
-  // This consumer's barrier, or the other's.
-  __device__ __forceinline__ Mbarrier& order(int other) {
-    int own = sums.warp;
-    make_opaque(own);  // or its address would take a register all the time
-    return storage.order[own / 4 ^ other];
-  }
-
-  // The first column of a block that this consumer multiplies.
-  __device__ __forceinline__ int first_column() const {
-    return Config::kQueryBlocks == 1 ? who() * Config::kColumns : 0;
-  }
-
   // Takes in Q of the next pass; false when there is none.
   __device__ __forceinline__ bool begin_pass() {
-    storage.full[place.buffer][0].wait(place.parity());
-    const Pass& next = pass(++present.pass);
+    storage.full[place.buffer][0].wait(place.parity);
+    const Pass& next = pass(passes + 1);
     if (next.first_head < 0) return false;
+    ++passes;
     const float lse = sums.read_lse(next, next.first_head + warp_head());
     if (next.first_head == 0) sums.clear_rest(next);
-    present.index = next.begin_block;
     for (int part = 0; part < Config::kQueryBlocks; ++part) {
-#pragma unroll
-      for (int arrival = 0; arrival < Config::kParts; ++arrival) {
-        storage.full[place.buffer][arrival].wait(place.parity());
-      }
-      if (Config::kQueryBlocks == 1 || part == who()) products.load(storage.k[place.buffer][0], sums.warp, sums.lane);
-      free_half(place.buffer, 0);
-      free_half(place.buffer, 1);
+      if (part != 0) storage.full[place.buffer][0].wait(place.parity);
+      if (Config::kAlternate || part == who) products.load(storage.k[place.buffer][0], sums.warp, sums.lane);
+      free();
       place.advance();
     }
-    sums.keep_lse(lse, present.pass);
+    sums.keep_lse(lse);
     return true;
   }
 
-  __device__ __forceinline__ void free_half(int which, int half) { storage.free[which][half].arrive(); }
+  __device__ __forceinline__ void free() const { storage.free[place.buffer][0].arrive(); }
 
-  // Issues scores = Q K^T of the block in the next buffer.
-  __device__ __forceinline__ void issue(float (&scores)[kScores]) {
-    auto& full = storage.full[place.buffer];
-    full[0].wait(place.parity());
-    const int column = first_column() + sums.heads.column();
+  // Scores of an own block, which is there, and their sums over heads. One set of scores: while this consumer has its
+  // exponentials, the tensor cores multiply for the other one, or wait for the gather.
+  __device__ __forceinline__ void take(int32_t block) {
+    const int column = sums.heads.column();
+    // Bits 0 and 1: this lane's two slots.
     const uint32_t slots = storage.valid[place.buffer][column / 16] >> column % 16 & 3u;
-    present.valid = slots | (__any_sync(0xffffffffu, slots != 0) ? 4u : 0u);
-
-    // In turn with the other consumer, or both would multiply at once and then both have exponentials. A fresh mbarrier
-    // counts as having completed the phase before its first, so the first consumer may begin.
-    if (Config::kInOrder) order(0).wait(place.order());
-    products.issue(scores, storage.k[place.buffer][0], first_column(), full, place.parity(), [](int) {});
-    if (Config::kInOrder) {
-      order(1).arrive();
-      place.advance_order();
-    }
-    place.advance();
-  }
-
-  // Scores of the present block are in flight. Issues those of the next block, which after the last one is that of the
-  // next pass, and finishes this one; false when there is no next.
-  __device__ __forceinline__ bool advance(float (&scores)[kScores], float (&upcoming)[kScores]) {
-    sm90::wgmma_wait<Config::kParts - Config::kLeftParts>();
-    free_half(place.before(1), 0);
-    const Block done = present;
-    const bool last = done.index + 1 == pass(done.pass).end_block;
-    if (last) {
-      // Q is about to be replaced, so nothing may be in flight that reads it.
-      sm90::wgmma_wait<0>();
-      free_half(place.before(1), 1);
-      if (!begin_pass()) {
-        sm90::pin_registers(scores);
-        finish(scores, done, true);
-        return false;
-      }
-    } else {
-      ++present.index;
-    }
-    issue(upcoming);
-    sm90::wgmma_wait<Config::kParts>();
-    if (!last) free_half(place.before(2), 1);
+    const bool occupied = __any_sync(0xffffffffu, slots != 0);
+    const uint64_t keys = TheseProducts::descriptor(storage.k[place.buffer][0]);
+    // What takes long and needs no tensor cores comes before the turn.
+    fence_async_shared();
+    float scores[kScores];
+    // A fresh mbarrier counts as having completed the phase before its first: the first consumer may begin.
+    if (!Config::kAlternate) storage.order[who].wait((turns ^ (who == 0 ? 1u : 0u)) & 1u);
+    products.issue(scores, keys, [&](int tile) {
+      if (!Config::kAlternate && tile == Config::kTurnTile) storage.order[1 - who].arrive();
+    });
+    ++turns;
+    finish_waiting();
+    const int32_t heads = params.h_q - pass(passes).first_head - warp_head();
+    sm90::wgmma_wait<0>();
+    free();
     sm90::pin_registers(scores);
-    finish(scores, done, last);
-    return true;
+
+    float column_sums[2] = {0.f, 0.f};
+    if (heads > 0 && occupied) {
+      sums.sum_heads(scores, heads, column_sums);
+      if ((slots & 1u) == 0) column_sums[0] = 0.f;
+      if ((slots & 2u) == 0) column_sums[1] = 0.f;
+    }
+    sums.publish(column_sums);
+    waiting = block;
   }
 
-  // Gives out a block's sums over heads, and writes to the row those of the block before, whose addends have come in
-  // meanwhile; after the last block of a pass both.
-  __device__ __forceinline__ void finish(float (&scores)[kScores], const Block& done, bool last) {
-    float column_sums[2] = {0.f, 0.f};
-    const Pass& own = pass(done.pass);
-    const int32_t heads = params.h_q - own.first_head - warp_head();
-    if ((done.valid & 4u) != 0 && heads > 0) {
-      sums.sum_heads(scores, heads, done.pass, column_sums);
-      if ((done.valid & 1u) == 0) column_sums[0] = 0.f;
-      if ((done.valid & 2u) == 0) column_sums[1] = 0.f;
-    }
-    if (done.index != own.begin_block) {
+  // Writes the sums of the own block before to the row, and divides it if its pass was the last.
+  __device__ __forceinline__ void finish_waiting() {
+    const Pass& own = pass(ended != 0 ? ended : passes);
+    if (waiting != kNone) {
       sums.wait();
-      sums.add_up(own, done.index - 1);
+      sums.add_up(own, waiting);
+      waiting = kNone;
     }
-    sums.publish(column_sums, first_column());
-    if (!last) return;
-    sums.wait();
-    sums.add_up(own, done.index);
+    if (ended == 0) return;
     if (sums.normalizes(own)) sums.divide(own);
+    ended = 0;
   }
 };
 

@@ -7,18 +7,16 @@
 
 namespace cupymla::attn_dist {
 
-// Each lane of a warp has kColumns / 4 products of two heads, `lane / 4` and the one eight further, as the accumulator
-// of a wgmma lies.
-template <int kColumns>
+// Each lane of a warp has sixteen products of two heads, `lane / 4` and the one eight further, as the accumulator of a
+// wgmma with 64 columns lies.
 struct HeadSums {
-  static constexpr int kTiles = kColumns / 8;  // groups of eight columns in an accumulator
+  static constexpr int kTiles = 8;  // groups of eight columns in an accumulator
   static constexpr int kScores = 4 * kTiles;
 
   const int lane;
 
-  // The first of the two columns that `sum` leaves to this lane; whether another lane has them as well.
-  __device__ __forceinline__ int column() const { return lane / (kColumns == 64 ? 4 : 8) * 8 + lane % 4 * 2; }
-  __device__ __forceinline__ bool repeats() const { return kColumns != 64 && (lane & 4) != 0; }
+  // The first of the two columns that `sum` leaves to this lane.
+  __device__ __forceinline__ int column() const { return lane / 4 * 8 + lane % 4 * 2; }
 
   // The lse of the warp's sixteen heads, of which `heads` exist, as the caller gave it, one per lane; +inf where there
   // is no head.
@@ -64,21 +62,15 @@ struct HeadSums {
   // Sums over the eight lanes that hold the same columns, halving what each holds until two columns are left.
   template <int kCount, int kMask, int kAll>
   __device__ __forceinline__ void add_lanes(float (&values)[kAll]) const {
-    if constexpr (kMask >= 4) {
-      if constexpr (kCount > 2) {
-        const bool upper = (lane & kMask) != 0;
+    if constexpr (kCount > 2) {
+      const bool upper = (lane & kMask) != 0;
 #pragma unroll
-        for (int i = 0; i < kCount / 2; ++i) {
-          const float kept = upper ? values[i + kCount / 2] : values[i];
-          const float given = upper ? values[i] : values[i + kCount / 2];
-          values[i] = kept + __shfl_xor_sync(0xffffffffu, given, kMask);
-        }
-        add_lanes<kCount / 2, kMask / 2>(values);
-      } else {
-        values[0] += __shfl_xor_sync(0xffffffffu, values[0], kMask);
-        values[1] += __shfl_xor_sync(0xffffffffu, values[1], kMask);
-        add_lanes<kCount, kMask / 2>(values);
+      for (int i = 0; i < kCount / 2; ++i) {
+        const float kept = upper ? values[i + kCount / 2] : values[i];
+        const float given = upper ? values[i] : values[i + kCount / 2];
+        values[i] = kept + __shfl_xor_sync(0xffffffffu, given, kMask);
       }
+      add_lanes<kCount / 2, kMask / 2>(values);
     }
   }
 };

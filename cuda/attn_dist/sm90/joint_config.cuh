@@ -9,12 +9,22 @@ namespace cupymla::attn_dist {
 template <int kDQkArg>
 struct JointConfig : Config<kDQkArg, 128> {
   using Base = Config<kDQkArg, 128>;
-  using Base::kConsumerHeads, Base::kConsumers, Base::kThreads, Base::kWarps;
+  using Base::kConsumerHeads, Base::kConsumers, Base::kKeyTiles, Base::kThreads, Base::kWarps;
 
   static constexpr int kQueries = 8;
   static constexpr int kQueryHeads = 16;  // a warp's rows of Q
   static constexpr int kConsumerQueries = kConsumerHeads / kQueryHeads;
   static constexpr int kBuffers = 2;  // blocks in shared memory; a third one's room is what lists of rows need
+
+  // With two buffers the left half of a block is freed, and filled again, before the right one. A warp can have few
+  // products waiting, so the left half's are done long before the last is issued: by then.
+  static constexpr int kParts = 2;
+  static __host__ __device__ constexpr int part_begin(int part) { return part == kParts ? kKeyTiles : 4 * part; }
+  static constexpr int kLeftParts = 1;  // parts of the half that is freed first
+  static constexpr int kLeftTile = 5;  // behind it the left half is waited for
+  static __host__ __device__ constexpr bool ends_group(int tile) {
+    return tile + 1 == part_begin(kLeftParts) || tile == kLeftTile || Base::ends_group(tile);
+  }
 
   static constexpr int kMaxTokens = 16384;  // of one batch entry
   static constexpr int kMaxSlots = 2048;    // of a query
@@ -28,6 +38,7 @@ struct JointConfig : Config<kDQkArg, 128> {
   static_assert(kQueries == kConsumers * kConsumerQueries && kQueries == kWarps, "a consumer warp has one query");
   static_assert(kBuffers == kConsumers, "Q of a bunch is in all buffers at once");
   static_assert(4 * kProducerQueries == kQueries);
+  static_assert(part_begin(kLeftParts) <= kLeftTile && kLeftTile <= Base::kTurnTile);
   static_assert(kMaxTokens <= 65536 && kMaxSlots <= 65536, "tokens and places are kept in 16 bits");
   static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };

@@ -20,7 +20,7 @@ struct JointConsumer {
   JointStorage<Config>& storage;
   const Parameters& params;
   const int warp;  // over both consumers: the query's place in the bunch
-  const HeadSums<Config::kColumns> heads;
+  const HeadSums heads;
   Turn turn;             // the next in the ring
   uint32_t bunches = 0;  // ended so far
   uint32_t blocks = 0;   // multiplied so far, of all bunches
@@ -79,17 +79,20 @@ struct JointConsumer {
   __device__ __forceinline__ void take_block() {
     float scores[kScores];
     const int buffer = turn.buffer();
-    auto& full = storage.full[buffer];
-    full[0].wait(turn.parity());
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) storage.full[buffer][part].wait(turn.parity());
+    const uint64_t keys = Products<Config, Element>::descriptor(storage.k[buffer][0]);
+    // What takes long and needs no tensor cores comes before the turn.
+    fence_async_shared();
     // A fresh mbarrier counts as having completed the phase before its first: the first consumer may begin.
     storage.order[warp / 4].wait((blocks ^ (warp < 4 ? 1u : 0u)) & 1u);
-    // A warp can have few products waiting, so the left half is free long before the last is issued.
-    products.issue(scores, storage.k[buffer][0], 0, full, turn.parity(), [&](int part) {
-      if (part != Config::kLeftParts) return;
-      sm90::wgmma_wait<1>();
-      free_half(buffer, 0);
+    products.issue(scores, keys, [&](int tile) {
+      if (tile == Config::kLeftTile) {
+        sm90::wgmma_wait<1>();
+        free_half(buffer, 0);
+      }
+      if (tile == Config::kTurnTile) storage.order[1 - warp / 4].arrive();
     });
-    storage.order[1 - warp / 4].arrive();
     sm90::wgmma_wait<0>();
     free_half(buffer, 1);
     ++blocks;

@@ -11,6 +11,12 @@
 
 namespace cupymla::attn_dist {
 
+// A buffer that is freed in one piece.
+template <typename Config>
+struct WholeBuffer : sm90::OneBuffer<Config> {
+  static __device__ __forceinline__ constexpr int free_side(int part) { return part == 0 ? 0 : -1; }
+};
+
 template <typename Config>
 struct Producer {
   sm90::RowGather<Config, Storage<Config>, Config::kValidityPart> rows;
@@ -70,7 +76,7 @@ struct Producer {
       rows.lane = rows.lane & 31;
       rows.warp = rows.warp >> 5 & 3;
       rows.fill_places(token, walk().query.token_limit, walk().kv, params.kv_token_bytes,
-                       sm90::OneBuffer<Config>{buffer(), free_parity()});
+                       WholeBuffer<Config>{{buffer(), free_parity()}});
       advance();
       token = next_token;
     }
@@ -132,8 +138,7 @@ struct Producer {
     finish_buffer();
   }
 
-  // For both halves of the buffer: consumers free the left one first.
-  __device__ __forceinline__ void wait_free() { rows.storage.free[buffer()][1].wait(free_parity()); }
+  __device__ __forceinline__ void wait_free() { rows.storage.free[buffer()][0].wait(free_parity()); }
 
   // The arrivals that come with validity words elsewhere.
   __device__ __forceinline__ void finish_buffer() {

@@ -2,42 +2,51 @@
 //
 // barrier            | arrivals                                | who waits | what it says
 // -------------------+-----------------------------------------+-----------+---------------------------------------
-// full[b][part]      | 128 producers, behind their copies or   | consumers | these columns of the KV block, or of
-//                    | with TMA's bytes; part 0 four more for  |           | 64 heads of Q, in buffer b are in
-//                    | the validity words                      |           | (part 0: and its validity or pass)
-// free[b][half]      | 256 consumers                           | producer  | this half of buffer b may be refilled
-// sums_ready         | 256 consumers                           | consumers | every warp's sums over its heads are
-//                    |                                         |           | out (or its share of a row sum)
-// order[c]           | 128 of the other consumer               | consumer  | the other consumer's products are issued:
-//                    |                                         | c         | c may issue its next (128 heads only)
+// full[b][0]         | 128 producers, behind their copies or   | consumers | the KV block, or 64 heads of Q, in
+//                    | with TMA's bytes; four more for the     |           | buffer b is in, and its validity or
+//                    | validity words                          |           | the description of the pass
+// free[b][0]         | 256 consumers                           | producer  | buffer b may be refilled
+// sums_ready[g]      | 256 consumers; 128 of consumer g where  | those     | sums over the heads of all these warps
+//                    | there are up to 64 heads                |           | are out (of 128 heads: or their shares
+//                    |                                         |           | of a row sum)
+// masses_ready       | 256 consumers, up to 64 heads only      | consumers | every warp's share of a row sum is out
+// order[c]           | 128 of the other consumer               | consumer  | the other consumer's products are all but
+//                    |                                         | c         | issued: c may issue its next (128 heads
+//                    |                                         |           | only)
 // named 1, 2         | 128 producers                           | producers | the walk has been read; has been changed
 //
 // Buffers are used in a ring: for each pass 64 or 128 heads of Q go through it, one buffer for 64, then the pass's KV
-// blocks. Both consumers wait for every buffer and free it, so that no phase of a barrier goes unseen.
+// blocks. Both consumers wait for every buffer and free it, also with up to 64 heads, where each multiplies every
+// second block alone: so no phase of a barrier goes unseen. Who does not multiply a block lets go of it long before the
+// other.
 //
-// A pass is described in one of four places, used in turn: by the time a place is used again, Q of two passes in
-// between has gone through the ring.
+// A pass is described in one of four places, used in turn. A consumer needs it until it has a block of the next pass
+// (of which, with up to 64 heads, it may have none: until that one ends), so until it takes in Q of the pass after
+// that, at the latest. By the time a place is used again, Q of two passes in between has gone through the ring.
 //
 // Sums have two sets, used in turn. Before a warp writes its sums of round n, it has waited for round n - 1; whoever
 // adds up round n - 2 has done so before arriving for round n - 1. So one barrier is enough, and no set needs a "free"
-// side.
+// side. Shares of row sums have two sets where consumers are not held together by sums_ready: one may be at the row
+// after the next only when the other has read the first one's.
 //
-// Consumers multiply in turn where products bind: one has its exponentials while the other multiplies. Both have as
-// many blocks, so each phase of order[c] is waited for once, but the last of the first consumer's.
+// With 128 heads consumers multiply in turn: one has its exponentials while the other multiplies. Both have as many
+// blocks, so each phase of order[c] is waited for once, but the last of the first consumer's.
 //
-//   time | consumers (both)                     | tensor cores         | producer
-//   -----+--------------------------------------+----------------------+------------------------------
-//    |   | exponentials, sums of block i - 1    | S = Q K(i)           | gather block i + 2
-//    |   | half of block i done: free left      |                      |
-//    |   | issue block i + 1                    |                      | gather block i + 3, left half
-//    |   | block i done: free right             | S' = Q K(i + 1)      | right half
-//    |   | exponentials, sums of block i        |                      |
-//    v   | add up and write block i - 1         |                      |
-//   pass | last block done: Q of the next pass  | (the other           | next pass: Q, then blocks, as
-//   ends | into registers                       |  consumer's)         | soon as buffers are free
-//        | issue its block 0                    | S = Q K(0)           |
-//        | exponentials, sums of the last block |                      |
-//        | add up and write the last two        |                      |
+//   128  | consumer 0                        | tensor cores     | consumer 1           | producer
+//   -----+-----------------------------------+------------------+----------------------+---------------------
+//    |   | issue block i                     | S = Q K(i)       | exponentials, sums   | gather block i + 1,
+//    |   | add up and write block i - 1      |                  | of block i - 1       | i + 2
+//    |   | done: let go of i; exponentials,  | S = Q K(i), its  | issue block i; add   |
+//    v   | sums of block i                   | Q                | up and write i - 1   | gather block i + 3
+//   pass | Q of the next pass into registers; issue its block 0; then the last block's sums are | next pass: Q,
+//   ends | added up, and the row is divided                                                     | then blocks
+//
+//   64   | consumer 0                        | consumer 1                      | producer
+//   -----+-----------------------------------+---------------------------------+-----------------------------
+//    |   | issue block i; add up and write   | exponentials, sums of i - 1     | gather block i + 1
+//    |   | i - 2; done: let go of i          | let go of i                     |
+//    |   | exponentials, sums of block i     | issue block i + 1; add up and   | gather block i + 2
+//    v   | let go of i + 1                   | write i - 1; done: let go of it |
 #pragma once
 
 #include "../../common/barrier.cuh"
@@ -65,10 +74,10 @@ template <typename Config>
 struct alignas(1024) Storage {
   uint8_t k[Config::kBuffers][Config::kKeyTiles][Config::kTileBytes];
 
-  float sums[2][Config::kPartialSums][Config::kSlots];
-  float mass[Config::kWarps][32];  // what each thread has written to a row that is to be normalised
+  float sums[Config::kSumGroups][2][Config::kPartialSums][Config::kSlots];
+  float mass[2][Config::kWarps][32];  // what each thread has written to a row that is to be normalised
 
-  Log2Lse lse[2][Config::kWarps][16];  // for even and odd passes
+  Log2Lse lse[Config::kWarps][16];
 
   // One bit per slot of a block.
   uint16_t valid[Config::kBuffers][Config::kSlots / 16];
@@ -78,9 +87,10 @@ struct alignas(1024) Storage {
   Walk<Config> walk;  // the producer's; here to spare registers
 
   Mbarrier full[Config::kBuffers][Config::kParts];
-  Mbarrier free[Config::kBuffers][2];
-  Mbarrier sums_ready;
-  Mbarrier order[Config::kConsumers];  // where kInOrder
+  Mbarrier free[Config::kBuffers][1];
+  Mbarrier sums_ready[Config::kSumGroups];
+  Mbarrier masses_ready;
+  Mbarrier order[Config::kConsumers];  // not where kAlternate
 };
 
 constexpr int kSharedMemoryLimit = 227 * 1024;

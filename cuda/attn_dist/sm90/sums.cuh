@@ -7,55 +7,59 @@
 
 namespace cupymla::attn_dist {
 
-// The part of a consumer warp in sums over heads. Warps are counted over both consumers; blocks of a row are dealt to
-// them in turn, and the lanes of a warp take slots `lane` and `lane + 32` of each, so that every element of a row is
-// written by one thread alone.
+// The part of a consumer warp in sums over heads. Warps are counted over both consumers; blocks of a row are dealt in
+// turn to those that sum over their heads, and the lanes of a warp take slots `lane` and `lane + 32` of each, so that
+// every element of a row is written by one thread alone.
 template <typename Config>
 struct Sums {
-  static constexpr int kScores = HeadSums<Config::kColumns>::kScores;
+  static constexpr int kScores = HeadSums::kScores;
 
   Storage<Config>& storage;
   const Parameters& params;
   const int warp;
   const int lane;
-  const HeadSums<Config::kColumns> heads{lane};
-  uint32_t round = 0;  // of sums_ready
+  const HeadSums heads{lane};
+  uint32_t round = 0;   // of sums_ready
+  uint32_t masses = 0;  // rounds of masses_ready, where kAlternate
 
-  __device__ __forceinline__ bool owns(int32_t block) const { return block % Config::kWarps == warp; }
+  // The first block of a row that this warp writes, of those of its own consumer where that takes every second one.
+  __device__ __forceinline__ int32_t first_owned() const {
+    return Config::kAlternate ? warp % 4 * 2 + warp / 4 : warp;
+  }
+  __device__ __forceinline__ bool owns(int32_t block) const { return block % Config::kWarps == first_owned(); }
+  __device__ __forceinline__ int group() const { return Config::kAlternate ? warp / 4 : 0; }
 
   // The lse of the warp's heads from `first_head` on, one per lane.
   __device__ __forceinline__ float read_lse(const Pass& pass, int32_t first_head) const {
     return heads.read_lse(pass.lse + first_head * params.lse_head, params.lse_head, params.h_q - first_head);
   }
 
-  // Keeps them for even or odd passes, while those of the pass before are still in use.
-  __device__ __forceinline__ void keep_lse(float lse, uint32_t pass) {
-    heads.keep_lse(storage.lse[pass & 1u][warp], lse, params);
+  // Keeps them for the pass that begins: the warp is through with the blocks of the one before.
+  __device__ __forceinline__ void keep_lse(float lse) {
+    __syncwarp();
+    heads.keep_lse(storage.lse[warp], lse, params);
   }
 
-  // As `HeadSums::sum`, in a pass.
-  __device__ __forceinline__ void sum_heads(float (&scores)[kScores], int32_t count, uint32_t pass,
-                                            float (&sums)[2]) const {
-    heads.sum(scores, count, storage.lse[pass & 1u][warp], params.scale_log2, sums);
+  // As `HeadSums::sum`, in the present pass.
+  __device__ __forceinline__ void sum_heads(float (&scores)[kScores], int32_t count, float (&sums)[2]) const {
+    heads.sum(scores, count, storage.lse[warp], params.scale_log2, sums);
   }
 
   // Waits until the sums of the last round are out.
-  __device__ __forceinline__ void wait() const { storage.sums_ready.wait((round - 1) & 1u); }
+  __device__ __forceinline__ void wait() const { storage.sums_ready[group()].wait((round - 1) & 1u); }
 
-  // Gives out this warp's sums. All warps must have waited for the round before.
-  __device__ __forceinline__ void publish(const float (&sums)[2], uint32_t first_column) {
-    if (!heads.repeats()) {
-      float* place = &storage.sums[round & 1u][warp % Config::kPartialSums][first_column + heads.column()];
-      *reinterpret_cast<float2*>(place) = make_float2(sums[0], sums[1]);
-    }
-    storage.sums_ready.arrive();
+  // Gives out this warp's sums. It must have waited for the round before.
+  __device__ __forceinline__ void publish(const float (&sums)[2]) {
+    float* place = &storage.sums[group()][round & 1u][warp % Config::kPartialSums][heads.column()];
+    *reinterpret_cast<float2*>(place) = make_float2(sums[0], sums[1]);
+    storage.sums_ready[group()].arrive();
     ++round;
   }
 
   // Adds up what all warps gave out in the last round, in a fixed order, and writes it to the row.
   __device__ __forceinline__ void add_up(const Pass& pass, int32_t block) {
     if (!owns(block)) return;
-    const auto& given = storage.sums[(round - 1) & 1u];
+    const auto& given = storage.sums[group()][(round - 1) & 1u];
     float written = 0.f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -71,13 +75,31 @@ struct Sums {
     }
     if (normalizes(pass)) {
       const bool first = block - pass.begin_block < Config::kWarps;
-      storage.mass[warp][lane] = first ? written : storage.mass[warp][lane] + written;
+      float& mass = storage.mass[mass_set()][warp][lane];
+      mass = first ? written : mass + written;
     }
   }
 
   // Whether the row is to be divided by its sum once the pass is through.
   __device__ __forceinline__ bool normalizes(const Pass& pass) const {
     return params.normalize != 0 && params.h_q - pass.first_head <= Config::kHeads;
+  }
+
+  // Where all warps sum over the same slots' heads, nobody is a row ahead of another: one set is enough, and a round of
+  // sums_ready is spared a count in registers.
+  __device__ __forceinline__ uint32_t mass_set() const { return Config::kAlternate ? masses & 1u : 0u; }
+
+  // Waits until every warp has its share of the row's sum out.
+  __device__ __forceinline__ void share_masses() {
+    if constexpr (Config::kAlternate) {
+      storage.masses_ready.arrive();
+      storage.masses_ready.wait(masses & 1u);
+      ++masses;
+    } else {
+      storage.sums_ready[0].arrive();
+      ++round;
+      wait();
+    }
   }
 
   // Zeros past the blocks that can have valid slots.
@@ -94,17 +116,16 @@ struct Sums {
 
   // Divides the row by its sum. Each thread reads what it wrote itself.
   __device__ __forceinline__ void divide(const Pass& pass) {
-    if (warp >= pass.end_block) storage.mass[warp][lane] = 0.f;
-    storage.sums_ready.arrive();
-    ++round;
-    wait();
+    auto& mass = storage.mass[mass_set()];
+    if (first_owned() >= pass.end_block) mass[warp][lane] = 0.f;
+    share_masses();
     float total = 0.f;
 #pragma unroll
-    for (int other = 0; other < Config::kWarps; ++other) total += storage.mass[other][lane];
+    for (int other = 0; other < Config::kWarps; ++other) total += mass[other][lane];
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) total += __shfl_xor_sync(0xffffffffu, total, mask);
     const float divisor = max_nan(total, kLeastDivisor);
-    for (int32_t block = warp; block < pass.row_end_block; block += Config::kWarps) {
+    for (int32_t block = first_owned(); block < pass.row_end_block; block += Config::kWarps) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t slot = block * Config::kSlots + half * 32 + lane;
