@@ -1,6 +1,6 @@
 // The scores warpgroup where heads are few: scores and softmax of every block. Rows of its accumulator are heads, eight
-// of each warp's sixteen; the others are zero. While it makes the softmax of a block, tensor cores have the first of the
-// next block's scores to do.
+// of each warp's sixteen; the others are zero. While it makes the softmax of a block, tensor cores work on the first
+// scores of the next one.
 #pragma once
 
 #include "../../common/matrix.cuh"
@@ -29,13 +29,14 @@ struct Scores {
 
   uint32_t q[kSteps][4];  // the second and fourth of each step are the rows that are no heads
   float products[kScores];    // scores in the making; two of four likewise
-  float scores[kScores / 2];  // a head's, of the block whose turn the softmax has
-  uint64_t valid;             // its slots
-  // `base` is what a head's exponentials are relative to (softmax.cuh), in units of log2. `maximum`, in units of scores,
-  // is of this thread's scores, `sum` of its exponentials.
+  float scores[kScores / 2];  // of heads, in the block whose turn the softmax has
+  uint64_t valid;             // its slots, a bit each
+  // `base` is what a head's exponentials are relative to (softmax.cuh), in units of log2. `maximum` is of this thread's
+  // scores, in their units, `sum` of its exponentials.
   float base, maximum, sum;
   bool coarse;    // whether the base of any head of the warp is
   bool occupied;  // whether a block of this query had a valid slot
+  bool fenced[Config::kParts];  // late parts of the next block: whether a fence lies behind their arrival
   Places<Config> places;              // of the next block, or Q
   Ring<Config::kHandovers> handover;  // the next one
 
@@ -74,49 +75,74 @@ struct Scores {
     return blocks;
   }
 
-  // Issues products = Q K^T of some of a block's parts, which are waited for one by one only where not all are there.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void issue() {
-    bool arrived[kEnd - kBegin];
-#pragma unroll
-    for (int part = kBegin; part < kEnd; ++part) {
-      arrived[part - kBegin] = has_completed(storage.full[places.stage(part)][part], places.full_parity());
-    }
+  // Issues products = Q K^T of one part.
+  __device__ __forceinline__ void issue(int part) {
     const uint64_t k = sm90::k_major_descriptor(smem_address(places.tile(storage, 0, 0)));
-    if constexpr (kBegin == 0) sm90::pin_registers(products);  // later some of them may be in flight
+    sm90::wgmma_fence();
 #pragma unroll
-    for (int part = kBegin; part < kEnd; ++part) {
-      if (!arrived[part - kBegin]) storage.full[places.stage(part)][part].wait(places.full_parity());
-      if (part == kBegin || !arrived[part - kBegin]) fence_async_shared();
-      sm90::wgmma_fence();
+    for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
 #pragma unroll
-      for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {
-#pragma unroll
-        for (int step = 0; step < kTileSteps; ++step) {
-          sm90::mma<Mma>(products, q[tile * kTileSteps + step],
-                         sm90::descriptor_advance(k, tile * Config::kTileBytes + step * 32), tile == 0 && step == 0);
-        }
+      for (int step = 0; step < kTileSteps; ++step) {
+        sm90::mma<Mma>(products, q[tile * kTileSteps + step],
+                       sm90::descriptor_advance(k, tile * Config::kTileBytes + step * 32), tile == 0 && step == 0);
       }
+    }
+  }
+
+  // The early parts of a block share a fence.
+  __device__ __forceinline__ void await_early() {
+#pragma unroll
+    for (int part = 0; part < Config::kEarlyParts; ++part) {
+      storage.full[places.stage(part)][part].wait(places.full_parity());
+    }
+    fence_async_shared();
+  }
+
+  __device__ __forceinline__ void issue_early() {
+    sm90::pin_registers(products);
+#pragma unroll
+    for (int part = 0; part < Config::kEarlyParts; ++part) issue(part);
+    sm90::wgmma_commit();
+  }
+
+  // Waits for the parts that had not arrived before the last fence.
+  __device__ __forceinline__ void issue_late() {
+#pragma unroll
+    for (int part = Config::kEarlyParts; part < Config::kParts; ++part) {
+      if (!fenced[part]) {
+        storage.full[places.stage(part)][part].wait(places.full_parity());
+        fence_async_shared();
+      }
+      issue(part);
     }
     sm90::wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_early() { issue<0, Config::kEarlyParts>(); }
-  __device__ __forceinline__ void issue_late() { issue<Config::kEarlyParts, Config::kParts>(); }
+  // Looks which late parts have arrived, ahead of a fence.
+  __device__ __forceinline__ void look_for_late() {
+#pragma unroll
+    for (int part = Config::kEarlyParts; part < Config::kParts; ++part) {
+      fenced[part] = has_completed(storage.full[places.stage(part)][part], places.full_parity());
+    }
+  }
 
   // Of this thread's scores in the accumulator, the one that is a head's score `i`.
   static __device__ __forceinline__ constexpr int of_head(int i) { return i / 2 * 4 + i % 2; }
 
-  // Takes a block's scores, and what its softmax needs besides, so that nothing of that is waited for later.
+  // Takes a block's scores. What is needed next is waited for while they are made: the room for P and, where there is
+  // one, the early parts of the next block, whose products follow at once.
+  template <bool kIsLast>
   __device__ __forceinline__ void take_scores() {
     valid = *reinterpret_cast<const uint64_t*>(storage.valid[places.stage(0)]);
+    places.advance();
     wait_for_handover();
+    if constexpr (!kIsLast) await_early();
     sm90::wgmma_wait<0>();
     sm90::pin_registers(products);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) scores[i] = products[of_head(i)];
     sm90::pin_registers(scores);
-    places.advance();
+    if constexpr (!kIsLast) issue_early();
   }
 
   // What turns a score into units of log2.
@@ -191,7 +217,6 @@ struct Scores {
       store_matrix_x4(address + swizzle_128(matrix_row, i + lane / 8), probabilities[i], probabilities[i + 1],
                       probabilities[i + 2], probabilities[i + 3]);
     }
-    fence_async_shared();
   }
 
   __device__ __forceinline__ void wait_for_handover() { storage.p_free[handover.stage].wait(handover.free()); }
@@ -202,7 +227,8 @@ struct Scores {
     handover.advance();
   }
 
-  // The softmax of the block whose scores were taken.
+  // The softmax of the block whose scores were taken. Its fence is that of P, and of the rows that have arrived.
+  template <bool kIsLast>
   __device__ __forceinline__ void hand_over_probabilities() {
     if (has_heads) {
       move_base(mask_and_maximum());
@@ -210,6 +236,8 @@ struct Scores {
     } else if (lane == 0) {
       storage.moved[handover.stage][warp] = false;
     }
+    if constexpr (!kIsLast) look_for_late();
+    fence_async_shared();
     hand_over(false);
   }
 
@@ -220,16 +248,17 @@ struct Scores {
     sum = 0.f;
     const int32_t blocks = load_query();
     if (blocks == 0) return;
+    await_early();
     issue_early();
+    for (bool& part : fenced) part = false;
     for (int block = 1; block < blocks; ++block) {
       issue_late();
-      take_scores();
-      issue_early();
-      hand_over_probabilities();
+      take_scores<false>();
+      hand_over_probabilities<false>();
     }
     issue_late();
-    take_scores();
-    hand_over_probabilities();
+    take_scores<true>();
+    hand_over_probabilities<true>();
   }
 
   __device__ __forceinline__ RowStatistics join_statistics() {
