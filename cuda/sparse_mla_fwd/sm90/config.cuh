@@ -58,13 +58,17 @@ struct FewHeads : Sizes<kDQk, kHeads, kSplit> {
   static constexpr bool kFewHeads = true;
   static constexpr int kBuffers = 3;    // KV blocks, and before a query's first block its Q
   static constexpr int kHandovers = 2;  // places for P
+  // Parts of a block whose scores are issued before the softmax of the block before it. With more of them tensor cores
+  // have more to do meanwhile, but P of a block waits for the arrival of as much of the next.
+  static constexpr int kEarlyParts = 2;
   static constexpr int kWarpHeads = 8;  // rows of a warp that are heads, of sixteen
   static constexpr int kHeadWarps = kHeads / kWarpHeads;
-  static constexpr int kConsumerRegisters[] = {232, 200};  // scores, values
+  static constexpr int kConsumerRegisters[] = {240, 192};  // scores, values
   static constexpr int kWarpgroupRegisters =
       Base::kProducerRegisters + kConsumerRegisters[0] + kConsumerRegisters[1];
 
   static_assert(kHeads == 16 || kHeads == 32);
+  static_assert(kEarlyParts > 0 && kEarlyParts < Base::kParts);
   static_assert(kWarpgroupRegisters <= pool_registers(Base::kThreads), "the pool that the CTA gets at launch");
 };
 

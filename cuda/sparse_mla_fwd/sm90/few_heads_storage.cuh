@@ -11,8 +11,6 @@
 //                 |                                         |           | behind a query's last block, what makes the
 //                 |                                         |           | output the result
 // p_free[h]       | 128 values                              | scores    | handover h may be written again
-// scored[h]       | 128 scores                              | values    | scores of the block behind that of handover h
-//                 |                                         |           | are done, if there is one
 // named 2 (split) | 128 scores, 128 values                  | both      | all keys are done with
 // named 3         | 128 producers                           | producers | valid slots of the query are counted
 // cluster (split) | 256 consumers of each CTA               | all       | what the CTAs leave is out; then: it has been
@@ -23,13 +21,16 @@
 // block's values by P, and gives the block's buffer back, part by part. It follows the scores by handovers alone, which
 // say of themselves whether they are a block or the end of a query, and skips the buffer that had Q.
 //
+// Products of scores go on under each softmax: those of the first parts of the next block are issued before it.
+//
 //   time | scores                          | values                         | producer
 //   -----+---------------------------------+--------------------------------+------------------------------------
-//    |   | S = Q K1, part by part          | O^T += V0^T P0^T, part by part | gather block 2 into the third
-//    |   |    as they arrive               |                                |    buffer
-//    |   | maxima, exponentials,           | free 0, part by part           | gather block 3 where block 0 was,
-//    |   |    P1 -> smem                   |                                |    part by part
-//    v   | S = Q K2 ...                    | O^T += V1^T P1^T ...           |
+//    |   | S = Q K1: late parts            | O^T += V0^T P0^T, part by part | gather block 2 into the third
+//    |   | S1 out of the accumulator       |                                |    buffer
+//    |   | S = Q K2: early parts, issued   | free 0, part by part           | gather block 3 where block 0 was,
+//    |   | maxima, exponentials,           |                                |    part by part
+//    |   |    P1 -> smem                   |                                |
+//    v   | S = Q K2: late parts ...        | O^T += V1^T P1^T ...           |
 //  query | sums; lse; factors              | O^T times factors, transposed  | already brings in the next query's
 //  ends  |    -> smem; next Q -> registers | in registers, -> global memory | Q and blocks
 #pragma once
@@ -63,7 +64,6 @@ struct alignas(1024) Storage<FewHeads<kDQk, kHeads, kSplit>> {
   Mbarrier free[Config::kBuffers][Config::kParts];
   Mbarrier p_ready[Config::kHandovers];
   Mbarrier p_free[Config::kHandovers];
-  Mbarrier scored[Config::kHandovers];
 
   __device__ __forceinline__ void init() {
     constexpr uint32_t kEveryThread = Config::kWarpgroup;
@@ -77,11 +77,21 @@ struct alignas(1024) Storage<FewHeads<kDQk, kHeads, kSplit>> {
     for (int handover = 0; handover < Config::kHandovers; ++handover) {
       p_ready[handover].init(kEveryThread);
       p_free[handover].init(kEveryThread);
-      scored[handover].init(kEveryThread);
     }
     fence_mbarrier_init();
   }
 };
+
+// Whether the phase of that parity has completed, now: unlike `Mbarrier::try_wait` it never suspends the thread.
+__device__ __forceinline__ bool has_completed(const Mbarrier& barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(smem_address(&barrier.state)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 
 // The buffer whose turn it is, as `RowGather::fill_places` wants it.
 template <typename Config>

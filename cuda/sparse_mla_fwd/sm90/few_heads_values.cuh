@@ -15,7 +15,6 @@ struct Values {
   static constexpr int kSteps = Config::kSlots / 16;  // wgmma k steps in a block of slots
   static constexpr int kOutputs = Config::kHeads * Config::kTileColumns / Config::kWarpgroup;  // of a tile
   static constexpr int kHeadTiles = Config::kHeads / 8;  // eight heads each
-  static constexpr int kEarlyParts = 1;
 
   Storage<Config>& storage;
   const Parameters& params;
@@ -81,8 +80,7 @@ struct Values {
     handover.advance();
   }
 
-  // One block; each part is given back as soon as its products are done. All but the first part waits until the next
-  // block's scores are done: then tensor cores have something to do during their softmax, and are not in their way.
+  // One block; each part is given back as soon as its products are done.
   __device__ __forceinline__ void multiply() {
     const uint32_t from = handover.stage;
     if (*reinterpret_cast<const uint32_t*>(storage.moved[from]) != 0) scale(storage.factor[from]);
@@ -90,7 +88,6 @@ struct Values {
     pin();
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
-      if (part == kEarlyParts) storage.scored[from].wait(handover.full);
       sm90::wgmma_fence();
       issue(part, p);
       if (part > 0) {

@@ -83,7 +83,9 @@ struct Producer {
       }
       gather.phases.advance(kQuery);
       Cursor<Config> cursor(gather.storage.tokens[gather.warp], selection, gather.warp, gather.lane);
-      int32_t token = cursor.next(selection);
+      // Waits for the first token here; all that is negative is invalid alike. ptxas gives its load the scoreboard of
+      // the loop's, and without this would have each block wait for the next one's token, which was just asked for.
+      int32_t token = max(cursor.next(selection), -1);
       // Loaded a block before it is looked at, as the others are.
       int32_t later_token = params.prefetch_blocks != 0 ? cursor.peek(selection, params.prefetch_blocks) : -1;
       const uint8_t* kv = params.kv + selection.batch * params.kv_batch_bytes;
