@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/math.cuh"
-#include "../../common/opaque.cuh"
 #include "../../common/warp_integer_mma.cuh"
 #include "../../common/warp_mma.cuh"
 #include "vectors.cuh"
@@ -32,19 +31,13 @@ class Product {
 
   float sums[C::kColumnBlocks][4];
 
+  // Once the storage's zeros are there.
   __device__ __forceinline__ Product(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
-      : storage_(storage), params_(params), warp_(warp), lane_(lane), row_(lane / 4), quad_lane_(lane % 4) {
+      : storage_(storage), params_(params), warp_(warp), lane_(lane), row_(lane / 4), quad_lane_(lane % 4),
+        decoder_(C::kIntegers ? *reinterpret_cast<const volatile uint32_t*>(storage.zeros) : 0u) {
     const bool mine = row_ % 4 == quad_lane_;
     mine_[0] = mine && row_ < 4;
     mine_[1] = mine && row_ >= 4;
-    if constexpr (C::kIntegers) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        zeros_[i] = kIntegerZero;
-        make_opaque(zeros_[i]);
-      }
-      make_opaque(minus_one_);
-    }
   }
 
   // From now on b is what the warp's group has in one of the buffers.
@@ -277,6 +270,7 @@ class Product {
   template <int kChains>
   __device__ __forceinline__ void multiply_integers(float (&chains)[kChains][4], const Stage& stage,
                                                     int32_t chunk) const {
+    constexpr uint32_t zeros[4] = {kIntegerZero, kIntegerZero, kIntegerZero, kIntegerZero};
     uint32_t sums[2][kChains][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -292,7 +286,7 @@ class Product {
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           uint32_t positive[2], negative[2];
-          decode(word_of(codes[upper], word), positive, negative, minus_one_);
+          decoder_.decode(word_of(codes[upper], word), positive, negative);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             rows[0][upper + 2 * i] = positive[i];
@@ -305,7 +299,7 @@ class Product {
         for (int sign = 0; sign < 2; ++sign) {
           uint32_t(&sum)[4] = sums[sign][chain];
           if (first) {
-            mma_16x8x32(sum, rows[sign], b0, b1, zeros_);
+            mma_16x8x32(sum, rows[sign], b0, b1, zeros);
           } else {
             mma_16x8x32(sum, rows[sign], b0, b1, sum);
           }
@@ -376,7 +370,7 @@ class Product {
   const uint32_t row_, quad_lane_;
   const uint8_t* fragments_[C::kColumnBlocks];
   const float* vector_scales_[C::kColumnBlocks][2];
-  uint32_t zeros_[4], minus_one_ = 0xFFFFFFFFu;  // of integer MMAs; see `kIntegerZero` and `decode`
+  const ByteDecoder decoder_;  // of integer MMAs
   bool mine_[2];  // Scaling::columns: whether this lane's column takes its piece of that half
 };
 

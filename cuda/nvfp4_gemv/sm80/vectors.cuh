@@ -224,11 +224,12 @@ class VectorLoader {
   }
 
   static __device__ __forceinline__ void store_integers(uint8_t* target, const Held& held) {
+    const ByteDecoder decoder(0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t lower[2], upper[2];
-      decode(held.words[0][2 * half], lower);
-      decode(held.words[0][2 * half + 1], upper);
+      decoder.decode(held.words[0][2 * half], lower);
+      decoder.decode(held.words[0][2 * half + 1], upper);
       reinterpret_cast<uint4*>(target)[half] = make_uint4(lower[0], lower[1], upper[0], upper[1]);
     }
   }
