@@ -73,13 +73,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
         loader.store(pass, buffer);
         product.use(pass, buffer);
       }
-      if (end < chunks) {
-        loader.fetch(pass, end);
-      } else if (!passes.done()) {
-        const Pass<C> coming = passes.get();
-        const bool same = coming.batch == pass.batch && coming.groups_log2 == pass.groups_log2;
-        if (!one_phase || !same) loader.fetch(coming, 0);
+      Pass<C> coming = pass;
+      bool wanted = end < chunks;
+      if (!wanted && !passes.done()) {
+        coming = passes.get();
+        wanted = !one_phase || coming.batch != pass.batch || coming.groups_log2 != pass.groups_log2;
       }
+      if (wanted) loader.fetch(coming, end < chunks ? end : 0);
       named_barrier_sync(kGroupBarriers + pass.group_of(warp), pass.group_threads());
       const auto multiply = [&] {
         stream_copy_wait<C::kStages - 1>();
