@@ -54,9 +54,9 @@ __device__ __forceinline__ uint32_t signed_permute(uint32_t low, uint32_t high, 
 }
 
 // E2M1 codes to bytes, twice the magnitude of each in the order of k: in `positive` where its sign is 0, in `negative`
-// where it is 1, and zero in the other one. A code with its sign is the selector that looks its magnitude up or asks for
-// the sign of what is found there, which is 0; all bits of it turned, for the table in reverse, are one for negative
-// codes. They are turned by a product, which leaves the integer pipe five instructions for eight codes.
+// where it is 1, and zero in the other one. A code with its sign is the selector that looks its magnitude up or asks
+// for the sign of what is found there, which is 0; all bits of it turned, for the table in reverse, are one for
+// negative codes. They are turned by a product, which leaves the integer pipe five instructions for eight codes.
 class ByteDecoder {
  public:
   // `zero` is 0. Where it has been read from memory ptxas does not know it, nor keeps tables in uniform registers, from

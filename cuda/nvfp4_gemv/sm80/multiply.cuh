@@ -246,7 +246,8 @@ class Product {
   }
 
   template <int kChains>
-  __device__ __forceinline__ void multiply_pieces(float (&chains)[kChains][4], const Stage& stage, int32_t chunk) const {
+  __device__ __forceinline__ void multiply_pieces(float (&chains)[kChains][4], const Stage& stage,
+                                                  int32_t chunk) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t piece = half * 4 + quad_lane_;
@@ -265,8 +266,8 @@ class Product {
     }
   }
 
-  // Codes as bytes. Positive ones and negative ones have MMAs of their own, so that no code needs its sign put to it; the
-  // difference of their sums is exact.
+  // Codes as bytes. Positive ones and negative ones have MMAs of their own, so that no code needs its sign put to it;
+  // the difference of their sums is exact.
   template <int kChains>
   __device__ __forceinline__ void multiply_integers(float (&chains)[kChains][4], const Stage& stage,
                                                     int32_t chunk) const {

@@ -59,7 +59,7 @@ class Stream {
   // Whether `copy_plain` may take the place of the next `copy_next`: for almost all chunks, and when none is left.
   __device__ __forceinline__ bool plain() const { return chunk_ < plain_end_ || chunk_ >= chunks_; }
 
-  // `copy_next` for whole chunks after which no pass is opened. It is small and has hardly a branch: the loop around it is
+  // `copy_next` for whole chunks after which no pass is opened. It is small and has no branch: the loop around it is
   // read from the instruction cache in a row.
   __device__ __forceinline__ void copy_plain() {
     if (chunk_ >= chunks_) rows_from_here_ = rows_of_lane_ = word_rows_ = 0;
@@ -142,8 +142,8 @@ class Stream {
     }
   }
 
-  // A row per lane, or four scales per lane, twice with NVFP4: without a branch, as above. A line in L2 has the scales of
-  // the next chunks too, so it is not let go of first.
+  // A row per lane, or four scales per lane, twice with NVFP4: without a branch, as above. A line in L2 has the scales
+  // of the next chunks too, so it is not let go of first.
   __device__ __forceinline__ void copy_whole_scales() {
     const uint32_t stage = stage_ * static_cast<uint32_t>(sizeof(Stage));
     stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, scale_place_ + stage, scales_[0]);

@@ -23,8 +23,8 @@ constexpr int kFactorBytes = C::kVectorScales ? C::kRowScales * 4 : 0;
 // ones and those who write them use all banks: unit j of lane t's piece t is at 4 j + t in the lower half of a chunk,
 // that of its piece t + 4 at 4 (j ^ 1) + t in the upper. With Scaling::blocks word t of block i is lane t's, so that
 // k stays in order, and at t ^ (i / 2 % 4) among the block's. A column takes 64 bytes more than its elements, for the
-// sake of the banks too. Where MMAs multiply integers, elements are bytes in the order of k. Where factors of blocks are kept beside the elements, they follow the columns as floats, 16
-// bytes more for each column.
+// sake of the banks too. Where MMAs multiply integers, elements are bytes in the order of k. Where factors of blocks
+// are kept beside the elements, they follow the columns as floats, 16 bytes more for each column.
 template <class C>
 struct VectorLayout {
   int32_t first;         // byte of a buffer that the group's part begins at
