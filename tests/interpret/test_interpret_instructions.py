@@ -226,6 +226,24 @@ def test_matrix_product_of_a_warp() -> None:
     np.testing.assert_allclose(out, expected, rtol=2.0**-23, atol=1e-30)
 
 
+def test_integer_matrix_product_of_a_warp() -> None:
+    """mma.m16n8k32 of signed bytes on top of given sums, against a plain product."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-128, 128, (16, 32), np.int8), rng.integers(-128, 128, (8, 32), np.int8)
+    out = np.zeros((16, 8), np.int32)
+    # Row g of each begins at byte 32 g, and lane 4 g + t reads from byte 4 t of it on.
+    body = """shr.u32 %r1, %r0, 2; and.b32 %r2, %r0, 3; shl.b32 %r3, %r1, 5; shl.b32 %r4, %r2, 2; add.s32 %r3, %r3, %r4;
+    cvt.u64.u32 %d10, %r3; add.s64 %d11, %d10, %d0; add.s64 %d12, %d10, %d1;
+    ld.global.u32 %r4, [%d11]; ld.global.u32 %r5, [%d11+256]; ld.global.u32 %r6, [%d11+16];
+    ld.global.u32 %r7, [%d11+272]; ld.global.u32 %r8, [%d12]; ld.global.u32 %r9, [%d12+16]; mov.u32 %r10, 1000;
+    mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r11, %r12, %r13, %r14}, {%r4, %r5, %r6, %r7}, {%r8, %r9},
+      {%r10, %r10, %r10, %r10};
+    shl.b32 %r3, %r1, 5; shl.b32 %r4, %r2, 3; add.s32 %r3, %r3, %r4; cvt.u64.u32 %d10, %r3; add.s64 %d10, %d10, %d2;
+    st.global.v2.u32 [%d10], {%r11, %r12}; st.global.v2.u32 [%d10+256], {%r13, %r14};"""
+    run(body, a, b, out, readonly=2)
+    np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32).T + 1000)
+
+
 @pytest.mark.parametrize(("approximation", "steps"), [("exact", {0}), ("above", {2}), ("below", {-2})])
 def test_powers_of_two_stray_where_they_are_told_to(approximation: Approximation, steps: set[int]) -> None:
     """All but those that the ISA states, 2**0 among them where subnormal numbers are flushed to it."""

@@ -30,6 +30,9 @@ struct Config {
                                                            : Scaling::codes;
   // Whether E8M0 scales are multiplied into codes, of a and of b, which are bfloat16 then.
   static constexpr bool kPowers = kMxfp4 && kScaling == Scaling::codes;
+  // Whether codes of a and of b become bytes that integer MMAs multiply.
+  static constexpr bool kIntegers =
+      kVectors == Vectors::e2m1 && kScaling == Scaling::columns && !kNarrowConversions;
   // Whether factors of the blocks of b are kept beside its elements, to be multiplied with the scales of a.
   static constexpr bool kVectorScales = kScaling == Scaling::columns  ? kVectors != Vectors::float16
                                         : kScaling == Scaling::blocks ? kVectors == Vectors::e2m1
@@ -40,6 +43,7 @@ struct Config {
   static constexpr int kRowBytes = kChunk / 2;
   static constexpr int kRowScales = kChunk / kBlock;
   static constexpr int kPieces = kRowBytes / 16;  // 16-byte pieces of a row in a stage
+  static constexpr int kVectorChunkBytes = kChunk * (kIntegers ? 1 : 2);  // of a column of b, decoded
 
   // Fewer stages where there are more columns: b needs the room, and multiplying takes longer than reading.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -29,10 +29,13 @@ __device__ __forceinline__ void keep_sums(Storage<C>& storage, const Product<C>&
 template <class C>
 __device__ __forceinline__ void write_pass(const Storage<C>& storage, const Parameters& params, const Pass<C>& pass) {
   const uint32_t n = params.n;
+  // Short: it is read once, at the end, from an instruction cache that has nothing of it.
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < pass.rows * n; i += C::kThreads) {
     const uint32_t row = C::kMostColumns == 1 ? i : i / n, column = i - row * n;
     const uint32_t tile = row / pass.tile_rows;
     float sum = 0.0f;
+#pragma unroll 1
     for (int32_t split = 0; split < pass.splits; ++split) {
       sum += storage.partial[tile + (split << pass.tiles_log2)][row - tile * pass.tile_rows][column];
     }

@@ -2,14 +2,22 @@
 #pragma once
 
 #include "../../common/math.cuh"
+#include "../../common/warp_integer_mma.cuh"
 #include "../../common/warp_mma.cuh"
 #include "vectors.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
+// What products of bytes are to be multiplied with to have their value: each is twice its code's.
+constexpr float kIntegerUnit = 0.25f;
+
+// 1.5 * 2^23: where integer sums begin, so that their bits, taken for a float's, are that float plus the sum, exactly.
+constexpr uint32_t kIntegerZero = 0x4B400000u;
+
 // What sums are to be multiplied with to have their value.
 template <class C>
-constexpr float kSumUnit = !C::kPowers                     ? kDecodeUnit<OperandOf<C>>
+constexpr float kSumUnit = C::kIntegers && !C::kMxfp4      ? kIntegerUnit
+                           : !C::kPowers                   ? kDecodeUnit<OperandOf<C>>
                            : C::kVectors == Vectors::e2m1 ? kPowerUnit * kPowerUnit
                                                           : kPowerUnit;
 
@@ -23,8 +31,10 @@ class Product {
 
   float sums[C::kColumnBlocks][4];
 
+  // Once the storage's zeros are there.
   __device__ __forceinline__ Product(Storage<C>& storage, const Parameters& params, int32_t warp, int32_t lane)
-      : storage_(storage), params_(params), warp_(warp), lane_(lane), row_(lane / 4), quad_lane_(lane % 4) {
+      : storage_(storage), params_(params), warp_(warp), lane_(lane), row_(lane / 4), quad_lane_(lane % 4),
+        decoder_(C::kIntegers ? *reinterpret_cast<const volatile uint32_t*>(storage.zeros) : 0u) {
     const bool mine = row_ % 4 == quad_lane_;
     mine_[0] = mine && row_ < 4;
     mine_[1] = mine && row_ >= 4;
@@ -45,7 +55,11 @@ class Product {
         vector_scales_[block][i] = factors + min(block * 8u + quad_lane_ * 2 + i, params_.n - 1) * layout.blocks;
       }
     }
-    if constexpr (C::kScaling == Scaling::columns) fragments_[0] = vectors + quad_lane_ * 16 + row_ / 4 * 256;
+    if constexpr (C::kIntegers) {
+      fragments_[0] = vectors + row_ * 32;
+    } else if constexpr (C::kScaling == Scaling::columns) {
+      fragments_[0] = vectors + quad_lane_ * 16 + row_ / 4 * 256;
+    }
   }
 
   __device__ __forceinline__ void clear() {
@@ -199,8 +213,41 @@ class Product {
   // those of the piece: a block of MXFP4, or two of NVFP4, in two chains of MMAs.
   __device__ __forceinline__ void add_columns(const Stage& stage, int32_t chunk) {
     constexpr int kChains = C::kMxfp4 ? 1 : 2;
+    float chains[kChains][4] = {};
+    if constexpr (C::kIntegers) {
+      multiply_integers(chains, stage, chunk);
+    } else {
+      multiply_pieces(chains, stage, chunk);
+    }
+    add_chains(chains, stage, chunk);
+  }
+
+  // Blocks' sums to their rows, with their scales.
+  template <int kChains>
+  __device__ __forceinline__ void add_chains(const float (&chains)[kChains][4], const Stage& stage, int32_t chunk) {
     constexpr int kScales = 2 * kChains;  // of two pieces
-    float chains[kChains][1][4] = {};
+    float vector_scales[kScales];
+    if constexpr (C::kVectorScales) {
+      read_floats(vector_scales, vector_scales_[0][0] + chunk * C::kRowScales + quad_lane_ * kScales);
+    }
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      float scales[kScales];
+      read_row_scales(scales, stage.scales[row_ + 8 * upper] + quad_lane_ * kScales);
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        float product = chains[i % kChains][2 * upper + i / kChains];
+        // Two scales may be far apart where their product is not; a power of two belongs to the products.
+        if constexpr (C::kVectors == Vectors::e2m1) scales[i] *= vector_scales[i];
+        if constexpr (C::kVectors == Vectors::bfloat16) product *= vector_scales[i];
+        sums[0][2 * upper] = fmaf(product, scales[i], sums[0][2 * upper]);
+      }
+    }
+  }
+
+  template <int kChains>
+  __device__ __forceinline__ void multiply_pieces(float (&chains)[kChains][4], const Stage& stage,
+                                                  int32_t chunk) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t piece = half * 4 + quad_lane_;
@@ -214,24 +261,59 @@ class Product {
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) decode(word_of(codes[upper], word), rows[upper], Operand());
         const uint4 unit = *reinterpret_cast<const uint4*>(vector + (word ^ half) * 64);
-        multiply_unit(chains[kChains == 1 ? 0 : word / 2][0], rows, unit);
+        multiply_unit(chains[kChains == 1 ? 0 : word / 2], rows, unit);
       }
     }
-    float vector_scales[kScales];
-    if constexpr (C::kVectorScales) {
-      read_floats(vector_scales, vector_scales_[0][0] + chunk * C::kRowScales + quad_lane_ * kScales);
+  }
+
+  // Codes as bytes. Positive ones and negative ones have MMAs of their own, so that no code needs its sign put to it;
+  // the difference of their sums is exact.
+  template <int kChains>
+  __device__ __forceinline__ void multiply_integers(float (&chains)[kChains][4], const Stage& stage,
+                                                    int32_t chunk) const {
+    constexpr uint32_t zeros[4] = {kIntegerZero, kIntegerZero, kIntegerZero, kIntegerZero};
+    uint32_t sums[2][kChains][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t piece = half * 4 + quad_lane_;
+      const uint4 codes[2] = {piece_of(stage, 0, piece), piece_of(stage, 1, piece)};
+      // Zeros are read from banks that pieces' halves leave alone.
+      const uint8_t* vector = mine_[half] ? fragments_[0] + chunk * C::kVectorChunkBytes : storage_.zeros + 16;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int chain = kChains == 1 ? 0 : word / 2;
+        const bool first = half == 0 && word % (4 / kChains) == 0;
+        uint32_t rows[2][4];  // [sign], as the MMA wants them
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          uint32_t positive[2], negative[2];
+          decoder_.decode(word_of(codes[upper], word), positive, negative);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            rows[0][upper + 2 * i] = positive[i];
+            rows[1][upper + 2 * i] = negative[i];
+          }
+        }
+        const uint4 units = reinterpret_cast<const uint4*>(vector)[word / 2];
+        const uint32_t b0 = word % 2 == 0 ? units.x : units.z, b1 = word % 2 == 0 ? units.y : units.w;
+#pragma unroll
+        for (int sign = 0; sign < 2; ++sign) {
+          uint32_t(&sum)[4] = sums[sign][chain];
+          if (first) {
+            mma_16x8x32(sum, rows[sign], b0, b1, zeros);
+          } else {
+            mma_16x8x32(sum, rows[sign], b0, b1, sum);
+          }
+        }
+      }
     }
 #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      float scales[kScales];
-      read_row_scales(scales, stage.scales[row_ + 8 * upper] + quad_lane_ * kScales);
+    for (int chain = 0; chain < kChains; ++chain) {
 #pragma unroll
-      for (int i = 0; i < kScales; ++i) {
-        float product = chains[i % kChains][0][2 * upper + i / kChains];
-        // Two scales may be far apart where their product is not; a power of two belongs to the products.
-        if constexpr (C::kVectors == Vectors::e2m1) scales[i] *= vector_scales[i];
-        if constexpr (C::kVectors == Vectors::bfloat16) product *= vector_scales[i];
-        sums[0][2 * upper] = fmaf(product, scales[i], sums[0][2 * upper]);
+      for (int i = 0; i < 4; ++i) {
+        chains[chain][i] = __uint_as_float(sums[0][chain][i]) - __uint_as_float(sums[1][chain][i]);
+        // E8M0 scales take sums to both ends of what a float holds: there they are kept as those of halves are.
+        if constexpr (C::kMxfp4) chains[chain][i] *= kIntegerUnit / kDecodeUnit<Operand>;
       }
     }
   }
@@ -289,6 +371,7 @@ class Product {
   const uint32_t row_, quad_lane_;
   const uint8_t* fragments_[C::kColumnBlocks];
   const float* vector_scales_[C::kColumnBlocks][2];
+  const ByteDecoder decoder_;  // of integer MMAs
   bool mine_[2];  // Scaling::columns: whether this lane's column takes its piece of that half
 };
 

@@ -50,15 +50,15 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   if (!one_phase || params.items > gridDim.x) prefetch_vectors<C>(params);
   // Half of the warps are through with theirs before the others begin, so that the last bytes are not everybody's.
   const bool second_half = warp >= C::kWarps / 2;
-  if (second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
   Stream<C> stream(storage, params, passes, opening, warp, lane);
-  stream.copy_next();
-  if (!second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
 #pragma unroll 1
-  for (int stage = 1; stage < C::kStages; ++stage) stream.copy_next();
+  for (int stage = 0; stage < C::kStages; ++stage) {
+    if (stage == (second_half ? 0 : 1)) named_barrier_sync(kTurnBarrier, C::kThreads);
+    stream.copy_next();
+  }
 
   Product<C> product(storage, params, warp, lane);
-  int32_t stage = 0, buffer = 1;
+  int32_t buffer = 1;
   while (!passes.done()) {
     const Pass<C> pass = passes.get();
     passes.next();
@@ -73,21 +73,28 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
         loader.store(pass, buffer);
         product.use(pass, buffer);
       }
-      if (end < chunks) {
-        loader.fetch(pass, end);
-      } else if (!passes.done()) {
-        const Pass<C> coming = passes.get();
-        const bool same = coming.batch == pass.batch && coming.groups_log2 == pass.groups_log2;
-        if (!one_phase || !same) loader.fetch(coming, 0);
+      Pass<C> coming = pass;
+      bool wanted = end < chunks;
+      if (!wanted && !passes.done()) {
+        coming = passes.get();
+        wanted = !one_phase || coming.batch != pass.batch || coming.groups_log2 != pass.groups_log2;
       }
+      if (wanted) loader.fetch(coming, end < chunks ? end : 0);
       named_barrier_sync(kGroupBarriers + pass.group_of(warp), pass.group_threads());
-      for (; chunk < end; chunk += pass.splits) {
+      const auto multiply = [&] {
         stream_copy_wait<C::kStages - 1>();
         __syncwarp();
-        product.add(stage, (chunk - first) >> pass.groups_log2);
+        product.add(stream.stage(), (chunk - first) >> pass.groups_log2);
         __syncwarp();
-        stream.copy_next();
-        stage = stage + 1 == C::kStages ? 0 : stage + 1;
+        chunk += pass.splits;
+      };
+      while (chunk < end) {
+#pragma unroll 1
+        for (; chunk < end && stream.plain(); stream.copy_plain()) multiply();
+        if (chunk < end) {
+          multiply();
+          stream.copy_next();
+        }
       }
     }
     product.finish();

@@ -16,14 +16,19 @@ class Stream {
                                     const Pass<C>& first, int32_t warp, int32_t lane)
       : ring_(storage.ring[warp]), params_(params), passes_(passes), warp_(warp), lane_(lane),
         policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
-        whole_chunks_(params.a_aligned ? static_cast<int32_t>(static_cast<uint64_t>(params.k) / C::kChunk) : 0) {
+        whole_chunks_(params.a_aligned && params.sfa_access != kScalesByBytes
+                          ? static_cast<int32_t>(static_cast<uint64_t>(params.k) / C::kChunk)
+                          : 0) {
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     place_ = smem_address(ring_[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
     scale_place_ = smem_address(ring_[0].scales[0]) + lane * C::kRowScales;
+    word_place_ = smem_address(ring_[0].scales[lane / kRowWords]) + lane % kRowWords * 4;
     four_rows_ = kRowsAtOnce * params.a_row_bytes;
     make_opaque(place_);
     make_opaque(scale_place_);
+    make_opaque(word_place_);
     make_opaque(four_rows_);
+    make_opaque(whole_chunks_);
     if constexpr (C::kPowers) {
       // Of rows that a tile lacks: their scales have a say in which way a stage is multiplied.
 #pragma unroll
@@ -33,28 +38,34 @@ class Stream {
     if (!open(first)) open_next();
   }
 
+  // The oldest stage: the one to multiply, and to copy to afterwards.
+  __device__ __forceinline__ int32_t stage() const { return stage_; }
+
   // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
   __device__ __forceinline__ void copy_next() {
     if (chunk_ < chunks_) {
-      // Almost all chunks are copied by one of the first two, without a branch between copies.
-      if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByRows) {
-        copy_whole_codes();
-        copy_whole_scales();
-      } else if (chunk_ < whole_chunks_ && params_.sfa_access == kScalesByWords) {
-        copy_whole_codes();
-        copy_scale_words();
+      if (chunk_ < whole_chunks_) {
+        copy_whole();
       } else {
         copy_codes();
         copy_scales();
       }
-      chunk_ += splits_;
-      codes_ += code_step_;
-      scales_[0] += scale_step_;
-      scales_[1] += scale_step_;
+      step();
       if (chunk_ >= chunks_) open_next();
     }
-    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
-    stream_copy_commit();
+    close();
+  }
+
+  // Whether `copy_plain` may take the place of the next `copy_next`: for almost all chunks, and when none is left.
+  __device__ __forceinline__ bool plain() const { return chunk_ < plain_end_ || chunk_ >= chunks_; }
+
+  // `copy_next` for whole chunks after which no pass is opened. It is small and has no branch: the loop around it is
+  // read from the instruction cache in a row.
+  __device__ __forceinline__ void copy_plain() {
+    if (chunk_ >= chunks_) rows_from_here_ = rows_of_lane_ = word_rows_ = 0;
+    copy_whole();
+    step();
+    close();
   }
 
  private:
@@ -64,6 +75,24 @@ class Stream {
   static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
   static constexpr int kRowWords = C::kRowScales / 4;
   static_assert(kRowsAtOnce == 4, "the swizzle of rows r and r + 4 differs in one bit");
+
+  // Of a whole chunk, and scales that may be copied in words or rows.
+  __device__ __forceinline__ void copy_whole() {
+    copy_whole_codes();
+    copy_whole_scales();
+  }
+
+  __device__ __forceinline__ void step() {
+    chunk_ += splits_;
+    codes_ += code_step_;
+    scales_[0] += scale_step_;
+    scales_[1] += scale_step_;
+  }
+
+  __device__ __forceinline__ void close() {
+    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    stream_copy_commit();
+  }
 
   // The next pass in which this warp has anything to copy; past the last one no chunk is left.
   __device__ __forceinline__ void open_next() {
@@ -84,14 +113,16 @@ class Stream {
     rows_from_here_ = rows_ - lane_ / kLanesPerRow;
     const int64_t first_row = pass.first_row + tile * pass.tile_rows;
     splits_ = pass.splits;
+    plain_end_ = passes_.last() ? whole_chunks_ : min(whole_chunks_, chunks_ - splits_);
     code_step_ = splits_ * C::kRowBytes;
     scale_step_ = splits_ * (params_.swizzled ? kRowWords * 512 : C::kRowScales);
-    rows_of_lane_ = rows_ - lane_;
     codes_ = params_.a + pass.batch * params_.a_batch_bytes +
              (first_row + lane_ / kLanesPerRow) * params_.a_row_bytes + chunk_ * C::kRowBytes +
              lane_ % kLanesPerRow * 16;
     const uint8_t* batch_scales = params_.sfa + pass.batch * params_.sfa_batch_bytes;
     const bool by_rows = params_.sfa_access == kScalesByRows;
+    rows_of_lane_ = by_rows ? rows_ - lane_ : 0;
+    word_rows_ = by_rows ? 0 : rows_ - lane_ / kRowWords;
     const int64_t row = first_row + (by_rows ? lane_ : lane_ / kRowWords);
     const int64_t column = static_cast<int64_t>(chunk_) * C::kRowScales + (by_rows ? 0 : lane_ % kRowWords * 4);
     scales_[0] = batch_scales + scale_offset(row, column);
@@ -111,18 +142,14 @@ class Stream {
     }
   }
 
-  // A row per lane. A line in L2 has the scales of the next chunks too, so it is not let go of first.
+  // A row per lane, or four scales per lane, twice with NVFP4: without a branch, as above. A line in L2 has the scales
+  // of the next chunks too, so it is not let go of first.
   __device__ __forceinline__ void copy_whole_scales() {
-    const uint32_t target = scale_place_ + stage_ * static_cast<uint32_t>(sizeof(Stage));
-    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, target, scales_[0]);
-  }
-
-  // Four scales per lane, twice with NVFP4.
-  __device__ __forceinline__ void copy_scale_words() {
-    const int32_t row = lane_ / kRowWords;
-    const uint32_t target = smem_address(ring_[stage_].scales[row]) + lane_ % kRowWords * 4;
-    stream_copy_if<4>(row < rows_, target, scales_[0]);
-    if constexpr (kRowWords == 4) stream_copy_if<4>(row + 8 < rows_, target + 8 * C::kRowScales, scales_[1]);
+    const uint32_t stage = stage_ * static_cast<uint32_t>(sizeof(Stage));
+    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, scale_place_ + stage, scales_[0]);
+    const uint32_t words = word_place_ + stage;
+    stream_copy_if<4>(word_rows_ > 0, words, scales_[0]);
+    if constexpr (kRowWords == 4) stream_copy_if<4>(word_rows_ > 8, words + 8 * C::kRowScales, scales_[1]);
   }
 
   // The codes at any alignment and at the end of k, where zeros follow.
@@ -186,15 +213,19 @@ class Stream {
   const int32_t warp_, lane_;
   const uint64_t policy_;
   const int32_t chunks_;
-  const int32_t whole_chunks_;    // those that k does not end in, if rows may be copied in 16-byte pieces
-  uint32_t place_, scale_place_;  // of this lane's first piece and of its row's scales in stage 0
+  // Those that k does not end in, if rows may be copied in 16-byte pieces and their scales in words or rows.
+  int32_t whole_chunks_;
+  // In stage 0, of this lane's first piece and of its scales, by rows and by words.
+  uint32_t place_, scale_place_, word_place_;
   int64_t four_rows_;             // bytes
   int32_t stage_ = 0;
-  int32_t chunk_ = 0, splits_ = 1;
+  int32_t chunk_ = 0, splits_ = 1;  // chunk_ is past chunks_ where no pass has one left
+  int32_t plain_end_ = 0;           // chunks before it may be copied by `copy_plain`
   uint32_t code_step_ = 0, scale_step_ = 0;  // bytes from chunk to chunk
   int32_t rows_ = 0;                         // of the tile
   int32_t rows_from_here_ = 0;               // from this lane's first row of codes on
-  int32_t rows_of_lane_ = 0;                 // from its row of scales on
+  // From its row of scales on, by rows and by words: of the two ways the one that is not taken has none.
+  int32_t rows_of_lane_ = 0, word_rows_ = 0;
   const uint8_t* codes_ = nullptr;   // this lane's first piece of the next chunk
   // This lane's first scales of the next chunk: of row `lane`, or by words of two rows that are eight apart.
   const uint8_t* scales_[2] = {};

@@ -23,8 +23,8 @@ constexpr int kFactorBytes = C::kVectorScales ? C::kRowScales * 4 : 0;
 // ones and those who write them use all banks: unit j of lane t's piece t is at 4 j + t in the lower half of a chunk,
 // that of its piece t + 4 at 4 (j ^ 1) + t in the upper. With Scaling::blocks word t of block i is lane t's, so that
 // k stays in order, and at t ^ (i / 2 % 4) among the block's. A column takes 64 bytes more than its elements, for the
-// sake of the banks too. Where factors of blocks are kept beside the elements, they follow the columns as floats, 16
-// bytes more for each column.
+// sake of the banks too. Where MMAs multiply integers, elements are bytes in the order of k. Where factors of blocks
+// are kept beside the elements, they follow the columns as floats, 16 bytes more for each column.
 template <class C>
 struct VectorLayout {
   int32_t first;         // byte of a buffer that the group's part begins at
@@ -35,7 +35,7 @@ struct VectorLayout {
   __device__ __forceinline__ VectorLayout(const Parameters& params, const Pass<C>& pass, int32_t warp)
       : first(pass.group_of(warp) * (kVectorBytes<C> >> pass.groups_log2)),
         chunks(params.phase_chunks >> pass.groups_log2),
-        column_bytes(chunks * C::kChunk * 2 + 64), blocks(chunks * C::kRowScales + 4) {}
+        column_bytes(chunks * C::kVectorChunkBytes + 64), blocks(chunks * C::kRowScales + 4) {}
 
   // Of the unit that covers elements 8 u to 8 u + 7 of a chunk.
   static __device__ __forceinline__ uint32_t unit_offset(uint32_t u) {
@@ -117,7 +117,7 @@ class VectorLoader {
     uint8_t* vectors = storage_.vectors(buffer) + layout.first;
     float* factors = reinterpret_cast<float*>(vectors + params_.n * layout.column_bytes);
     each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
-      uint8_t* target = vectors + column * layout.column_bytes + chunk * (C::kChunk * 2);
+      uint8_t* target = vectors + column * layout.column_bytes + chunk * C::kVectorChunkBytes;
       float* factor = factors + column * layout.blocks + chunk * C::kRowScales + piece * kPieceScales;
       if constexpr (C::kVectors == Vectors::e2m1) {
         store_codes(target, factor, piece, held_[held]);
@@ -198,6 +198,15 @@ class VectorLoader {
       scales = halves_of_e4m3(held.scales[0] | held.scales[1] << 8);
     }
     if constexpr (C::kVectorScales && !C::kMxfp4) *reinterpret_cast<float2*>(factor) = __half22float2(scales);
+    if constexpr (C::kIntegers) {
+      store_integers(target + piece * 32, held);
+    } else {
+      store_halves(target, piece, held, scales);
+    }
+  }
+
+  static __device__ __forceinline__ void store_halves(uint8_t* target, uint32_t piece, const Held& held,
+                                                      __half2 scales) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t pairs[4];
@@ -211,6 +220,17 @@ class VectorLoader {
         pairs[i] = times(pairs[i], __float2half2_rn(kDecodeUnit<__half>));
       }
       store(target, piece * 4 + j, pairs);
+    }
+  }
+
+  static __device__ __forceinline__ void store_integers(uint8_t* target, const Held& held) {
+    const ByteDecoder decoder(0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t lower[2], upper[2];
+      decoder.decode(held.words[0][2 * half], lower);
+      decoder.decode(held.words[0][2 * half + 1], upper);
+      reinterpret_cast<uint4*>(target)[half] = make_uint4(lower[0], lower[1], upper[0], upper[1]);
     }
   }
 

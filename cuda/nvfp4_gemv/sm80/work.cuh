@@ -51,6 +51,12 @@ class Passes {
 
   __device__ __forceinline__ bool done() const { return item_ >= params_.items; }
 
+  // Whether no pass follows.
+  __device__ __forceinline__ bool last() const {
+    const int64_t rows = this->rows();
+    return params_.items - item_ <= gridDim.x && (rows <= C::kPassRows || index_ + 1 >= passes_of(rows));
+  }
+
   // An item with more rows than warps can hold sums of is dealt to passes of nearly equal size.
   __device__ __forceinline__ Pass<C> get() const {
     const uint32_t part = item_ - batch_ * params_.parts;

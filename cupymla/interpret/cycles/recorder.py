@@ -520,6 +520,8 @@ class Recorder:
     def _warp_product(self, step: Step) -> _Look:
         shape = next(part for part in step.parts if re.fullmatch(r"m\d+n\d+k\d+", part))
         size = math.prod(map(int, re.findall(r"\d+", shape)))
+        if "s8" in step.parts:
+            size //= 2  # rates are those of 16-bit floats
         return lambda lanes: [(warp, trace.WarpProduct(size, self._load(key))) for warp, key in self._keys(lanes)]
 
 

@@ -1,7 +1,8 @@
-"""Matrix products of one warp: mma.sync.m16n8k8 and m16n8k16 of 16-bit floats.
+"""Matrix products of one warp: mma.sync.m16n8k8 and m16n8k16 of 16-bit floats, m16n8k32 of signed bytes.
 
-Products and sums are exact (float64) and rounded once; tensor cores round more often, and differently.
-Source: PTX ISA 9.0, "mma", with the fragment layouts of "Matrix Fragments for mma.m16n8k16".
+Of floats, products and sums are exact (float64) and rounded once; tensor cores round more often, and differently.
+Source: PTX ISA 9.0, "mma", with the fragment layouts of "Matrix Fragments for mma.m16n8k16" and
+"Matrix Fragments for mma.m16n8k32".
 """
 
 from __future__ import annotations
@@ -68,8 +69,43 @@ def _write(registers: list[Setter], lanes: Lanes, d: Array, single: bool) -> Non
             put(lanes, joined(pairs.astype(np.float16).reshape(-1, 2)))
 
 
+def _bytes(registers: list[Getter], lanes: Lanes, index: Array, rows: int) -> Array:
+    """Fragments of signed bytes as `[warps, rows, 32]`: four neighbours of k in a register."""
+    whole = np.empty((lanes.count // 32, rows, 32), np.int64)
+    for number, get in enumerate(registers):
+        row, k = index + 8 * (number % (rows // 8)), 4 * (_LANE % 4) + 16 * (number // (rows // 8))
+        four = np.ascontiguousarray(get(lanes)).view(np.int8).reshape(-1, 32, 4)
+        for byte in range(4):
+            whole[:, row, k + byte] = four[:, :, byte]
+    return whole
+
+
+def _multiply_integers(operands: Operands, step: Step) -> Handler:
+    d, a, b, c = step.operands
+    puts = operands.all_written(d, "b32")
+    of_a, of_b, of_c = (operands.all(operand, "b32") for operand in (a, b, c))
+    if (len(of_a), len(of_b), len(of_c)) != (4, 2, 4):
+        raise Unknown("fragments of mma")
+
+    def run(lanes: Lanes) -> int | None:
+        if not lanes.converged():
+            return BLOCK
+        if lanes.count % 32:
+            raise Trap("mma in a warp that has lost threads")
+        sums = _bytes(of_a, lanes, _GROUP, 16) @ _bytes(of_b, lanes, _GROUP, 8).transpose(0, 2, 1)
+        before = [get(lanes).reshape(-1, 32) for get in of_c]
+        for number, put in enumerate(puts):
+            products = sums[:, _GROUP + 8 * (number // 2), _COLUMN + number % 2].astype(np.uint32)
+            put(lanes, (products + before[number]).reshape(-1))
+        return None
+
+    return run
+
+
 def _multiply(operands: Operands, step: Step) -> Handler:
     parts = step.parts
+    if "m16n8k32" in parts and parts[-4:] == ("s32", "s8", "s8", "s32") and "satfinite" not in parts:
+        return _multiply_integers(operands, step)
     kinds = [part for part in parts if part in ("f32", "f16", "bf16", "tf32", "s32", "s8", "u8", "e4m3", "e5m2", "f64")]
     if len(kinds) != 4 or kinds[1] not in HALVES or kinds[2] != kinds[1] or not {"m16n8k16", "m16n8k8"} & {*parts}:
         raise Unknown("a shape or a type of mma")
