@@ -41,12 +41,15 @@ class Program:
         cubin: the image for sm_90a.
         kernels: the names of its kernels.
         sites: its translated instructions.
+        cta_bytes: what the model keeps in global memory for each CTA. The image itself does not say where kernels have
+            launch facts of their own, as the linker keeps one of the two.
     """
 
     name: str
     cubin: bytes = field(repr=False)
     kernels: tuple[str, ...]
     sites: tuple[Site, ...] = field(repr=False)
+    cta_bytes: int
 
     def site(self, number: int) -> Site | None:
         """The instruction of that number."""
@@ -55,7 +58,12 @@ class Program:
     def save(self, file: Path) -> None:
         """Write the cubin to `file` and everything else to a `.json` beside it."""
         file.write_bytes(self.cubin)
-        rest = {"name": self.name, "kernels": self.kernels, "sites": [asdict(site) for site in self.sites]}
+        rest = {
+            "name": self.name,
+            "kernels": self.kernels,
+            "sites": [asdict(site) for site in self.sites],
+            "cta_bytes": self.cta_bytes,
+        }
         file.with_suffix(".json").write_text(json.dumps(rest))
 
     @staticmethod
@@ -63,7 +71,7 @@ class Program:
         """What `save` wrote."""
         rest = json.loads(file.with_suffix(".json").read_text())
         sites = tuple(Site(**site) for site in rest["sites"])
-        return Program(rest["name"], file.read_bytes(), tuple(rest["kernels"]), sites)
+        return Program(rest["name"], file.read_bytes(), tuple(rest["kernels"]), sites, rest["cta_bytes"])
 
 
 def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
@@ -79,8 +87,9 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
         CompileError: the model does not compile, or there is no linker that is new enough.
     """
     translation = translate(text, name)
-    cubin = link(translation, model(_registers(threads or _bound(text))))
-    return Program(name, cubin, translation.kernels, translation.sites)
+    library = model(_registers(threads or _bound(text)))
+    cubin = link(translation, library)
+    return Program(name, cubin, translation.kernels, translation.sites, Image(library).facts()["cta_bytes"])
 
 
 def _bound(text: str) -> int:

@@ -231,7 +231,7 @@ class EmulatedKernel:
     ) -> None:
         x, y, z = geometry.grid
         ctas = x * y * z
-        bytes_per_cta = self.facts["cta_bytes"]
+        bytes_per_cta = self.program.cta_bytes
         if ctas > self._ctas:
             self.close()
             address = ctypes.c_uint64()

@@ -210,7 +210,7 @@ class Scores(Role):
 
     def look_for_late(self) -> Steps:
         full = self.cta.full[self.ring.stage]
-        self.fenced = {part for part in PARTS[EARLY:] if full[part].done(self.ring.full)}
+        self.fenced: set[int] = {part for part in PARTS[EARLY:] if full[part].done(self.ring.full)}
         for part in sorted(self.fenced):
             yield from self.await_part(part)
 
@@ -246,7 +246,7 @@ class Scores(Role):
 
     def accumulate(self, blocks: int) -> Steps:
         yield from self.load_query()
-        self.fenced: set[int] = set()
+        self.fenced = set()
         if blocks > 0:
             yield from self.await_early()
             yield from self.issue_early((self.query, 0))
