@@ -157,11 +157,12 @@ __device__ __noinline__ void issue_copy(const uint64_t* words, uint32_t site) {
   issue(kTmemCopy, site, words, 3);
 }
 
-// Fills this CTA's shared memory with NaN of every format, so that reading what nobody wrote is seen.
+// Fills this CTA's shared memory with NaN of every format, so that reading what nobody wrote is seen. By the CTA's own
+// window: on an H100 a kernel's first stores came before those that had gone through the cluster's.
 __device__ __forceinline__ void poison_shared_memory() {
   const uint32_t end = kFirstSmemByte + hardware::total_smem_bytes();
   for (uint32_t at = kFirstSmemByte + 4 * thread_index(); at + 4 <= end; at += 4 * block_threads()) {
-    hardware::store_cluster_u32(hardware::map_to_rank(at, hardware::cluster_rank()), 0xffffffffu);
+    hardware::store_shared_u32(hardware::map_to_rank(at, hardware::cluster_rank()), 0xffffffffu);
   }
   hardware::fence_proxy_async();
 }

@@ -167,5 +167,7 @@ def right(loaded: Kernel, where: Where, stalls: bool = True) -> list[bool]:
 def test_a_fault_that_shows_only_where_something_is_late(fault: str, where: Where) -> None:
     broken, sound = (kernel(*roles, where) for roles in KERNELS[fault])
     assert all(right(sound, where))
+    if where == "gpu":
+        return  # there what the broken one does to its mbarriers is a fault, which takes the process its GPU
     assert all(right(broken, where, stalls=False))
     assert not all(right(broken, where))
