@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..mla_reference import Arithmetic, Precision, batched, blocks, natural, probabilities, quiet, select, transposed
+from ..tensor_cores import toward_zero
 from .spec import L1_EPSILON
 
 Array = npt.NDArray[Any]
@@ -31,8 +32,9 @@ def attn_dist(
     """dist; arguments and shapes as the public function's.
 
     precision="float64": in float64 and returned in float64. precision="same": products, exponentials and sums in fp32,
-    products as tensor cores round them, and every exponential a unit in the last place too small: `ex2.approx` may be
-    two off (PTX ISA), at the same place for all heads to the same side, and sums over heads have that error whole.
+    products as tensor cores round them, and every exponential one to two units in the last place too small:
+    `ex2.approx` may be two off (PTX ISA), at the same place for all heads to the same side, and sums over heads have
+    that error whole.
     """
     arithmetic = Arithmetic.of(precision, q.dtype)
     has_batch = q.ndim == 4
@@ -45,10 +47,13 @@ def attn_dist(
             place = (block.batch, block.queries)
             scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys)) * scale
             norm = natural(arithmetic.up(norms[place]), lse_base)
-            weights = probabilities(scores, norm, block.valid)
             if precision == "same":
-                weights = np.nextafter(weights, np.float32(0))
-            dist[place] = weights.sum(axis=1)
+                exact = probabilities((scores - norm[..., None]).astype(np.float64), np.zeros(norm.shape), block.valid)
+                weights = np.nextafter(toward_zero(exact), np.float32(0))
+            else:
+                weights = probabilities(scores, norm, block.valid)
+            # Heads contiguous, for NumPy adds such as a tree: one by one, sums would hide what weights have in common.
+            dist[place] = np.ascontiguousarray(transposed(weights)).sum(axis=-1)
         if normalize == "l1":
             dist /= np.maximum(dist.sum(axis=-1, keepdims=True), L1_EPSILON)
     return dist if has_batch else dist[0]
