@@ -634,4 +634,4 @@ def test_consumers_free_what_the_model_says_and_wait_in_its_order() -> None:
 def test_waits_are_for_no_more_products_than_they_say(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
     """Else the wait for dQ is for the first sums as well."""
     source = plan.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
-    require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)
+    require_groups_end_where_products_are_marked(source, {0, 1} if pass_heads == 64 else {0, 1, 2}, tmp_path)
