@@ -539,8 +539,8 @@ MUTATIONS = (
     *("named barrier before adding", "named barrier behind adding", "fence behind adding"),
 )
 SINGLE = frozenset({"heads_free", "tiles_free", "full 0", "named barrier at the end of a pass"})
-"""Steps that a pair of CTAs could do without: its key tiles are free later, each waits for both of its left parts before
-it multiplies either, and there is a cluster barrier between passes."""
+"""Steps that a pair of CTAs could do without: its key tiles are free later, consumers wait for both left parts before
+they multiply either, and there is a cluster barrier between passes."""
 
 
 @pytest.mark.parametrize("rope", [True, False], ids=["d576", "d512"])

@@ -51,9 +51,8 @@ struct RowTargets {
     for (int group = 0; group < kColumns / kGroup; ++group) send_group(sums, group, column, lane);
   }
 
-  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions ahead
-  // of it, and these find their registers and addresses as they are. Where sums are not exchanged between CTAs there are
-  // no registers for it.
+  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
+  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
   template <int kCount>
   __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
     make_opaque(lane);  // or what follows from it is kept, and spilled, from block to block
@@ -75,8 +74,8 @@ struct RowTargets {
     }
   }
 
-  // Neighbouring lanes exchange halves of a group, so that each has four columns in a row of the upper slot, then of the
-  // lower one.
+  // Neighbouring lanes exchange halves of a group, so that each has four columns in a row of the upper slot, then of
+  // the lower one.
   static __device__ __forceinline__ void arrange(float* s, int lane) {
     const bool odd = (lane & 1) != 0;
     float got[4];
