@@ -69,7 +69,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   constexpr int kColumns = 4;  // of a thread
   constexpr int kRowThreads = Config::kDV / kColumns;
   static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
-  constexpr int kBatch = 8;  // parts read at once
+  constexpr int kBatch = 4;  // parts read at once: with more, consumers spill
 
   cluster_arrive();
   cluster_wait();
