@@ -15,7 +15,7 @@ from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops import shares
 from cupymla.ops.mla import SoftmaxOptions
-from cupymla.ops.sparse_mla_fwd import binding, cases, cuda, plan, spec
+from cupymla.ops.sparse_mla_fwd import binding, cuda, plan
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
