@@ -289,7 +289,7 @@ def test_bench_refuses_a_variant_that_is_none_before_it_measures(
     assert option[0] in json_of(capsys, "bench", "sparse_mla_fwd", *option, status=2)["error"]
 
 
-@pytest.mark.parametrize("option", [("--against", "cuda"), ("--set", "plan._PREFETCH_BLOCKS=8")])
+@pytest.mark.parametrize("option", [("--against", "cuda"), ("--set", "plan._MERGE_PAIRS=2")])
 def test_the_hosts_part_of_a_call_has_no_variants(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
 ) -> None:

@@ -127,15 +127,15 @@ def test_cases_run_with_another_constant_and_leave_no_evidence(monkeypatch: pyte
     seen: list[tuple[str, str, int]] = []
 
     def run(subject: operators.Subject, kernel: KernelEntry, cases: list[Case], *_: object) -> list[object]:
-        seen.extend((kernel.arch, case.name, plan._L2_KEY_BYTES) for case in cases)
+        seen.extend((kernel.arch, case.name, plan._MERGE_PAIRS) for case in cases)
         return []
 
     monkeypatch.setattr(without_gpu, "run_cases", run)
     monkeypatch.setattr(without_gpu, "run_kernel", pytest.fail)
-    usual, name = plan._L2_KEY_BYTES, "h16_d576_k63_q3_kv300"
-    words = ["sparse_mla_fwd", "--arch", "sm_90a", "--set", "plan._L2_KEY_BYTES=7"]
+    usual, name = plan._MERGE_PAIRS, "h16_d576_k63_q3_kv300"
+    words = ["sparse_mla_fwd", "--arch", "sm_90a", "--set", "plan._MERGE_PAIRS=7"]
     assert without_gpu.main([*words, "--case", name]) == 0
-    assert (seen, plan._L2_KEY_BYTES) == ([("sm_90a", name, 7)], usual)
+    assert (seen, plan._MERGE_PAIRS) == ([("sm_90a", name, 7)], usual)
     seen.clear()
     assert without_gpu.main(words) == 0
     assert len(seen) == len(without_gpu.small_cases(operators.Subject("sparse_mla_fwd")))

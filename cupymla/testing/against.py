@@ -91,7 +91,7 @@ def kernels_of(folder: Path, option: str = "--against") -> Variant:
 
 
 def constant(subject: Subject, setting: str) -> Variant:
-    """One constant of the operator's package with another value, such as "plan._PREFETCH_BLOCKS=8".
+    """One constant of the operator's package with another value, such as "plan._MERGE_PAIRS=2".
 
     Where other modules have taken the constant by its name, they keep the value that it had.
 

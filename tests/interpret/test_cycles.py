@@ -258,16 +258,15 @@ def test_the_command_compares_variants(
 
 
 def test_a_variant_is_what_is_recorded() -> None:
-    """Keys that are taken to be larger than L2 are prefetched."""
+    """Where merging costs more, the slots of the only query are not shared."""
     subject = Subject("sparse_mla_fwd")
     case = mla_cases.sized(64, 576, 512, 1, 600)
 
-    def prefetches(variant: against.Variant) -> int:
-        (launch,) = cycles.record(subject, case, variant)
-        return sum(isinstance(event, trace.Prefetch) for warp in launch.trace.warps for event in warp.events)
+    def warps(variant: against.Variant) -> int:
+        (launch,) = cycles.record(subject, case, variant, multiprocessors=2)
+        return len(launch.trace.warps)
 
-    assert prefetches(against.here()) == 0
-    assert prefetches(against.constant(subject, "plan._L2_KEY_BYTES=0")) > 0
+    assert warps(against.here()) == 2 * warps(against.constant(subject, "plan._MERGE_PAIRS=9"))
 
 
 @pytest.mark.parametrize(

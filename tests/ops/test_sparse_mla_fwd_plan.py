@@ -15,7 +15,7 @@ from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops import shares
 from cupymla.ops.mla import SoftmaxOptions
-from cupymla.ops.sparse_mla_fwd import binding, cases, cuda, plan, spec
+from cupymla.ops.sparse_mla_fwd import binding, cuda, plan
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
@@ -132,17 +132,6 @@ def test_scales_that_are_not_surely_positive_take_the_general_variant(sm_scale: 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
         plan.plan(replace(MLA, batch=2**10, s_q=2**20), arch.named("sm_90a"), 132)
-
-
-def test_some_cases_ask_for_rows_ahead_of_time() -> None:
-    """What runs a kernel runs cases: without these nothing would see what asking does to results and to memory."""
-    far = [case for case in cases.CASES if case.intent == "far keys"]
-    assert {plan.cta_heads(case.h_q) for case in far} == set(plan.CTA_HEADS)
-    for case in far:
-        _, problem = spec.read(**cases.inputs(case, 0))
-        chosen = [plan.plan(problem, arch.named("sm_90a"), count) for count in (1, 132)]
-        assert [one.parts > 1 for one in chosen] == [False, True]
-        assert all(0 < one.prefetch_blocks * 64 < case.topk for one in chosen)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])

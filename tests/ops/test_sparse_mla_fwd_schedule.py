@@ -168,12 +168,24 @@ class Consumer:
         if self.model.has(step):
             self.me.follow(self.mma)
 
+    def await_part(self, part: int, fenced: set[int]) -> Steps:
+        """Parts behind it that have arrived as well share its fence."""
+        model, full = self.model, self.model.full[self.who]
+        yield from self.wait(full[part], self.k_parity, f"full {part}")
+        for later in range(part + 1, len(PARTS)):
+            if model.drop == "look at later parts" or full[later].done(self.k_parity):
+                fenced.add(later)
+                if model.drop != "look at later parts":
+                    yield from self.wait(full[later], self.k_parity, f"full {later}")
+        if model.has("fence behind gathered rows"):
+            self.me.fence()
+
     def scores(self, block: int, last: bool) -> Steps:
         model = self.model
+        fenced: set[int] = set()
         for part, (first, end) in enumerate(PARTS):
-            yield from self.wait(model.full[self.who][part], self.k_parity, f"full {part}")
-            if model.has("fence behind gathered rows"):
-                self.me.fence()
+            if part not in fenced:
+                yield from self.await_part(part, fenced)
             self.issue([("q",)], (self.query,))
             self.issue(model.key_items(self.who, first, end or model.tiles), (self.query, block))
         yield None
@@ -308,6 +320,7 @@ MUTATIONS = (
     *("q_free", "free left", "free right", "q_full", "full 0", "full 1", "full 2", "full 3"),
     *("base", "P of 0", "P of 1", "named barrier", "statistics of 0", "statistics of 1"),
     *("wgmma wait of scores", "wgmma wait of values", "fence behind gathered rows", "fence behind P"),
+    "look at later parts",
     *("arrival for the validity words", "Q held until its last scores", "Q given up by who has no block"),
     *("named barrier of the counts", "second set of counts"),
     *("columns held until their products are done", "second set of statistics of 0", "second set of statistics of 1"),

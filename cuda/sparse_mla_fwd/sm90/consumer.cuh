@@ -62,15 +62,27 @@ struct Consumer {
     }
   }
 
-  // Issues scores = Q K^T of the own block, part by part as its columns arrive.
+  // Waits for a part of the own block, and looks which of the parts behind it have arrived too: they share its fence,
+  // as a wait and a fence cost as much as four products each, in which tensor cores have nothing of this warpgroup.
+  __device__ __forceinline__ void await_part(int part, bool (&fenced)[Config::kParts]) {
+    if (fenced[part]) return;
+    storage.full[kWho][part].wait(k_parity);
+#pragma unroll
+    for (int later = part + 1; later < Config::kParts; ++later) {
+      fenced[later] = has_completed(storage.full[kWho][later], k_parity);
+    }
+    fence_async_shared();
+  }
+
+  // Issues scores = Q K^T of the own block, as its columns arrive.
   __device__ __forceinline__ void issue_scores() {
     const uint64_t q = sm90::k_major_descriptor(smem_address(storage.q[0]));
     const uint64_t k = sm90::k_major_descriptor(smem_address(storage.k[kWho][0]));
+    bool fenced[Config::kParts] = {};
     sm90::pin_registers(scores);
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
-      storage.full[kWho][part].wait(k_parity);
-      fence_async_shared();
+      await_part(part, fenced);
       sm90::wgmma_fence();
 #pragma unroll
       for (int tile = Config::part_begin(part); tile < Config::part_begin(part + 1); ++tile) {

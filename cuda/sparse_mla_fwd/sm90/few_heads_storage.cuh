@@ -82,17 +82,6 @@ struct alignas(1024) Storage<FewHeads<kDQk, kHeads, kSplit>> {
   }
 };
 
-// Whether the phase of that parity has completed, now: unlike `Mbarrier::try_wait` it never suspends the thread.
-__device__ __forceinline__ bool has_completed(const Mbarrier& barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(smem_address(&barrier.state)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // The buffer whose turn it is, as `RowGather::fill_places` wants it.
 template <typename Config>
 struct Places {

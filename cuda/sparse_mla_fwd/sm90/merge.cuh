@@ -49,6 +49,19 @@ __device__ __forceinline__ void leave_rows(Consumer<Config, Element, kWho, kAnyS
 // Of a CTA whose slots all score -inf, or that has none, the output is 0 times what its values are.
 __device__ __forceinline__ float part_weight(float part_base, float base) { return base_factor(part_base, base); }
 
+// Base, maximum and occupied over the lanes of a warp; no sum yet.
+__device__ __forceinline__ RowStatistics join_bases_of_warp(const RowStatistics& lanes) {
+  RowStatistics joined = lanes;
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    joined.base = max_nan(joined.base, __shfl_xor_sync(0xffffffffu, joined.base, distance));
+    joined.maximum = max_nan(joined.maximum, __shfl_xor_sync(0xffffffffu, joined.maximum, distance));
+  }
+  joined.occupied = __any_sync(0xffffffffu, lanes.occupied);
+  joined.sum = 0.f;
+  return joined;
+}
+
 // What the threads of consumer `who` do once they have left theirs: they finish every so many of the heads.
 template <typename Element, typename Config>
 __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params, const Query& query,
@@ -56,7 +69,7 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   constexpr int kColumns = 4;  // of a thread
   constexpr int kRowThreads = Config::kDV / kColumns;
   static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
-  constexpr int kBatch = 4;  // parts read at once
+  constexpr int kBatch = 4;  // parts read at once: with more, consumers spill
 
   cluster_arrive();
   cluster_wait();
@@ -64,32 +77,33 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   // The others' lie at the same place in their shared memory.
   const auto& left = leavings(storage);
   const int column = threadIdx.x % Config::kWarpgroup * kColumns;
+  static_assert(Config::kMaxCluster <= 32, "a lane for each part's statistics");
+  const uint32_t lane_part = min(threadIdx.x % 32, share.parts - 1);
   for (int row = share.part + who * share.parts; row < Config::kHeads; row += Config::kConsumers * share.parts) {
     const int head = share.first_head + row;
     if (head >= params.h_q) break;
 
-    RowStatistics merged = no_statistics();
-    for (uint32_t part = 0; part < share.parts; ++part) join_base(merged, read_statistics(left.statistics[row], part));
+    // A lane for each part: read one after another their statistics would take a way to another SM each.
+    const RowStatistics own = read_statistics(left.statistics[row], lane_part);
+    RowStatistics merged = join_bases_of_warp(own);
+    const float own_weight = part_weight(own.base, merged.base);
     const uint32_t address = smem_address(&left.output[row][column]);
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
     for (uint32_t first = 0; first < share.parts; first += kBatch) {
       float4 values[kBatch];
-      float weight[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const uint32_t part = min(first + i, share.parts - 1);
-        const RowStatistics one = read_statistics(left.statistics[row], part);
-        values[i] = cluster_load_float4(cluster_address(address, part));
-        weight[i] = part_weight(one.base, merged.base);
-        if (first + i < share.parts) merged.sum = fmaf(weight[i], one.sum, merged.sum);
+        if (first + i < share.parts) values[i] = cluster_load_float4(cluster_address(address, first + i));
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i < share.parts) {
-          sum.x = fmaf(weight[i], values[i].x, sum.x);
-          sum.y = fmaf(weight[i], values[i].y, sum.y);
-          sum.z = fmaf(weight[i], values[i].z, sum.z);
-          sum.w = fmaf(weight[i], values[i].w, sum.w);
+          const float weight = __shfl_sync(0xffffffffu, own_weight, first + i);
+          merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, first + i), merged.sum);
+          sum.x = fmaf(weight, values[i].x, sum.x);
+          sum.y = fmaf(weight, values[i].y, sum.y);
+          sum.z = fmaf(weight, values[i].z, sum.z);
+          sum.w = fmaf(weight, values[i].w, sum.w);
         }
       }
     }

@@ -30,7 +30,6 @@ struct Parameters {
   int32_t s_q, s_kv, h_q, topk;
   int32_t head_blocks;  // CTAs that share a query
   uint32_t groups, group_tokens;  // the first CTAs take that many queries each, the others one
-  int32_t prefetch_blocks;  // how many blocks ahead of the gather rows are brought into L2; 0 for not at all
   int32_t causal;       // 0 or 1
   float scale_log2;     // sm_scale * log2(e)
   float max_unit;       // natural units to a unit of a head's maximum

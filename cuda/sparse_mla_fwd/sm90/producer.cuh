@@ -1,7 +1,6 @@
 // The producer warpgroup: brings in Q, gathers the selected KV rows into shared memory and says which slots are valid.
 #pragma once
 
-#include "../../common/prefetch.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "few_heads_storage.cuh"
@@ -36,11 +35,6 @@ struct Cursor {
     const int32_t token = slot == kDense ? selection.token(first + lane % kWarpSlots) : search(selection);
     first += Config::kSlots;
     return token;
-  }
-
-  // The token of the warp's slot of a later block, where that can be told without a search; else -1.
-  __device__ __forceinline__ int32_t peek(const Selection<Config>& selection, int32_t blocks_ahead) const {
-    return slot == kDense ? selection.token(first + blocks_ahead * Config::kSlots + lane % kWarpSlots) : -1;
   }
 
   // A chunk of 32 indices never reaches from the warp's slots of one block to those of the next.
@@ -86,15 +80,9 @@ struct Producer {
       // Waits for the first token here; all that is negative is invalid alike. ptxas gives its load the scoreboard of
       // the loop's, and without this would have each block wait for the next one's token, which was just asked for.
       int32_t token = max(cursor.next(selection), -1);
-      // Loaded a block before it is looked at, as the others are.
-      int32_t later_token = params.prefetch_blocks != 0 ? cursor.peek(selection, params.prefetch_blocks) : -1;
       const uint8_t* kv = params.kv + selection.batch * params.kv_batch_bytes;
       for (int block = 0; block < selection.blocks; ++block) {
         const int32_t next_token = cursor.next(selection);
-        if (params.prefetch_blocks != 0) {
-          prefetch(selection, later_token, kv);
-          later_token = cursor.peek(selection, params.prefetch_blocks);
-        }
         if constexpr (Config::kFewHeads) {
           gather.fill_places(token, selection.token_limit, kv, params.kv_token_bytes, places);
           places.advance();
@@ -106,15 +94,8 @@ struct Producer {
     }
   }
 
-  // Brings the rows of a later block into L2.
-  __device__ __forceinline__ void prefetch(const Selection<Config>& selection, int32_t token, const uint8_t* kv) {
-    if (gather.lane < gather.kWarpSlots && selection.is_valid(token)) {
-      prefetch_l2(kv + token * params.kv_token_bytes, Config::kDQk * 2);
-    }
-  }
-
   __device__ __forceinline__ int32_t count_valid(const Selection<Config>& selection) {
-    constexpr int kAhead = 8;  // indices that a thread loads at once
+    constexpr int kAhead = 16;  // indices that a thread loads at once: of 2048 slots all
     constexpr int kProducers = Config::kWarpgroup;
     int32_t count = 0;
     for (int32_t first = gather.warp * 32 + gather.lane; first < selection.slots; first += kAhead * kProducers) {

@@ -53,7 +53,7 @@ class Parameters(ctypes.Structure):
         *_SIZES,
         ("head_blocks", ctypes.c_int32),
         *((name, ctypes.c_uint32) for name in ("groups", "group_tokens")),
-        *((name, ctypes.c_int32) for name in ("prefetch_blocks", "causal")),
+        ("causal", ctypes.c_int32),
         *_SCALES,
     )
 
@@ -175,7 +175,6 @@ class HopperBinding(Binding):
             head_blocks=chosen.head_blocks,
             groups=chosen.shares.groups,
             group_tokens=chosen.shares.group_tokens,
-            prefetch_blocks=chosen.prefetch_blocks,
             **_common_fields(problem, outputs, sink_stride),
         )
         super().__init__(problem, chosen.source, chosen.heads, self._record, device)

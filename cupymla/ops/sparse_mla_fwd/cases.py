@@ -34,23 +34,6 @@ def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
     )
 
 
-def _far() -> tuple[MlaCase, ...]:
-    """Keys past half of L2: rows are asked for ahead of time, where all slots of a query are valid."""
-
-    def case(h: int, k: int, q: int, kv: int, suffix: str = "", d: int = 576, **traits: Any) -> MlaCase:
-        return sized(h, d, k, q, kv, suffix, "far keys", **{"selection": "full", **traits})
-
-    return (
-        case(65, 500, 3, 21900, "_lengths", lengths="hostile"),
-        case(24, 500, 3, 21900, "_causal", causal=True, q_start=21890),
-        case(16, 450, 2, 12400, "_fp16_strided_batch", d=512, dtype="float16", layout="strided", batch=2),
-        case(64, 450, 2, 12400, "_batch", d=512, batch=2, sink="infinite"),
-        # More blocks in one go than are asked for ahead; queries with invalid slots, for which nothing is.
-        case(16, 2048, 1, 21900),
-        case(65, 500, 3, 21900, "_empty", selection="empty"),
-    )
-
-
 CASES: tuple[MlaCase, ...] = (
     *(*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS),
     # Few queries: the slots of each go to several CTAs on a GPU; one query's 32 blocks to as many as there are.
@@ -66,7 +49,6 @@ CASES: tuple[MlaCase, ...] = (
     # So many that a CTA takes one query after another.
     sized(65, 576, 130, 280, 400, "_lengths", intent="parts", lengths="hostile"),
     sized(16, 576, 130, 540, 400, "_empty", intent="parts", selection="empty"),
-    *_far(),
 )
 
 BENCH: tuple[MlaCase, ...] = (

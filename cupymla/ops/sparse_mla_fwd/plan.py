@@ -34,11 +34,6 @@ CLUSTERS = (2, 4, 8, 16)
 
 _PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
 
-# Rows that may not be in L2 are asked for some blocks ahead of the gather. Which keys fit is judged by half of a
-# Hopper's 50 MB: the other half holds what is far away from the multiprocessor that asks.
-_PREFETCH_BLOCKS = 4
-_L2_KEY_BYTES = 24 << 20
-
 # What merging the parts of a query costs, in units of the time a CTA takes for two KV blocks.
 _MERGE_PAIRS = 1
 
@@ -57,7 +52,6 @@ class Plan:
         head_blocks: CTAs that share a query's heads.
         parts: CTAs that share the slots of a query and a block of heads, as a cluster.
         shares: how queries are dealt to CTAs.
-        prefetch_blocks: how many KV blocks ahead of the gather rows are brought into L2; 0 for not at all.
     """
 
     source: KernelSource
@@ -66,7 +60,6 @@ class Plan:
     head_blocks: int
     parts: int
     shares: Shares
-    prefetch_blocks: int
 
     @property
     def cluster(self) -> int:
@@ -132,9 +125,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     split = parts(tokens * head_blocks, problem.topk, multiprocessors, without)
     dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
     source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
-    key_bytes = (1 if problem.batch is None else problem.batch) * problem.s_kv * problem.d_qk * 2
-    prefetch_blocks = _PREFETCH_BLOCKS if key_bytes > _L2_KEY_BYTES else 0
-    return Plan(source, heads, tokens, head_blocks, split, dealt, prefetch_blocks)
+    return Plan(source, heads, tokens, head_blocks, split, dealt)
 
 
 def raw_deal(
