@@ -33,7 +33,7 @@ struct TensorEngine {
 
   static constexpr int kQueryVectors = Config::kPadded / 8;  // of a row, of eight channels each
   static constexpr int kAsked = divide_up(Config::kRows * kQueryVectors, kThreads);
-  uint4 asked_query[kAsked], asked_offsets[kAsked];  // this thread's vectors of the next segment's Q and 16-bit u
+  uint4 asked_query[kAsked];  // this thread's vectors of the next segment's Q
 
   uint32_t query[kQuerySteps][4];
   float out[Config::kColumnTiles][4];
@@ -44,12 +44,8 @@ struct TensorEngine {
                                           const Line<Config>& line, const Walk<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
     // While the first table entries are on their way, and in front of the copies, which it would wait behind.
-    if constexpr (Config::kAskEarly) {
-      ask_query(start.segment);
-      if (feeder.more) feeder.prefetch_bias();
-    } else {
-      feeder.begin_segment();
-    }
+    ask_query_early(start.segment);
+    feeder.begin_segment();
     if constexpr (Config::kPages) clear_padding();
     for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed(filled);
   }
@@ -81,16 +77,12 @@ struct TensorEngine {
       const int index = threadIdx.x + part * kThreads;
       const int row = index / kQueryVectors;
       const int channel = index % kQueryVectors * 8;
-      asked_query[part] = asked_offsets[part] = uint4{};
+      asked_query[part] = uint4{};
       if (row < segment.rows && channel < Config::kHeadSize) {
         const int32_t head = segment.first_head + row;
         const uint8_t* from = params.query + segment.seq * params.query_seq_bytes + head * params.query_head_bytes +
                               channel * 2;
         asked_query[part] = __ldg(reinterpret_cast<const uint4*>(from));
-        if (params.pos_bias_u != nullptr && params.u_wide == 0) {
-          const uint8_t* const offsets = params.pos_bias_u + head * params.u_head_bytes + channel * 2;
-          asked_offsets[part] = __ldg(reinterpret_cast<const uint4*>(offsets));
-        }
       }
     }
   }
@@ -107,23 +99,22 @@ struct TensorEngine {
       uint4 packed = asked_query[part];
       if (params.pos_bias_u != nullptr && row < segment.rows && channel < Config::kHeadSize) {
         const uint8_t* const offsets = params.pos_bias_u + (segment.first_head + row) * params.u_head_bytes;
-        add_offset(packed, offsets, asked_offsets[part], channel);
+        add_offset(packed, offsets, channel);
       }
       if (row < Config::kRows) store_query(row, channel, packed);
     }
   }
 
-  // `narrow`: the offsets, if they have the query's dtype.
-  __device__ __forceinline__ void add_offset(uint4& packed, const uint8_t* offsets, const uint4& narrow,
-                                             int channel) const {
+  __device__ __forceinline__ void add_offset(uint4& packed, const uint8_t* offsets, int channel) const {
     float added[8];
     if (params.u_wide != 0) {
       const float4* const from = reinterpret_cast<const float4*>(offsets) + channel / 4;
       *reinterpret_cast<float4*>(added) = __ldg(from);
       *reinterpret_cast<float4*>(added + 4) = __ldg(from + 1);
     } else {
+      const uint4 found = __ldg(reinterpret_cast<const uint4*>(offsets) + channel / 8);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) added[i] = to_float(reinterpret_cast<const Query*>(&narrow)[i]);
+      for (int i = 0; i < 8; ++i) added[i] = to_float(reinterpret_cast<const Query*>(&found)[i]);
     }
     Query values[8];
     *reinterpret_cast<uint4*>(values) = packed;
