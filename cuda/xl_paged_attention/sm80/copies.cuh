@@ -175,18 +175,15 @@ struct Feeder {
                                     const Walk<Config>& start, uint32_t ring)
       : params(params), line(line), walk(start), segment(params, start.segment), ring(ring) {
     tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+    // Elsewhere `begin_segment` comes behind the load of the first table entry. Large fp8 heads spill then.
+    if constexpr (!Config::kAskEarly) {
+      if (walk.any()) begin_segment();
+    }
     settle();
   }
 
-  // Asks for what the arithmetic will want first of the segment. Of the first one while its table entry is on its way.
+  // Asks for what the arithmetic will want first of the segment.
   __device__ __forceinline__ void begin_segment() {
-    if (walk.any()) {
-      prefetch_query();
-      prefetch_bias();
-    }
-  }
-
-  __device__ __forceinline__ void prefetch_query() {
     constexpr int kLine = 128;
     const int lane = threadIdx.x % 32;
     const Segment& now = walk.segment;
@@ -199,15 +196,10 @@ struct Feeder {
       if (byte < Config::kHeadSize * 2) prefetch_l2(query + byte);
       if (params.pos_bias_u != nullptr && byte < Config::kHeadSize << (1 + params.u_wide)) prefetch_l2(offsets + byte);
     }
-  }
-
-  __device__ __forceinline__ void prefetch_bias() {
-    const int lane = threadIdx.x % 32;
-    const Segment& now = walk.segment;
-    const int32_t row = lane % Config::kRows;
-    if (params.bias == nullptr || row >= now.rows) return;
-    const BiasRow<typename Config::Query> bias(params, now.seq, now.first_head + row);
-    bias.prefetch(params, tile * Config::kTile + (lane < Config::kRows ? 0 : Config::kTile - 1), now.count);
+    if (params.bias != nullptr) {
+      const BiasRow<typename Config::Query> bias(params, now.seq, now.first_head + row);
+      bias.prefetch(params, tile * Config::kTile + (lane < Config::kRows ? 0 : Config::kTile - 1), now.count);
+    }
   }
 
   // Moves on to the segment that holds this warp's next tile, and asks for its block-table entries.
@@ -218,7 +210,7 @@ struct Feeder {
         tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
       } while (walk.any() && tile >= walk.segment.end);
       segment = SegmentSource(params, walk.segment);
-      begin_segment();
+      if (walk.any()) begin_segment();
     }
     more = walk.any();
     if (more) next.prepare(params, segment, walk.segment.count, tile);

@@ -29,7 +29,6 @@ struct Merge {
 
   const Parameters& params;
   Storage<Config>& storage;
-  const Line<Config>& line;
   const Segment& segment;
   const bool is_first;  // segment of this CTA
 
@@ -100,6 +99,7 @@ struct Merge {
   // By a warp, while the others are at work: whose parts are to be put together, and in which groups.
   __device__ __forceinline__ void prepare() const {
     if (segment.whole()) return;
+    const Line<Config> line(params, storage.tiles);  // worked out again, or it would be in registers through all tiles
     Spread spread;
     spread.first_cta = line.owner(segment.start);
     spread.begins_with_it = line.part(spread.first_cta) == segment.start;

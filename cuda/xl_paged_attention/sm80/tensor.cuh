@@ -44,8 +44,10 @@ struct TensorEngine {
                                           const Line<Config>& line, const Walk<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
     // While the first table entries are on their way, and in front of the copies, which it would wait behind.
-    ask_query_early(start.segment);
-    feeder.begin_segment();
+    if constexpr (Config::kAskEarly) {
+      ask_query(start.segment);
+      if (feeder.more) feeder.begin_segment();
+    }
     if constexpr (Config::kPages) clear_padding();
     for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed(filled);
   }
