@@ -50,17 +50,36 @@ def test_parameter_records_are_the_ones_that_kernels_read(file: str, record: str
 class Line:
     """Twin of `Line` and `Walk`."""
 
-    def __init__(self, tiles: list[int], units: int, ctas: int) -> None:
+    def __init__(self, tiles: list[int], units: int, ctas: int, large: int) -> None:
         self.tiles, self.units = tiles, units
         self.total = sum(tiles) * units
-        self.ctas = min(ctas, self.total)
+        self.ctas, self.large = ctas, large
+        self.shares = self.shares_before(ctas)
+        if large == ctas or self.total < self.shares:
+            self.shares = self.ctas = min(large, self.total)
+            self.large = 0
+
+    def shares_before(self, cta: int) -> int:
+        return cta + (plan._LARGE_PART - 1) * min(cta, self.large)
 
     def part(self, cta: int) -> int:
         if cta >= self.ctas:
             return self.total
-        if self.total * self.ctas <= 0xFFFFFFFF:
-            return self.total * cta // self.ctas
-        return self.total // self.ctas * cta + self.total % self.ctas * cta // self.ctas
+        before = self.shares_before(cta)
+        if self.total * self.shares <= 0xFFFFFFFF:
+            return self.total * before // self.shares
+        return self.total // self.shares * before + self.total % self.shares * before // self.shares
+
+    def owner(self, place: int) -> int:
+        share = int(place / self.total * self.shares)
+        large = plan._LARGE_PART * self.large
+        cta = share // plan._LARGE_PART if share < large else share - (plan._LARGE_PART - 1) * self.large
+        cta = min(cta, self.ctas - 1)
+        while self.part(cta) > place:
+            cta -= 1
+        while cta + 1 < self.ctas and self.part(cta + 1) <= place:
+            cta += 1
+        return cta
 
     def segments(self, cta: int) -> list[tuple[int, int, int, int, int]]:
         """(sequence, unit, first tile, end tile, tiles) of one CTA's part."""
@@ -74,9 +93,15 @@ class Line:
         return found
 
 
-@given(tiles=st.lists(st.integers(0, 40), max_size=12), units=st.integers(1, 6), ctas=st.integers(1, 30))
-def test_every_tile_is_worked_on_once_and_no_slot_is_written_twice(tiles: list[int], units: int, ctas: int) -> None:
-    line = Line(tiles, units, ctas)
+@given(
+    tiles=st.lists(st.integers(0, 40), max_size=12), units=st.integers(1, 6),
+    large=st.integers(1, 30), small=st.integers(0, 40),
+)  # fmt: skip
+def test_every_tile_is_worked_on_once_and_no_slot_is_written_twice(
+    tiles: list[int], units: int, large: int, small: int
+) -> None:
+    ctas = large + small
+    line = Line(tiles, units, ctas, large)
     taken: Counter[tuple[int, int, int]] = Counter()
     parts: dict[tuple[int, int], list[int]] = {}
     for cta in range(ctas):
@@ -91,6 +116,8 @@ def test_every_tile_is_worked_on_once_and_no_slot_is_written_twice(tiles: list[i
         assert len(set(slots)) == len(slots)
     assert set(taken.values()) <= {1}
     assert sum(taken.values()) == line.total
+    owners = [line.owner(place) for place in range(line.total)]
+    assert all(line.part(cta) <= place < line.part(cta + 1) for place, cta in enumerate(owners))
     # The counter of a unit is that of its first CTA, so no CTA may begin two units that others end.
     firsts = [ctas_of[0] for ctas_of in parts.values()]
     assert len(set(firsts)) == len(firsts)
@@ -111,7 +138,21 @@ def test_grids_are_resident_at_once(
     )
     work = plan.units(problem, FACTS)
     assert work.row_blocks * 16 >= group > (work.row_blocks - 1) * 16
-    assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= multiprocessors * ctas_per_sm
+    resident = multiprocessors * ctas_per_sm
+    assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= resident
+    number, large = plan.parts(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
+    assert large == min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
+    # More than are resident only of long work, and not more than have counters.
+    assert number == large or (large == resident and large < number <= 682)
+
+
+def test_long_work_is_cut_unevenly() -> None:
+    facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
+    long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), facts)
+    assert plan.parts(long, 132, facts) == (660, 264)
+    alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
+    number, large = plan.parts(alone, 132, facts)
+    assert number == large
 
 
 def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:

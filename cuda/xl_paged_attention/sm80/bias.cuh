@@ -75,8 +75,9 @@ struct TileBias {
   }
 
   // Asks for the bias of tokens first + token_of(pair), + 1 of `tile_tokens` from `first` on. Rows past `rows` get
-  // something finite or what another row gets; tokens past `count` get anything.
-  template <typename TokenOf>
+  // something finite or what another row gets; tokens past `count` get anything. kNext: this holds the bias of an
+  // earlier tile of the same segment.
+  template <bool kNext, typename TokenOf>
   __device__ __forceinline__ void load(const Parameters& params, const BiasRow<Query> (&lines)[2], int32_t rows,
                                        int32_t first, int32_t tile_tokens, int32_t count, TokenOf token_of) {
     const int32_t farthest = count - 1 - first;
@@ -89,7 +90,9 @@ struct TileBias {
     } else if (params.bias_form == kRelativeBias && inside && farthest < params.extent) {
       fetch<-1>(lines, rows, farthest, token_of);
     } else if (params.bias_form == kRelativeBias && farthest - (tile_tokens - 1) >= params.extent) {
-      repeat(params, lines);
+      // An earlier tile lies past the extent as well and has left the entry here. To load it again, and copy it, would
+      // wait for it in every tile.
+      if constexpr (!kNext) repeat(params, lines);
     } else {
       fetch_each(params, lines, rows, first, count, token_of);
     }

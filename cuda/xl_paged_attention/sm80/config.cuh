@@ -80,6 +80,7 @@ struct TensorConfig {
   // Rows of the query in shared memory, with the same rule for banks.
   static constexpr int kQueryPitch = 2 * kPadded + 16;
   static constexpr bool kQueryInRegisters = kHeadSize <= 128;
+  static constexpr bool kAskEarly = !kFp8 && kPages && kHeadSize <= 128;  // a thread holds its part of Q, as it comes
   static constexpr int kMergeBatch =  // as registers allow
       kHeadSize > 128 || kFp8 ? 4 : !kPages || kPadded != kHeadSize ? 6 : 12;
 

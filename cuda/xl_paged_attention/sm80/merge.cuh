@@ -29,7 +29,6 @@ struct Merge {
 
   const Parameters& params;
   Storage<Config>& storage;
-  const Line<Config>& line;
   const Segment& segment;
   const bool is_first;  // segment of this CTA
 
@@ -100,6 +99,7 @@ struct Merge {
   // By a warp, while the others are at work: whose parts are to be put together, and in which groups.
   __device__ __forceinline__ void prepare() const {
     if (segment.whole()) return;
+    const Line<Config> line(params, storage.tiles);  // worked out again, or it would be in registers through all tiles
     Spread spread;
     spread.first_cta = line.owner(segment.start);
     spread.begins_with_it = line.part(spread.first_cta) == segment.start;
@@ -125,22 +125,12 @@ struct Merge {
     const int rows = segment.rows;
     const bool whole = segment.whole();
     float* const partial = slot(blockIdx.x, is_first);
-    if (warp == kWarps - 1 && lane < rows) {
-      const float top = top_of(lane);
-      float total = 0.0f;
-#pragma unroll
-      for (int other = 0; other < kWarps; ++other) {
-        total += storage.row_sum[other][lane] * accurate_weight(storage.row_max[other][lane], top);
-      }
-      storage.merged_sum[lane] = total;
-      if (whole) {
-        store_lse(lane, top, total);
-      } else {
-        reinterpret_cast<float2*>(partial + rows * kHeadSize)[lane] = {top, total};
-      }
-    }
+    if (warp == kWarps - 1) merge_statistics(whole, partial);
     const float scale = v_scale();
-    const int columns_at_once = min(round_up(kHeadSize, 16), kMergeFloats / (kWarps * rows) / 16 * 16);
+    constexpr int kAllColumns = round_up(kHeadSize, 16);
+    const int columns_at_once = kWarps * rows * kAllColumns <= kMergeFloats
+                                    ? kAllColumns
+                                    : min(kAllColumns, kMergeFloats / (kWarps * rows) / 16 * 16);
     for (int first = 0; first < kHeadSize; first += columns_at_once) {
       const int columns = min(columns_at_once, round_up(kHeadSize - first, 16));
       engine.store_columns(storage.exchange + warp * rows * columns, rows, first, columns, [&](int row) {
@@ -170,6 +160,29 @@ struct Merge {
       if (first + columns_at_once < kHeadSize) __syncthreads();
     }
     if (!whole) merge(scale);
+  }
+
+  // By a warp: maxima and sums of the warps into those of the CTA. A lane for each row and warp: one after another, the
+  // last warp would come late to the barrier, with four times the instructions.
+  __device__ __forceinline__ void merge_statistics(bool whole, float* partial) const {
+    constexpr int kRowsAtOnce = 32 / kWarps;
+    const int lane = threadIdx.x % 32, other = lane / kRowsAtOnce;
+#pragma unroll 1
+    for (int first = 0; first < segment.rows; first += kRowsAtOnce) {
+      const int row = first + lane % kRowsAtOnce;
+      const bool used = row < segment.rows;
+      const float top = used ? top_of(row) : 0.0f;
+      float total = used ? storage.row_sum[other][row] * accurate_weight(storage.row_max[other][row], top) : 0.0f;
+#pragma unroll
+      for (int step = kRowsAtOnce; step < 32; step *= 2) total += __shfl_xor_sync(kFullWarp, total, step);
+      if (!used || other != 0) continue;
+      storage.merged_sum[row] = total;
+      if (whole) {
+        store_lse(row, top, total);
+      } else {
+        reinterpret_cast<float2*>(partial + segment.rows * kHeadSize)[row] = {top, total};
+      }
+    }
   }
 
   // What CTAs have left of a unit, those at equal distances. All CTAs but the unit's first begin with it.

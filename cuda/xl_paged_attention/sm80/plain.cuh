@@ -41,6 +41,8 @@ struct PlainEngine {
                                          const Line<Config>&, const Walk<Config>&)
       : params(params), storage(storage) {}
 
+  __device__ __forceinline__ void ask_query_early(const Segment&) {}
+
   // Q + u in fp32, rounded to the query's dtype where that is narrower.
   __device__ __forceinline__ void stage_query(const Segment& segment) {
     float* const staged = reinterpret_cast<float*>(storage.query);

@@ -1,6 +1,9 @@
 // Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
 // query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
-// line, so that ragged batches are balanced to one tile; a part holds the end of a unit that an earlier CTA began,
+// line, so that ragged batches are balanced to one tile. SMs do not read equally fast, though, so of long work the CTAs
+// past those that are resident at once take small parts: the GPU hands them to SMs that are done with their large ones.
+// Which part is whose stays a matter of the CTA's number, and so do the result's bits. A part holds the end of a unit
+// that an earlier CTA began,
 // whole units, and the beginning of one that a later CTA will end. Lengths are on the device, so each CTA works this
 // out for itself: one of its warps, so that all meet at the same barriers even if lengths change while the kernel runs.
 // Then the numbers are anything, but nothing waits for ever and no address leaves its array.
@@ -47,19 +50,34 @@ struct Counted {
   int64_t total;   // of all
 };
 
+constexpr uint32_t kLargePart = 6;  // small parts that are as long as a large one (twin: `_LARGE_PART` in plan.py)
+
+// Shares of the line, of which each small part is one.
+__device__ __forceinline__ uint32_t shares_before(uint32_t cta, uint32_t large) {
+  return cta + (kLargePart - 1) * min(cta, large);
+}
+
 template <typename Config>
 struct Line {
   static constexpr int kTile = Config::kTile;
   const Parameters& params;
   const int32_t units;
   const int64_t total;  // tiles of all
-  const uint32_t ctas;  // that have a part: with fewer tiles than CTAs the last ones have none
+  uint32_t large;       // CTAs with a part of several shares: none where all parts are equal
+  uint32_t ctas;        // that have a part: with fewer tiles than CTAs the last ones have none
+  uint32_t shares;      // of them all; not more than tiles, so that no part of theirs is empty
 
   __device__ __forceinline__ Line(const Parameters& params, int64_t total)
-      : params(params),
-        units(params.num_kv_heads * params.row_blocks),
-        total(total),
-        ctas(static_cast<uint32_t>(min(static_cast<int64_t>(gridDim.x), total))) {}
+      : params(params), units(params.num_kv_heads * params.row_blocks), total(total) {
+    large = params.large_parts;
+    ctas = gridDim.x;
+    shares = shares_before(ctas, large);
+    if (large == ctas || total < shares) {
+      // Equal parts, for the CTAs that would have large ones.
+      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(large), total));
+      large = 0;
+    }
+  }
 
   // By a warp. A sequence has less than 2^27 tiles, so those of 32 are counted in 32 bits.
   static __device__ __forceinline__ Counted count(const Parameters& params) {
@@ -87,15 +105,17 @@ struct Line {
   __device__ __forceinline__ int64_t part(uint32_t cta) const {
     if (cta >= ctas) return total;
     // 64-bit division takes a hundred instructions, which a short call would notice.
-    if (total * ctas <= 0xffffffffll) return static_cast<uint32_t>(total) * cta / ctas;
-    return total / ctas * cta + total % ctas * cta / ctas;
+    const uint32_t before = shares_before(cta, large);
+    if (total * shares <= 0xffffffffll) return static_cast<uint32_t>(total) * before / shares;
+    return total / shares * before + total % shares * before / shares;
   }
 
   // The CTA whose part holds a place on the line.
   __device__ __forceinline__ uint32_t owner(int64_t place) const {
     // A first guess in floating point, put right by at most a few steps.
-    const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(ctas);
-    uint32_t cta = min(static_cast<uint32_t>(guess), ctas - 1);
+    const float guess = static_cast<float>(place) / static_cast<float>(total) * static_cast<float>(shares);
+    const uint32_t share = static_cast<uint32_t>(guess);
+    uint32_t cta = min(share < kLargePart * large ? share / kLargePart : share - (kLargePart - 1) * large, ctas - 1);
     while (part(cta) > place) --cta;
     while (cta + 1 < ctas && part(cta + 1) <= place) ++cta;
     return cta;
@@ -186,7 +206,9 @@ __device__ __forceinline__ void prefetch_tables(const Parameters& params) {
   const int lines = threadIdx.x % 32;
   if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
   const int32_t units = params.num_kv_heads * params.row_blocks;
-  const float place = static_cast<float>(blockIdx.x) / static_cast<float>(gridDim.x) * params.num_seqs;
+  const uint32_t large = params.large_parts < gridDim.x ? params.large_parts : 0;
+  const float place = static_cast<float>(shares_before(blockIdx.x, large)) /
+                      static_cast<float>(shares_before(gridDim.x, large)) * params.num_seqs;
   const int32_t seq = min(static_cast<int32_t>(place), params.num_seqs - 1);
   const float unit = (place - seq) * units;
   const int32_t columns = (params.capacity - 1) / params.block_size + 1;

@@ -31,6 +31,10 @@ struct TensorEngine {
   Feeder<Config> feeder;
   int stage = 0;  // next to work on
 
+  static constexpr int kQueryVectors = Config::kPadded / 8;  // of a row, of eight channels each
+  static constexpr int kAsked = divide_up(Config::kRows * kQueryVectors, kThreads);
+  uint4 asked_query[kAsked];  // this thread's vectors of the next segment's Q
+
   uint32_t query[kQuerySteps][4];
   float out[Config::kColumnTiles][4];
   float row_max[2], row_sum[2];  // rows lane / 4 and lane / 4 + 8; sums are this lane's part
@@ -39,6 +43,11 @@ struct TensorEngine {
   __device__ __forceinline__ TensorEngine(const Parameters& params, Storage<Config>& storage,
                                           const Line<Config>& line, const Walk<Config>& start)
       : params(params), storage(storage), feeder(params, line, start, smem_address(storage.ring[warp])) {
+    // While the first table entries are on their way, and in front of the copies, which it would wait behind.
+    if constexpr (Config::kAskEarly) {
+      ask_query(start.segment);
+      if (feeder.more) feeder.begin_segment();
+    }
     if constexpr (Config::kPages) clear_padding();
     for (int filled = 0; filled < Config::kStages - 1; ++filled) feeder.feed(filled);
   }
@@ -58,21 +67,43 @@ struct TensorEngine {
 
   // Q ---------------------------------------------------------------------------------------------------------------
 
-  // Writes Q + u, rounded once, to shared memory; rows past `rows` and channels past the head are zero.
-  __device__ __forceinline__ void stage_query(const Segment& segment) {
-    constexpr int kVectors = Config::kPadded / 8;
-    for (int index = threadIdx.x; index < Config::kRows * kVectors; index += kThreads) {
-      const int row = index / kVectors;
-      const int channel = index % kVectors * 8;
-      uint4 packed = {0, 0, 0, 0};
+  // Ahead of `stage_query`, where registers allow it.
+  __device__ __forceinline__ void ask_query_early(const Segment& segment) {
+    if constexpr (Config::kAskEarly) ask_query(segment);
+  }
+
+  // Asks for this thread's vectors of Q.
+  __device__ __forceinline__ void ask_query(const Segment& segment) {
+#pragma unroll
+    for (int part = 0; part < kAsked; ++part) {
+      const int index = threadIdx.x + part * kThreads;
+      const int row = index / kQueryVectors;
+      const int channel = index % kQueryVectors * 8;
+      asked_query[part] = uint4{};
       if (row < segment.rows && channel < Config::kHeadSize) {
         const int32_t head = segment.first_head + row;
         const uint8_t* from = params.query + segment.seq * params.query_seq_bytes + head * params.query_head_bytes +
                               channel * 2;
-        packed = __ldg(reinterpret_cast<const uint4*>(from));
-        if (params.pos_bias_u != nullptr) add_offset(packed, params.pos_bias_u + head * params.u_head_bytes, channel);
+        asked_query[part] = __ldg(reinterpret_cast<const uint4*>(from));
       }
-      store_query(row, channel, packed);
+    }
+  }
+
+  // Writes Q + u, rounded once, to shared memory; rows past `rows` and channels past the head are zero. Behind an
+  // `ask_query_early` of the same segment.
+  __device__ __forceinline__ void stage_query(const Segment& segment) {
+    if constexpr (!Config::kAskEarly) ask_query(segment);
+#pragma unroll
+    for (int part = 0; part < kAsked; ++part) {
+      const int index = threadIdx.x + part * kThreads;
+      const int row = index / kQueryVectors;
+      const int channel = index % kQueryVectors * 8;
+      uint4 packed = asked_query[part];
+      if (params.pos_bias_u != nullptr && row < segment.rows && channel < Config::kHeadSize) {
+        const uint8_t* const offsets = params.pos_bias_u + (segment.first_head + row) * params.u_head_bytes;
+        add_offset(packed, offsets, channel);
+      }
+      if (row < Config::kRows) store_query(row, channel, packed);
     }
   }
 
@@ -163,10 +194,11 @@ struct TensorEngine {
   }
 
   // Asks for the bias of a tile, one step before it is used, and brings that of a later one nearer.
+  template <bool kNext>
   __device__ __forceinline__ void load_bias(Bias& next_bias, const BiasRow<Query> (&lines)[2], int32_t rows,
                                             int32_t tile, int32_t count) const {
-    next_bias.load(params, lines, rows, tile * Config::kTile, Config::kTile, count,
-                   [this](int pair) { return pair / 2 * Config::kSub + token_of(pair % 2, 0); });
+    const auto token = [this](int pair) { return pair / 2 * Config::kSub + token_of(pair % 2, 0); };
+    next_bias.template load<kNext>(params, lines, rows, tile * Config::kTile, Config::kTile, count, token);
     constexpr int kAhead = 2 * kWarps;  // tiles
     if (params.bias != nullptr) {
       next_bias.prefetch(params, lines, rows, (tile + kAhead) * Config::kTile, Config::kTile, count);
@@ -371,7 +403,7 @@ struct TensorEngine {
     __syncwarp();
     feeder.feed(stage == 0 ? Config::kStages - 1 : stage - 1);
     if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
-      load_bias(next_bias, bias, rows, tile + kWarps, segment.count);
+      load_bias<true>(next_bias, bias, rows, tile + kWarps, segment.count);
     }
     stream_copy_wait<Config::kStages - 1>();
     __syncwarp();
@@ -404,7 +436,9 @@ struct TensorEngine {
     }
     const float old_max[2] = {row_max[0], row_max[1]};
     const float factor[2] = {raise(0, found[0]), raise(1, found[1])};
-    if (__any_sync(kFullWarp, !(old_max[0] == row_max[0] && old_max[1] == row_max[1]))) {
+    // Where all scores so far are -inf, sums are still zero: so in a warp's first tile, often its only one.
+    const auto stays = [&](int row) { return old_max[row] == row_max[row] || old_max[row] == negative_infinity(); };
+    if (__any_sync(kFullWarp, !(stays(0) && stays(1)))) {
 #pragma unroll
       for (int column = 0; column < Config::kColumnTiles; ++column) {
 #pragma unroll
@@ -438,7 +472,7 @@ struct TensorEngine {
                                     BiasRow<Query>(params, segment.seq, min(segment.first_head + lane / 4 + 8, last))};
     int32_t tile = segment.first + warp;
     Bias next_bias;
-    if (params.bias_form != kNoBias && tile < segment.end) load_bias(next_bias, bias, rows, tile, segment.count);
+    if (params.bias_form != kNoBias && tile < segment.end) load_bias<false>(next_bias, bias, rows, tile, segment.count);
     if constexpr (Config::kScaledQuery) scale_query();
     begin();
     const float k_scale =
@@ -466,28 +500,44 @@ struct TensorEngine {
   template <typename Weight>
   __device__ __forceinline__ void store_columns(float* area, int rows, int first, int columns, Weight weight) const {
     constexpr float kUnscale = 1.0f / Config::kWeightScale;
-    constexpr int kTogether = Config::kPairedColumns ? 2 : 1;  // tiles whose channels take turns
-    const float factor[2] = {weight(lane / 4) * kUnscale, weight(lane / 4 + 8) * kUnscale};
-    const int inner = 2 * kTogether * (lane % 4);
+    const int row = lane / 4;
+    const float factor = weight(row) * kUnscale;
+    float* const to = area + row * columns + 2 * kTogether * (lane % 4) - first;
+    if (rows <= 8 && columns >= Config::kHeadSize) {
+      // All at once. Instructions that are met for the first time cost some seven cycles each, and this is a third of
+      // those below.
+      if (row >= rows) return;
+#pragma unroll
+      for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
+        if (has_channels(column)) store_columns_of(to, column, 0, factor);
+      }
+      return;
+    }
+    const float lower_factor = weight(row + 8) * kUnscale;
 #pragma unroll
     for (int column = 0; column < Config::kColumnTiles; column += kTogether) {
-      const int group = column * 8;
-      if (group >= first && group < first + columns && (kTogether == 1 || group + inner < Config::kHeadSize)) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = lane / 4 + half * 8;
-          if (row >= rows) continue;
-          float* const to = area + row * columns + group - first + inner;
-          const float low = out[column][2 * half] * factor[half], high = out[column][2 * half + 1] * factor[half];
-          if constexpr (kTogether == 1) {
-            *reinterpret_cast<float2*>(to) = {low, high};
-          } else {
-            const float* const odd = out[column + 1];
-            *reinterpret_cast<float4*>(to) = {low, odd[2 * half] * factor[half], high,
-                                              odd[2 * half + 1] * factor[half]};
-          }
-        }
+      if (column * 8 >= first && column * 8 < first + columns && has_channels(column)) {
+        if (row < rows) store_columns_of(to, column, 0, factor);
+        if (row + 8 < rows) store_columns_of(to + 8 * columns, column, 1, lower_factor);
       }
+    }
+  }
+
+  static constexpr int kTogether = Config::kPairedColumns ? 2 : 1;  // column tiles whose channels take turns
+
+  // Whether this lane's channels of a column tile, or of two that take turns, are inside the head.
+  __device__ __forceinline__ bool has_channels(int column) const {
+    return kTogether == 1 || column * 8 + 2 * kTogether * (lane % 4) < Config::kHeadSize;
+  }
+
+  // `to`: this lane's channels of column tile 0 in row lane / 4 + 8 * half.
+  __device__ __forceinline__ void store_columns_of(float* to, int column, int half, float factor) const {
+    const float low = out[column][2 * half] * factor, high = out[column][2 * half + 1] * factor;
+    if constexpr (kTogether == 1) {
+      *reinterpret_cast<float2*>(to + column * 8) = {low, high};
+    } else {
+      const float* const odd = out[column + 1];
+      *reinterpret_cast<float4*>(to + column * 8) = {low, odd[2 * half] * factor, high, odd[2 * half + 1] * factor};
     }
   }
 };

@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   bool is_first = true;
   for (int turn = 0; storage.walk[turn].any(); turn ^= 1) {
     const Segment& segment = storage.walk[turn].segment;
-    const Merge<ThisConfig> merge{params, storage, line, segment, is_first};
+    const Merge<ThisConfig> merge{params, storage, segment, is_first};
     engine.stage_query(segment);
     __syncthreads();
     if (in_last_warp) {
@@ -93,6 +93,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
     engine.attend(segment);
     merge.finish(engine);
     is_first = false;
+    const ThisWalk& next = storage.walk[turn ^ 1];
+    if (next.any()) engine.ask_query_early(next.segment);
   }
   // Where lengths changed under way, copies may be left that nobody has waited for.
   cupymla::stream_copy_wait<0>();
