@@ -182,7 +182,7 @@ class Scores(Role):
                 cta.free[buffer][part].arrive(self.me)
         self.ring.advance()
 
-    def await_part(self, part: int) -> Steps:
+    def await_rows(self, part: int) -> Steps:
         yield from self.wait(self.cta.full[self.ring.stage][part], self.ring.full, f"full {part}")
 
     def issue_part(self, part: int, tag: tuple[int, int]) -> None:
@@ -190,7 +190,7 @@ class Scores(Role):
 
     def await_early(self) -> Steps:
         for part in PARTS[:EARLY]:
-            yield from self.await_part(part)
+            yield from self.await_rows(part)
         if self.cta.has("fence behind early rows"):
             self.me.fence()
 
@@ -202,7 +202,7 @@ class Scores(Role):
     def issue_late(self, tag: tuple[int, int]) -> Steps:
         for part in PARTS[EARLY:]:
             if part not in self.fenced:
-                yield from self.await_part(part)
+                yield from self.await_rows(part)
                 if self.cta.has("fence behind late rows"):
                     self.me.fence()
             self.issue_part(part, tag)
@@ -212,7 +212,7 @@ class Scores(Role):
         full = self.cta.full[self.ring.stage]
         self.fenced: set[int] = {part for part in PARTS[EARLY:] if full[part].done(self.ring.full)}
         for part in sorted(self.fenced):
-            yield from self.await_part(part)
+            yield from self.await_rows(part)
 
     def wait_for_handover(self) -> Steps:
         yield from self.wait(self.cta.p_free[self.handover.stage], self.handover.full ^ 1, "P free")

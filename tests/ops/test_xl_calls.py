@@ -158,7 +158,7 @@ def test_parts_may_be_large_and_small(
     """As those of long work are. With fewer tiles than shares the CTAs past the resident ones have nothing to do."""
     monkeypatch.setattr(plan, "_SMALL_TILES", 0)
     monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
-    fields = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "bias": bias, "extent": 100}
+    fields: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 9
     assert (sum(-(-length // 32) for length in context_lens) * 2 < shares) == large_only
     with interpreted("sm_90a", 3) as small:

@@ -51,7 +51,7 @@ struct Config {
   static constexpr int kWarps = 8;
   static constexpr int kSharedBytes = 99 * 1024;  // what compute capability 8.6 and 8.9 have
 #else
-  static constexpr int kStages = kMostColumns == 1 ? 4 : 3;
+  static constexpr int kStages = kMostColumns == 1 ? 4 : kMostColumns == 8 ? 3 : 2;
   static constexpr int kWarps = 16;
   static constexpr int kSharedBytes = 227 * 1024;
 #endif

@@ -327,8 +327,10 @@ def parts(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> tuple[
 
 
 def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
-    """How many CTAs with large parts to launch: as many as are resident at once, or fewer where merging their parts would take longer
-    than reading keys and values with fewer of them.
+    """How many CTAs with large parts to launch.
+
+    As many as are resident at once, or fewer where merging their parts would take longer than reading keys and values
+    with fewer of them.
 
     The lengths are on the device; this takes every sequence to be as long as its block table.
     """
