@@ -16,7 +16,7 @@ __device__ __forceinline__ uint64_t l2_policy_evict_last() {
 __device__ __forceinline__ void copy_async_16_or_zero(uint32_t destination, const void* source, bool take,
                                                       uint64_t l2_policy) {
   const uint32_t source_bytes = take ? 16u : 0u;
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(destination),
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(destination),
                "l"(source), "r"(source_bytes), "l"(l2_policy)
                : "memory");
 }

@@ -253,10 +253,10 @@ class Consumer:
     def second_of_pair(self, block: int, last: bool) -> Steps:
         yield from self.scores(block + 1, last)
         yield from self.wait_for_other_base(block, "base")
-        self.share_base(block + 1)
-        yield from self.publish(block + 1)
         yield from self.wait_for_other_probabilities()
         yield from self.values(self.other, block)
+        self.share_base(block + 1)
+        yield from self.publish(block + 1)
         yield from self.values(self.who, block + 1)
 
     def accumulate(self, blocks: int) -> Steps:

@@ -304,20 +304,21 @@ struct Consumer {
     finish_values(kOther);
   }
 
-  // Consumer 1 on a pair: the other's block comes first, but only its base is needed for the own softmax.
+  // Consumer 1 on a pair: the other's block comes first, but only its base is needed for the own softmax, under most of
+  // which tensor cores have the other's products. Its scores come later than the other's, and so does its softmax.
   __device__ __forceinline__ void second_of_pair(bool last) {
     float block_max[2], first_base[2], new_base[2], block_sum[2];
     issue_scores();
     finish_scores(last);
     mask_and_maxima(block_max);
     wait_for_other_base(first_base);
+    move_base(first_base);
+    wait_for_other_probabilities();
+    issue_other_values();
     const bool moved = choose_base(new_base, first_base, block_max);
     exponentials(new_base, block_sum);
     share_base(new_base);
     publish();
-    wait_for_other_probabilities();
-    if (moved) move_base(first_base);
-    issue_other_values();
     finish_values(kOther);
     if (moved) move_base(new_base);
     add_sums(block_sum);
