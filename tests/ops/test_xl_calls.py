@@ -157,6 +157,7 @@ def test_parts_may_be_large_and_small(
 ) -> None:
     """As those of long work are. With fewer tiles than shares the CTAs past the resident ones have nothing to do."""
     monkeypatch.setattr(plan, "_SMALL_TILES", 0)
+    monkeypatch.setattr(plan, "_LONG_BYTES", 0)
     monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
     fields: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 9

@@ -149,7 +149,10 @@ def test_grids_are_resident_at_once(
 def test_long_work_is_cut_unevenly() -> None:
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
     long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), facts)
-    assert plan.parts(long, 132, facts) == (660, 264)
+    far = replace(long, tiles=-(-plan._LONG_BYTES * 264 // (long.count * long.tile_bytes)))
+    assert plan.parts(far, 132, facts) == (660, 264)
+    # With less for each CTA merging the small parts costs more than waiting for slow SMs.
+    assert plan.parts(replace(far, tiles=far.tiles // 2), 132, facts) == (264, 264)
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
     number, large = plan.parts(alone, 132, facts)
     assert number == large
