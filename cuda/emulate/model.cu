@@ -158,7 +158,7 @@ __device__ __noinline__ void issue_copy(const uint64_t* words, uint32_t site) {
 }
 
 // Fills this CTA's shared memory with NaN of every format, so that reading what nobody wrote is seen. By the CTA's own
-// window: on an H100 a kernel's first stores came before those that had gone through the cluster's.
+// window, as a kernel's stores go, so that they come behind these for certain.
 __device__ __forceinline__ void poison_shared_memory() {
   const uint32_t end = kFirstSmemByte + hardware::total_smem_bytes();
   for (uint32_t at = kFirstSmemByte + 4 * thread_index(); at + 4 <= end; at += 4 * block_threads()) {

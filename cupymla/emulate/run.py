@@ -31,7 +31,6 @@ Check = Literal["tcgen05", "proxy", "init"]
 MODES: tuple[Mode, ...] = ("eager", "lazy", "random")
 CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4}
 
-_STACK_BYTES = 8192
 _WAIT_SECONDS = 120.0
 _MAP_BYTES = 16384
 
@@ -138,7 +137,6 @@ class EmulatedKernel:
         self.function = self._kernel.function
         with driver.on_device(device):
             self._state = _global(self._kernel.library, b"cupymla_emulate_launch", ctypes.sizeof(LaunchState))
-            _make_room_for_calls()
             self._report, self._report_address = _mapped_report()
             self._finished = _new_event()
         self._ctas = 0
@@ -369,18 +367,6 @@ def _mapped_report() -> tuple[Report, int]:
     )
     _call("cuMemHostGetDevicePointer", ctypes.byref(device), host, ctypes.c_uint(0))
     return Report.from_address(host.value or 0), device.value
-
-
-def _make_room_for_calls() -> None:
-    """Give threads the stack that the model's functions want below a kernel's own frame, in the current context.
-
-    Threads that overrun it write into one another's local memory.
-    """
-    stack_size = ctypes.c_int(0)  # CU_LIMIT_STACK_SIZE
-    limit = ctypes.c_size_t()
-    _call("cuCtxGetLimit", ctypes.byref(limit), stack_size)
-    if limit.value < _STACK_BYTES:
-        _call("cuCtxSetLimit", stack_size, ctypes.c_size_t(_STACK_BYTES))
 
 
 def _new_event() -> int:
