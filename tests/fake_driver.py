@@ -103,7 +103,7 @@ class FakeDriver:
     def cuGetProcAddress(self, symbol: bytes, version: int, flags: Any) -> tuple[Any, ...]:
         self.calls.append(("cuGetProcAddress", symbol.decode(), version, int(flags)))
         if symbol.decode() not in self.raw:
-            return real.CUresult.CUDA_ERROR_NOT_FOUND, None, None
+            return OK, 0, real.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
         return OK, ctypes.cast(self.raw[symbol.decode()], ctypes.c_void_p).value, 0
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
