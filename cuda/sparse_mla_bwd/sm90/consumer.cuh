@@ -68,32 +68,38 @@ struct Consumer {
     for (int i = 0; i < kNarrow; ++i) dq_narrow[i] = 0.f;
   }
 
-  // S = Q K^T or dP = dO V^T of the block with that parity, part by part as its columns arrive.
+  // S = Q K^T or dP = dO V^T of the block with that parity, as its columns arrive: the left ones by one wait and one
+  // fence, which cost as much as some of the products, and the right ones too but where consumer 0 of two CTAs is early
+  // for the last of them.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void multiply_scores(uint32_t parity) {
     if constexpr (kBegin == kEnd) return;
     begin_scores();
-#pragma unroll
-    for (int part = kBegin; part < kEnd; ++part) {
-      wait_for_keys(part, parity);
-      issue_scores(part);
-    }
+    multiply_parts<kBegin, kEnd>(parity);
     finish_scores();
+  }
+
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void multiply_parts(uint32_t parity) {
+    constexpr bool kJoined = Config::kCluster > 1 && (kBegin < Config::kLeftParts || kWho == 1) && kBegin + 2 <= kEnd;
+    constexpr int kStop = kBegin + (kJoined ? 2 : 1);
+    wait_for_keys<kBegin, kStop>(parity);
+#pragma unroll
+    for (int part = kBegin; part < kStop; ++part) issue_scores(part);
+    if constexpr (kStop < kEnd) multiply_parts<kStop, kEnd>(parity);
   }
 
   __device__ __forceinline__ void begin_scores() { sm90::pin_registers(scores); }
 
-  __device__ __forceinline__ void wait_for_keys(int part, uint32_t parity) {
-    storage.full[0][part].wait(parity);
+  // These parts of the block, and one fence for them.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void wait_for_keys(uint32_t parity) {
+#pragma unroll
+    for (int part = kBegin; part < kEnd; ++part) storage.full[0][part].wait(parity);
     fence_async_shared();
   }
 
-  // All parts of the next block, and one fence for them.
-  __device__ __forceinline__ void wait_for_next_keys() {
-#pragma unroll
-    for (int part = 0; part < Config::kParts; ++part) storage.full[0][part].wait(k_parity ^ 1u);
-    fence_async_shared();
-  }
+  __device__ __forceinline__ void wait_for_next_keys() { wait_for_keys<0, Config::kParts>(k_parity ^ 1u); }
 
   __device__ __forceinline__ void issue_scores(int part) {
     const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));

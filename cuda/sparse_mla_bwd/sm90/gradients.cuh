@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
+#include "../../common/opaque.cuh"
 #include "consumer.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -50,6 +51,45 @@ struct RowTargets {
     for (int group = 0; group < kColumns / kGroup; ++group) send_group(sums, group, column, lane);
   }
 
+  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
+  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
+  template <int kCount>
+  __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
+    make_opaque(lane);  // or what follows from it is kept, and spilled, from block to block
+#pragma unroll
+    for (int group = 0; group < kCount / 8; ++group) arrange(sums + group * 8, lane);
+    const int32_t lane_column = column + (lane & 1) * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (rows[r] == nullptr) continue;
+      int32_t here = lane_column;
+      make_opaque(here);  // or both addresses are worked out at once
+      float* start = rows[r] + here;
+#pragma unroll
+      for (int group = 0; group < kCount / 8; ++group) {
+        const float* s = sums + group * 8 + r * 4;
+        const float four[4] = {s[0], s[1], s[2], s[3]};
+        write(start + group * kGroup, four);
+      }
+    }
+  }
+
+  // Neighbouring lanes exchange halves of a group, so that each has four columns in a row of the upper slot, then of
+  // the lower one.
+  static __device__ __forceinline__ void arrange(float* s, int lane) {
+    const bool odd = (lane & 1) != 0;
+    float got[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) got[i] = __shfl_xor_sync(0xffffffffu, odd ? s[i] : s[i + 4], 1);
+    const float upper[4] = {odd ? got[0] : s[0], odd ? got[1] : s[1], odd ? s[4] : got[0], odd ? s[5] : got[1]};
+    const float lower[4] = {odd ? got[2] : s[2], odd ? got[3] : s[3], odd ? s[6] : got[2], odd ? s[7] : got[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i] = upper[i];
+      s[i + 4] = lower[i];
+    }
+  }
+
   __device__ __forceinline__ void write(float* address, const float (&four)[4]) const {
     if (Config::kPartials && !add) {
       *reinterpret_cast<float4*>(address) = make_float4(four[0], four[1], four[2], four[3]);
@@ -69,6 +109,7 @@ struct Gradients {
   static constexpr int kRopeTile = Config::kValueTiles;
   static constexpr bool kHasKeyRope = Config::kHasRope && !ThisConsumer::kHasNarrow;
   static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
+  static_assert(kTileSums == ThisConsumer::kScores, "consumer 1's second tile of sums is where its scores were");
 
   ThisConsumer& consumer;
   Storage<Config>& storage;
@@ -79,8 +120,9 @@ struct Gradients {
 
   // `more`: whether there is another block.
   __device__ __forceinline__ void run(bool more) {
+    constexpr int kFirst = kWho * Config::kHalfTiles;
+    static_assert(Config::kHalfTiles == 4);
     if constexpr (Config::kCluster == 1) {
-      constexpr int kFirst = kWho * Config::kHalfTiles;
       constexpr int kLast = kHasKeyRope ? kRopeTile : kFirst + Config::kHalfTiles - 1;
       keep_first(kFirst);
       keep(kFirst + 1, true);
@@ -88,20 +130,17 @@ struct Gradients {
       if constexpr (kHasKeyRope) keep(kFirst + 3, false);
       keep_last<!kHasKeyRope>(kLast);
     } else {
-      constexpr int kFirst = kWho * Config::kHalfTiles;
-      static_assert(Config::kHalfTiles == 4);
       begin_query_gradient();
       if constexpr (kWho == 0) give_up_staging();
       sm90::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_wide(step);
       sm90::wgmma_commit();
-      exchange(kFirst, true, false);
-      exchange(kFirst + 2, false, !kHasKeyRope);
-      if constexpr (kHasKeyRope) {
-        exchange_rope(more);
+      if constexpr (kWho == 1) {
+        exchange_by_turns(more);
       } else {
-        multiply_ahead(more);
+        exchange(kFirst, true, false);
+        exchange(kFirst + 2, false, true);
       }
     }
   }
@@ -173,14 +212,18 @@ struct Gradients {
 
   // Waits for the products. Where those of dQ were issued before them, the block's keys are done with.
   __device__ __forceinline__ void finish(float (&sums)[kTileSums], bool after_query_gradient) {
-    if (after_query_gradient) {
-      sm90::wgmma_wait<1>();
-      sm90::pin_registers(consumer.dq_wide);
-      sm90::pin_registers(consumer.dq_narrow);
-      release_keys();
-    }
+    if (after_query_gradient) finish_query_gradient<1>();
     sm90::wgmma_wait<0>();
     sm90::pin_registers(sums);
+  }
+
+  // Of products issued after dQ's, `kPending` groups may be unfinished.
+  template <int kPending>
+  __device__ __forceinline__ void finish_query_gradient() {
+    sm90::wgmma_wait<kPending>();
+    sm90::pin_registers(consumer.dq_wide);
+    sm90::pin_registers(consumer.dq_narrow);
+    release_keys();
   }
 
   __device__ __forceinline__ void release_keys() {
@@ -255,41 +298,94 @@ struct Gradients {
   // Two CTAs to a query, and two tiles: the first CTA finishes the left one, the second the other. Each computes the
   // other's first and hands it over, then its own, to which it adds what it is handed.
   __device__ __forceinline__ void exchange(int32_t left_tile, bool first, bool last) {
-    const int32_t rank = static_cast<int32_t>(cluster_rank());
     float sums[kTileSums];
-    issue_key_gradient<true>(sums, left_tile + 1 - rank);
+    issue_key_gradient<true>(sums, other_tile(left_tile));
     finish(sums, first);
-    if (kWho == 1 && first) storage.first_ready.arrive();
     hand_over(sums, first);
-    issue_key_gradient<true>(sums, left_tile + rank);
+    issue_key_gradient<true>(sums, own_tile(left_tile));
     finish(sums, false);
     if (last) storage.tiles_free.arrive();
     take_over(sums, last);
-    targets.template send<Config::kTileColumns>(sums, (left_tile + rank) * Config::kTileColumns, consumer.lane);
+    send_own(sums, left_tile);
   }
 
-  // Consumer 1 of two CTAs: what there are keys for of the next block's dP.
-  __device__ __forceinline__ void multiply_ahead(bool more) {
-    if (more) consumer.template multiply_scores<0, ThisConsumer::kPartsAhead>(consumer.k_parity ^ 1u);
+  static __device__ __forceinline__ int32_t own_tile(int32_t left_tile) {
+    return left_tile + static_cast<int32_t>(cluster_rank());
+  }
+  static __device__ __forceinline__ int32_t other_tile(int32_t left_tile) {
+    return left_tile + 1 - static_cast<int32_t>(cluster_rank());
   }
 
-  // The RoPE tile has no partner: each CTA finishes half of its columns.
-  __device__ __forceinline__ void exchange_rope(bool more) {
-    const int32_t rank = static_cast<int32_t>(cluster_rank());
+  __device__ __forceinline__ void send_own(float (&sums)[kTileSums], int32_t left_tile) {
+    targets.send_arranged(sums, own_tile(left_tile) * Config::kTileColumns, consumer.lane);
+  }
+
+  // The same for consumer 1, which has registers for two tiles: the own one is multiplied while the other one is handed
+  // over, and what is handed over next while the own one is sent. dQ is under way.
+  __device__ __forceinline__ void exchange_by_turns(bool more) {
+    constexpr int kLeft = Config::kHalfTiles;
+    auto& own = consumer.scores;
     float sums[kTileSums];
-    issue_key_gradient<false>(sums, kRopeTile);
-    finish(sums, false);
-    storage.tiles_free.arrive();
+    issue_key_gradient<true>(sums, other_tile(kLeft));
+    issue_key_gradient<true>(own, own_tile(kLeft));
+    finish_query_gradient<2>();
+    finish_first_of_two(sums);
+    storage.first_ready.arrive();
+    hand_over(sums, true);
+    finish(own, false);
+    take_over(own, false);
+    issue_key_gradient<true>(sums, other_tile(kLeft + 2));
+    send_own(own, kLeft);
+    issue_key_gradient<true>(own, own_tile(kLeft + 2));
+    finish_first_of_two(sums);
+    hand_over(sums, false);
+    finish(own, false);
+    if constexpr (kHasKeyRope) {
+      take_over(own, false);
+      issue_key_gradient<false>(sums, kRopeTile);
+      send_own(own, kLeft + 2);
+      finish(sums, false);
+      storage.tiles_free.arrive();
+      exchange_rope(sums, more);
+    } else {
+      storage.tiles_free.arrive();
+      take_over(own, true);
+      send_own(own, kLeft + 2);
+      if (more) consumer.template multiply_scores<0, ThisConsumer::kPartsAhead>(consumer.k_parity ^ 1u);
+    }
+  }
+
+  __device__ __forceinline__ void finish_first_of_two(float (&sums)[kTileSums]) {
+    sm90::wgmma_wait<1>();
+    sm90::pin_registers(sums);
+  }
+
+  // The RoPE tile has no partner: each CTA finishes half of its columns. While the halves cross, consumer 1 multiplies
+  // what there are keys for of the next block's dP, but only as long as that: the right keys wait for its staging.
+  __device__ __forceinline__ void exchange_rope(const float (&sums)[kTileSums], bool more) {
+    const int32_t rank = static_cast<int32_t>(cluster_rank());
     float half[kTileSums / 2];
 #pragma unroll
     for (int i = 0; i < kTileSums / 2; ++i) half[i] = rank == 0 ? sums[i + kTileSums / 2] : sums[i];
     hand_over(half, false);
 #pragma unroll
     for (int i = 0; i < kTileSums / 2; ++i) half[i] = rank == 0 ? sums[i] : sums[i + kTileSums / 2];
-    multiply_ahead(more);
+    const int32_t column = Config::kDV + rank * (Config::kTileColumns / 2);
+    if constexpr (ThisConsumer::kPartsAhead > 0) {
+      static_assert(ThisConsumer::kPartsAhead == 2);
+      if (more) {
+        consumer.template wait_for_keys<0, 2>(consumer.k_parity ^ 1u);
+        consumer.begin_scores();
+        consumer.issue_scores(0);
+        take_over(half, true);
+        consumer.issue_scores(1);
+        targets.send_arranged(half, column, consumer.lane);
+        consumer.finish_scores();
+        return;
+      }
+    }
     take_over(half, true);
-    constexpr int kColumns = Config::kTileColumns / 2;
-    targets.template send<kColumns>(half, Config::kDV + rank * kColumns, consumer.lane);
+    targets.send_arranged(half, column, consumer.lane);
   }
 
   // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins, as it multiplies first: so one

@@ -39,7 +39,8 @@
 // and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
 // CTAs have 64 heads of a query each, each finishes one tile of every pair: it computes the other one first and stores
 // it in the other CTA's key tiles, then its own, adds what the other CTA has stored here, and sends the sum to global
-// memory. So a dKV row of 128 heads crosses to L2 once. Drawn are two CTAs. A single one sends every tile straight to
+// memory. So a dKV row of 128 heads crosses to L2 once. Consumer 1 multiplies the next tile while one is handed over or
+// sent. Drawn are two CTAs. A single one sends every tile straight to
 // global memory, its first before dQ, and multiplies what scores of the next block it has registers for amid the tiles.
 //
 //   time | consumer 0                      | consumer 1                      | producer
@@ -54,8 +55,8 @@
 //    |   | free 0                          | added, reduced                  | gather left of block i + 1
 //    |   | tiles 0 | 1                     |    ...                          |
 //    |   |    ...                          | tiles 6 | 7                     |
-//    v   | tiles 2 | 3; free 1             | RoPE of dKV, and meanwhile left | gather right of block i + 1
-//        |                                 | of the next dP; free 2          |
+//    v   | tiles 2 | 3; free 1             | RoPE of dKV; free 2 amid left   | gather right of block i + 1
+//        |                                 | of the next dP                  |
 //  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
