@@ -26,12 +26,12 @@ struct StagedBuffer : sm90::OneBuffer<Config> {
     return part == 0 ? 0 : part < Config::kLeftParts ? -1 : 1 + part - Config::kLeftParts;
   }
 
-  // Through a shuffle, so that ptxas does not know that it is the same in all lanes: it would add it in the copies
-  // themselves, `LDGSTS [R + UR], desc[UR]`, and give such a copy a descriptor in an odd register, which is an illegal
-  // instruction (seen on an H200 with ptxas 13.0).
+  // Through a reduction, so that ptxas does not add it in the copies themselves, as it does what it computes alike for
+  // all lanes: `LDGSTS [R + UR], desc[UR]`, and such a copy gets a descriptor in an odd register, which is an illegal
+  // instruction (seen on an H200 with ptxas 13.0). A shuffle keeps it from that too, but made ptxas 12.9 spill.
   template <typename Storage>
   __device__ __forceinline__ uint32_t address(const Storage& storage, int part, int first) const {
-    return __shfl_sync(0xffffffffu, sm90::OneBuffer<Config>::address(storage, part, first), 0);
+    return __reduce_max_sync(0xffffffffu, sm90::OneBuffer<Config>::address(storage, part, first));
   }
 };
 

@@ -69,6 +69,15 @@ def _write(registers: list[Setter], lanes: Lanes, d: Array, single: bool) -> Non
             put(lanes, joined(pairs.astype(np.float16).reshape(-1, 2)))
 
 
+def _met(lanes: Lanes) -> bool:
+    """Whether all threads of the warps have come. Raises Trap where a warp has lost some."""
+    if not lanes.converged():
+        return False
+    if lanes.count % 32:
+        raise Trap("mma in a warp that has lost threads")
+    return True
+
+
 def _bytes(registers: list[Getter], lanes: Lanes, index: Array, rows: int) -> Array:
     """Fragments of signed bytes as `[warps, rows, 32]`: four neighbours of k in a register."""
     whole = np.empty((lanes.count // 32, rows, 32), np.int64)
@@ -88,10 +97,8 @@ def _multiply_integers(operands: Operands, step: Step) -> Handler:
         raise Unknown("fragments of mma")
 
     def run(lanes: Lanes) -> int | None:
-        if not lanes.converged():
+        if not _met(lanes):
             return BLOCK
-        if lanes.count % 32:
-            raise Trap("mma in a warp that has lost threads")
         sums = _bytes(of_a, lanes, _GROUP, 16) @ _bytes(of_b, lanes, _GROUP, 8).transpose(0, 2, 1)
         before = [get(lanes).reshape(-1, 32) for get in of_c]
         for number, put in enumerate(puts):
@@ -118,10 +125,8 @@ def _multiply(operands: Operands, step: Step) -> Handler:
         raise Unknown("fragments of mma")
 
     def run(lanes: Lanes) -> int | None:
-        if not lanes.converged():
+        if not _met(lanes):
             return BLOCK
-        if lanes.count % 32:
-            raise Trap("mma in a warp that has lost threads")
         product = _operand_a(of_a, lanes, element).astype(np.float64) @ _operand_b(of_b, lanes, element)
         _write(puts, lanes, product + _accumulators(of_c, lanes, from_single), into_single)
         return None
