@@ -30,8 +30,8 @@ struct Products {
     fence_async_shared();
   }
 
-  // Issues scores = Q K^T of the block in `tiles`, which is there, behind a proxy fence; `issued(tile)` is called behind
-  // each tile of columns. ptxas counts products from fence to fence, committed
+  // Issues scores = Q K^T of the block in `tiles`, which is there, behind a proxy fence; `issued(tile)` is called
+  // behind each tile of columns. ptxas counts products from fence to fence, committed
   // or not, when it makes a wait of `wgmma_wait`: with fewer groups than fences a wait would be for more than it says.
   template <typename Issued>
   __device__ __forceinline__ void issue(float (&scores)[kScores], uint64_t keys, Issued issued) const {

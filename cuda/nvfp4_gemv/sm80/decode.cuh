@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "../../common/narrow.cuh"
+#include "../../common/signed_permute.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
@@ -44,13 +45,6 @@ __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __nv
   pairs[1] = (word & 0x00F000F0u) * (4u + 256u) & 0x81C081C0u;
   pairs[2] = (upper & 0x000F000Fu) * (64u + 4096u) & 0x81C081C0u;
   pairs[3] = (upper & 0x00F000F0u) * (4u + 256u) & 0x81C081C0u;
-}
-
-// Bytes of two words by a selector of four nibbles, of which one with bit 3 gives the byte's sign eight times.
-__device__ __forceinline__ uint32_t signed_permute(uint32_t low, uint32_t high, uint32_t selector) {
-  uint32_t bytes;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
-  return bytes;
 }
 
 // E2M1 codes to bytes, twice the magnitude of each in the order of k: in `positive` where its sign is 0, in `negative`

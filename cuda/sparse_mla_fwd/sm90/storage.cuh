@@ -41,23 +41,13 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
+#include "../../common/barrier_test.cuh"
 #include "config.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 
 constexpr uint32_t kKeysRead = 1, kTilesRead = 2, kCounted = 3;  // named barriers
 constexpr int kSharedMemoryLimit = 227 * 1024;
-
-// Whether the phase of that parity has completed, now: unlike `Mbarrier::try_wait` it never suspends the thread.
-__device__ __forceinline__ bool has_completed(const Mbarrier& barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(smem_address(&barrier.state)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
 
 template <typename Config>
 struct alignas(1024) Storage {
