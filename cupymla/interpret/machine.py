@@ -160,6 +160,9 @@ class Watcher(Protocol):
     def done(self, everyone: Lanes, step: Step, outcome: int | None) -> None:
         """Threads have executed one, those among them for which its guard holds; or are about to branch."""
 
+    def overlooks(self, lanes: Lanes, step: Step) -> bool:
+        """Whether a mbarrier.test_wait is to find nothing, whatever has come; as it might have in another schedule."""
+
     def landing(
         self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, stored: bool
     ) -> None:

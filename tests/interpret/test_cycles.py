@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 from collections import Counter
@@ -17,6 +18,7 @@ from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, r
 from cupymla.interpret.cycles.rates import FROM_MEMORY
 from cupymla.interpret.cycles.trace import Named
 from cupymla.ops import mla_cases
+from cupymla.ops.xl_paged_attention.cuda import Parameters
 from cupymla.testing import against, cycles, machine_code
 from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
@@ -93,6 +95,40 @@ def test_a_wait_is_one_event_however_often_it_polls() -> None:
         waits = [event for warp in each.warps for event in warp.events if isinstance(event, trace.Wait)]
         assert waits == [trace.Wait(0, 1)]
     assert len({replay(each).cycles for each in found}) == 1
+
+
+LOOK = """
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra started;
+    mbarrier.init.shared.b64 [%r1], 32;
+started:
+    bar.sync 0;
+again:
+    mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
+    ld.shared.f32 %f0, [%r1+64];
+    add.f32 %f1, %f0, %f0;
+"""
+
+
+def test_what_follows_a_look_is_recorded_as_if_it_had_found_nothing() -> None:
+    """The warp that looked goes on: here it loads, and is itself the one who arrives."""
+    arrives = "mbarrier.arrive.shared.b64 %rd2, [%r1];"
+    (warp,) = recorded(LOOK + arrives).warps
+    kinds = (trace.Shared, trace.Use, trace.Wait, trace.Arrive)
+    assert [type(event) for event in warp.events if isinstance(event, kinds)] == [trace.Shared, trace.Use, trace.Arrive]
+
+
+def test_a_loop_of_looks_is_a_wait() -> None:
+    """However often it goes round, what it does is recorded for one look in vain and the one that found something."""
+    loop = f"setp.ge.u32 %p2, %r0, 32; @!%p2 bra arrives; {LOOK.split('bar.sync 0;')[1]} @!%p1 bra again; bra done;"
+    slow = "".join(f"add.u32 %r{2 + k % 2}, %r{3 - k % 2}, {k};" for k in range(400))
+    body = (
+        LOOK.split("again:", maxsplit=1)[0] + loop + f"arrives: {slow} mbarrier.arrive.shared.b64 %rd2, [%r1];\ndone:"
+    )
+    for seed in range(3):
+        events = next(each for each in recorded(body, threads=64, seed=seed).warps if each.warp == 1).events
+        assert [event for event in events if isinstance(event, trace.Wait)] == [trace.Wait(0, 1)]
+        assert sum(isinstance(event, trace.Shared) for event in events) in (1, 2)
 
 
 def test_a_barrier_that_others_wait_at_is_one_event() -> None:
@@ -304,7 +340,9 @@ def test_a_folder_with_another_parameter_record_is_refused(tmp_path: Path, capsy
     words = ["xl_paged_attention", "--case", "gqa4-2x64_b4_c0-90_lse2", "--ctas", "1", "--against", str(tmp_path)]
     assert cycles.main(words) == 1
     said = capsys.readouterr().err
-    assert "error: xl_paged_attention/sm80/xl_paged_attention.cu: parameter record of 376 bytes" in said
+    size = ctypes.sizeof(Parameters)
+    expected = f"parameter record of {size + 8} bytes, its twin {Parameters.__module__}.Parameters has {size}"
+    assert f"error: xl_paged_attention/sm80/xl_paged_attention.cu: {expected}" in said
     assert "wants its own checkout" in said
 
 

@@ -81,6 +81,7 @@ class Recorder:
         self._loading: dict[tuple[int, int], dict[_Register, int]] = {}
         self._origins: dict[tuple[int, int], dict[_Register, frozenset[int]]] = {}
         self._polling: set[tuple[int, int]] = set()
+        self._looked: dict[tuple[int, int], Step] = {}  # where a warp's last operation on an mbarrier found nothing
         self._ctas: dict[int, int] = {}
         self._clusters: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
@@ -111,10 +112,13 @@ class Recorder:
             key = cta, first + warp
             events = found.get(warp, [])
             if outcome == YIELD and not events:
-                self._polling.add(key)
-                continue
-            if step.parts[0] == "mbarrier":
+                # A test_wait may be a look that the warp goes on from, until it comes to the same one again.
+                if step.parts[1] != "test_wait" or self._looked.get(key) is step:
+                    self._polling.add(key)
+                self._looked[key] = step
+            elif step.parts[0] == "mbarrier":
                 self._polling.discard(key)
+                self._looked.pop(key, None)
             if key in self._polling:
                 continue
             to = self._warp(key)
@@ -139,6 +143,10 @@ class Recorder:
                     origins[place] = needs
             if price.issue:
                 to.add(price, step.line)
+
+    def overlooks(self, lanes: Lanes, step: Step) -> bool:
+        """A look is in vain unless it follows one: what it finds would depend on the schedule, and with it the path."""
+        return any(self._looked.get(key) is not step for _, key in self._keys(lanes))
 
     def landing(
         self, cta: Cta, where: list[Cta], barriers: list[MBarrier], bytes_: int, thread: int, stored: bool
@@ -461,9 +469,12 @@ class Recorder:
         address = self._operands.address(step.operands[1])
         parity = "parity" in step.parts
         token = self._operands.read(step.operands[2], "u32" if parity else "b64")
+        looks = step.parts[1] == "test_wait"
 
         def look(lanes: Lanes) -> _Notes:
             notes: _Notes = []
+            if looks and self.overlooks(lanes, step):
+                return notes
             places, wanteds = np.asarray(address(lanes)), np.asarray(token(lanes))
             cta, warps = lanes.group.cta, lanes.index >> 5
             for warp in np.flatnonzero(lanes.warps):
