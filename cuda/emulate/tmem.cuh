@@ -206,6 +206,17 @@ struct Form {
   }
 };
 
+// The lanes that execute this instruction together: those of the warp that have not ended. On a GPU they wait for each
+// other, as an instruction that is .sync.aligned has them do; without it lanes that are apart could come to the same
+// place of the model from different instructions and be taken for one. On the host each lane is by itself.
+__device__ __forceinline__ uint32_t gathered_lanes() {
+#ifdef CUPYMLA_HOST_MACHINE
+  return __activemask();
+#else
+  return __ballot_sync(0xffffffffu, true);
+#endif
+}
+
 // A warp reaches the 32 lanes of its place in its warpgroup and names their first, or for 16-lane shapes their 17th.
 __device__ __forceinline__ void require_move(Cta& cta, uint32_t address, const Form& form, bool writes,
                                              uint32_t site) {
@@ -213,8 +224,8 @@ __device__ __forceinline__ void require_move(Cta& cta, uint32_t address, const F
   const uint32_t window = thread_index() / 32 % 4 * 32, lane = lane_of(address), column = column_of(address);
   const bool half = form.shape != k32x32b && lane == window + 16;
   if (lane != window && !half) fail(kLaneWindow, site, lane, window);
-  const uint32_t active = __activemask();
-  if (__match_any_sync(active, address) != active) fail(kAddressesDiffer, site, address);
+  const uint32_t warp = gathered_lanes();
+  if (__match_any_sync(warp, address) != warp) fail(kAddressesDiffer, site, address);
   require_allocated(cta, column, form.columns(), site);
   const uint32_t me = hardware::lane_index(), kind = writes ? kTouchOther : kTouchLoad;
   touch(hardware::cluster_rank(), window / 32, column, form.columns(), me, 32, writes, kind, site);

@@ -212,6 +212,11 @@ class Image:
                     return int(count)
         return 0
 
+    def shared_bytes(self, kernel: str) -> int:
+        """Static shared memory of a kernel, with what the system keeps of it for itself (1024 bytes since sm_90)."""
+        section = self._named(f".nv.shared.{kernel}")
+        return 0 if section is None else section.size
+
     def parameters(self, kernel: str) -> tuple[int, ...]:
         """Size in bytes of each parameter of a kernel, in order."""
         sizes = {}

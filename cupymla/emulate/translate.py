@@ -5,7 +5,7 @@ Everything that is not translated stays byte for byte as it was, debug informati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ptx import Places, PtxError, Source, parse
@@ -50,6 +50,7 @@ class Translation:
         sites: its translated instructions, number i at index i - 1.
         kernels: the names of its kernels.
         lines: for each line of `text`, the line it comes from, 0 for lines of ours.
+        alignment: that the module asks for its dynamic shared memory, in bytes; 1 where it has none.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Translation:
     sites: tuple[Site, ...]
     kernels: tuple[str, ...]
     lines: tuple[int, ...]
+    alignment: int
 
     def site(self, number: int) -> Site | None:
         """The instruction of that number."""
@@ -67,17 +69,18 @@ class Translation:
         return self.lines[line - 1] if 1 <= line <= len(self.lines) else 0
 
 
-def translate(text: str, name: str = "<ptx>") -> Translation:
+def translate(text: str, name: str = "<ptx>", padding: Mapping[str, int] | None = None) -> Translation:
     """Translate PTX that was compiled for sm_100a.
 
     Args:
         text: the PTX.
         name: what errors call it, usually its file.
+        padding: bytes of shared memory that kernels, by name, get beside their own.
 
     Raises:
         PtxError: it is no PTX, is for another target, or holds an instruction that is left out.
     """
-    return _Translator(parse(text, name)).run()
+    return _Translator(parse(text, name), padding or {}).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,9 @@ class _Edit:
 
 
 class _Translator:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, padding: Mapping[str, int]) -> None:
         self._module = module
+        self._padding = padding
         self._source: Source = module.source
         self._places = Places(module.source.text)
         self._sites: list[Site] = []
@@ -105,7 +109,15 @@ class _Translator:
         text, lines = self._apply(sorted(edits, key=lambda edit: (edit.start, edit.end)))
         kernels = tuple(f.name for f in self._module.functions if f.kernel and f.body is not None)
         text += "\n" + self._thunks.functions() + "\n"
-        return Translation(self._source.name, text, tuple(self._sites), kernels, lines)
+        return Translation(self._source.name, text, tuple(self._sites), kernels, lines, self._alignment())
+
+    def _alignment(self) -> int:
+        variables = [item for item in self._module.items if isinstance(item, Variable)]
+        for function in self._module.functions:
+            if function.body is not None:
+                variables += [found for found, _ in function.body.walk() if isinstance(found, Variable)]
+        asked = (each.alignment for each in variables if each.space == "shared" and each.external)
+        return max(asked, default=1) or 1
 
     def _target(self) -> _Edit:
         target = self._module.directive(".target")
@@ -138,6 +150,8 @@ class _Translator:
                 uses_buffer |= code.uses_buffer
                 yield _Edit(statement.start, statement.end, code.text())
         opening = f".local .align 16 .b8 {BUFFER}[{BUFFER_BYTES}];" if uses_buffer else ""
+        if function.name in self._padding:
+            opening += f".shared .b8 cupymla_emulate_padding[{self._padding[function.name]}];"
         if opening:
             yield _Edit(body.start + 1, body.start + 1, "\n" + opening)
         if function.kernel:

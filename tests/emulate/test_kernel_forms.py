@@ -129,6 +129,12 @@ def test_vectors_of_floats_are_added_to_global_memory(width: int, where: Where) 
     np.testing.assert_array_equal(found.reshape(4, width), 1 + given.reshape(-1, 4, width).sum(axis=0))
 
 
+def test_dynamic_shared_memory_is_aligned(where: Where) -> None:
+    """Behind the eight static bytes of an mbarrier it begins at the next 1024."""
+    body = "and.b32 %r0, %smem, 1023; mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %r0;"
+    assert not run(body, numbers(1), np.ones(CTAS * THREADS, np.uint32), where).any()
+
+
 def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
     body = """
     mad.wide.u32 %d0, %n, 4, %in;

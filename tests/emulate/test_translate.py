@@ -14,11 +14,12 @@ import tutorials
 from isa_oracle import MOVE_REGISTERS
 
 from cupymla.build.cubin import Image
-from cupymla.emulate import Program, PtxError, build, failures, translate
+from cupymla.emulate import Program, PtxError, build, failures, program, translate
 from cupymla.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
 from cupymla.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
-from cupymla.emulate.program import link, model, model_facts
+from cupymla.emulate.program import link, missing_bytes, model, model_facts
 from cupymla.emulate.run import LaunchState, Report
+from cupymla.errors import CompileError
 
 CUDA = Path(__file__).resolve().parents[2] / "cuda" / "emulate"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "emulation.md"
@@ -390,6 +391,39 @@ def test_rows_tell_forms_apart() -> None:
     assert row_for("st.global.b32", 2) is None and row_for("st.param.b32", 2) is None
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
+
+
+SHARED_BY_TWO = """.extern .shared .align 1024 .b8 memory[];
+.shared .align 64 .b8 both[80];
+.visible .entry first(.param .u64 a) {
+.reg .b32 %r<4>; .reg .b64 %rd; .shared .align 8 .b64 barrier; .shared .b8 odd[13];
+mov.u32 %r0, memory; mov.u32 %r1, both; mov.u32 %r2, barrier; mov.u32 %r3, odd; ld.param.b64 %rd, [a];
+st.global.v4.b32 [%rd], {%r0, %r1, %r2, %r3}; ret; }
+.visible .entry second(.param .u64 a) {
+.reg .b32 %r<4>; .reg .b64 %rd;
+mov.u32 %r0, memory; ld.param.b64 %rd, [a]; st.global.b32 [%rd], %r0; ret; }
+"""
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("alignment", [16, 128, 1024])
+def test_dynamic_shared_memory_lies_behind_the_static_as_it_is_aligned(alignment: int) -> None:
+    """Linkers put it 16 bytes aligned. It begins where static shared memory, told by its section's size, ends."""
+    text = HEAD + SHARED_BY_TWO.replace(".align 1024", f".align {alignment}")
+    translation = translate(text, "two.ptx")
+    assert translation.alignment == alignment
+    plain = link(translation, model(128))
+    assert set(missing_bytes(translation, plain)) == ({"first"} if alignment > 16 else set())
+    image = Image(build(text, "two.ptx", 128).cubin)
+    assert [image.shared_bytes(kernel) % alignment for kernel in ("first", "second")] == [0, 0]
+    assert image.shared_bytes("first") >= Image(plain).shared_bytes("first") > image.shared_bytes("second")
+
+
+@pytest.mark.compile
+def test_a_linker_that_misplaces_shared_memory_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "translate", lambda text, name, padding=None: translate(text, name))
+    with pytest.raises(CompileError, match="at a multiple of 1024 bytes"):
+        build(HEAD + SHARED_BY_TWO, "two.ptx", 128)
 
 
 @pytest.mark.compile
