@@ -43,8 +43,10 @@ class Cta(Machine):
         self.received = [Barrier(f"received[{w}]", 1 + WARPS, names) for w, names in enumerate((first, second))]
         self.drained = [Barrier(f"drained[{w}]", WARPS, names) for w, names in enumerate((first, second))]
         self.decided = Barrier("decided", 2 * WARPS, producers)
-        self.statistics_out = Barrier("named 1", 2 * WARPS, both)
-        self.distribution = Barrier("named 2", WARPS, first)
+        self.statistics_out = Barrier("statistics_out", 2 * WARPS, both)
+        self.cleared = Barrier("cleared", 2 * WARPS, both)
+        self.slots_in = Barrier("slots_in", 1, producers + both)
+        self.distribution = Barrier("named 1", WARPS, first)
         self.used_from_afar: list[tuple[str, int]] = []
         self.left_at: Clock = {}
 
@@ -156,14 +158,23 @@ class Query:
             yield from self.ctas[0].wait(agent, self.barrier, parity, "cluster barrier")
 
     def end_pass(self, agent: Agent, number: int, parity: int) -> Steps:
-        if number + 1 < self.passes or self.blocks == 0:
+        if number + 1 < self.passes:
             yield from self.meet(agent, parity)
 
     def learn_slots(self, agent: Agent, cta: Cta) -> Steps:
-        """All CTAs have begun, which is not modelled; their threads read how many slots there are."""
-        if cta.rank:
+        """All CTAs have begun, which is not modelled. A thread of the first sends the second how many slots there are."""
+        if len(self.ctas) == 1:
+            return
+        if cta.rank == 0 and agent.name == "0/c0.0":
+            other, store = cta.other, Agent("0/st.async of slots")
+            store.follow(agent)
+            other.reach(store)
+            other.write(store, ("slots",), (0,))
             yield None
-            self.ctas[0].reach(agent)
+            other.slots_in.arrive(store)
+        elif cta.rank:
+            yield from cta.wait(agent, cta.slots_in, 0, "slots_in")
+            cta.read(agent, ("slots",), (0,))
 
     def run(self, seed: int) -> None:
         schedule({name: steps for cta in self.ctas for name, steps in cta.threads().items()}, seed)
@@ -180,7 +191,7 @@ class Consumer:
         self.me, self.mma, self.own_mma, self.query_mma, self.store, self.red = (
             Agent(f"{cta.rank}/{name}{who}.{warp}") for name in names
         )
-        self.k_parity = self.pass_parity = self.statistics_parity = self.distribution_parity = self.cluster_parity = 0
+        self.k_parity = self.pass_parity = self.distribution_parity = self.cluster_parity = 0
         self.received = self.drained = 0
         self.tag: tuple[int, int] = (0, 0)
         self.has_narrow = cta.query.rope and who == 0
@@ -222,7 +233,7 @@ class Consumer:
             self.cta.write(self.me, ("statistics", self.who, self.warp), (number,))
             if query.joint and number == 0 and self.warp == 0:
                 self.cta.write(self.me, ("apart", self.who), (0,))
-            yield from self.meet_statistics("named barrier of the statistics")
+            yield from self.meet_consumers(0, "statistics_out")
             if query.joint:
                 for who in (0, 1):
                     self.cta.read(self.me, ("apart", who), (0,))
@@ -232,7 +243,8 @@ class Consumer:
                     self.cta.write(self.me, own_heads, query.heads_tag(number))
                     if self.cta.has("fence behind cleared heads"):
                         self.me.fence()
-                    yield from self.meet_statistics("named barrier behind cleared heads")
+                    self.cta.cleared.arrive(self.me)
+                    yield from self.wait(self.cta.cleared, number & 1, "cleared")
             self.read_statistics(number)
             if query.blocks:
                 yield from self.multiply_scores(range(self.ahead), self.k_parity, (number, 0))
@@ -244,16 +256,15 @@ class Consumer:
             self.cta.heads_free.arrive(self.me)
             self.pass_parity ^= 1
             yield None
-            yield from self.meet_statistics("named barrier at the end of a pass")
+            yield from self.meet_consumers(1, "statistics_out at the end of a pass")
             self.me.follow(self.red)  # the cluster's barrier publishes reductions too
             yield from query.end_pass(self.me, number, self.cluster_parity)
             self.cluster_parity ^= 1
         self.cta.leave(self.me)
 
-    def meet_statistics(self, step: str) -> Steps:
+    def meet_consumers(self, time: int, step: str) -> Steps:
         self.cta.statistics_out.arrive(self.me)
-        yield from self.wait(self.cta.statistics_out, self.statistics_parity, step)
-        self.statistics_parity ^= 1
+        yield from self.wait(self.cta.statistics_out, time, step)
 
     def read_statistics(self, number: int) -> None:
         for who in (0, 1):

@@ -162,7 +162,8 @@ class Stream {
       uint8_t* target = ring_[stage_].codes[i] + ((piece ^ stage_swizzle(i)) << 4);
       // An address past the end of a row is not formed.
       const uint8_t* source = bytes == 0 ? params_.a : codes_ + (i - row) * params_.a_row_bytes;
-      if (params_.a_aligned) {
+      // Not with fewer bytes: they are read by themselves, but compute-sanitizer takes all 16 for read.
+      if (params_.a_aligned && bytes % 16 == 0) {
         stream_copy_or_zeros<16>(smem_address(target), source, bytes, policy_);
       } else {
 #pragma unroll 1
@@ -196,7 +197,7 @@ class Stream {
     const uint32_t bytes = left >= 4 ? 4u : left > 0 ? static_cast<uint32_t>(left) : 0u;
     const uint8_t* source = params_.sfa;
     if (bytes != 0) source = batch_scales + scale_offset(row, column);
-    if (params_.sfa_access != kScalesByBytes) {
+    if (params_.sfa_access != kScalesByBytes && bytes % 4 == 0) {
       stream_copy_or_zeros<4>(smem_address(target), source, bytes);
     } else {
 #pragma unroll 1

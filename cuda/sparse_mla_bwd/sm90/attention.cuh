@@ -1,6 +1,7 @@
 // The attention stage: roles to warpgroups, and one query from its first pass to its last.
 #pragma once
 
+#include "../../common/cluster_delivery.cuh"
 #include "../../common/grid_dependency.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/registers.cuh"
@@ -21,6 +22,9 @@ __device__ __forceinline__ void init_barriers(Storage<Config>& storage) {
   storage.tiles_free.init(kEveryConsumer);
   for (Mbarrier& half : storage.p_ready) half.init(Config::kWarpgroup);
   storage.decided.init(kEveryConsumer);
+  storage.statistics_out.init(kEveryConsumer);
+  storage.cleared.init(kEveryConsumer);
+  storage.slots_in.init(1);
   storage.ds_ready.init(Config::kWarpgroup);
   storage.staging_ready.init(kEveryConsumer / 32);
   storage.first_ready.init(Config::kWarpgroup);
@@ -40,14 +44,27 @@ __device__ __forceinline__ void sync_cluster() {
   }
 }
 
-// Two CTAs meet between passes, for the order in which they add to the distribution, and where there was no block,
-// as the other one may still read `slots` here. Behind the last block nothing of the other CTA is under way to this
-// one's memory: what it sends was waited for (staging_ready, received, drained), and what it read decided whether it
-// sends at all. So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's
-// release would.
+// The second CTA gets the number of slots from the first, so that neither reads the other's memory, which is gone when
+// that one has ended.
 template <typename Config>
-__device__ __forceinline__ void end_pass(const Parameters& params, int32_t slots, int32_t pass) {
-  if (pass + 1 < params.passes || slots == 0) sync_cluster<Config>();
+__device__ __forceinline__ void share_slots(Storage<Config>& storage) {
+  if constexpr (Config::kCluster > 1) {
+    if (cluster_rank() != 0) {
+      storage.slots_in.wait(0);
+    } else if (threadIdx.x == 0) {
+      const uint32_t there = storage.other - smem_address(&storage);
+      cluster_store_async_int32(there + smem_address(&storage.slots), storage.slots,
+                                there + smem_address(&storage.slots_in));
+    }
+  }
+}
+
+// Two CTAs meet between passes, for the order in which they add to the distribution. Behind the last pass nothing of the
+// other CTA is under way to this one's memory: what it sends was waited for (slots_in, staging_ready, received, drained).
+// So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's release would.
+template <typename Config>
+__device__ __forceinline__ void end_pass(const Parameters& params, int32_t pass) {
+  if (pass + 1 < params.passes) sync_cluster<Config>();
 }
 
 // For addresses that are used once in a pass or block: worked out before it, they would be kept, and spilled, all the
@@ -63,7 +80,7 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
   const int32_t head = first_head<Config>(pass);
-  storage.heads_full.wait(consumer.pass_parity);
+  storage.heads_full.wait(pass & 1);
   make_statistics<Config, Element>(storage, params, pinned_position(query), head, pass);
   consumer.begin_pass(head);
   const bool wants_distribution = params.attn_dist != nullptr;
@@ -98,7 +115,6 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   const QueryPosition position = pinned_position(query);
   if constexpr (kWho == 0) store_sink_terms(consumer, position, head, pass);
   storage.heads_free.arrive();
-  consumer.pass_parity ^= 1u;
   store_query_gradient(consumer, position, head, pass);
 }
 
@@ -109,8 +125,8 @@ __device__ __forceinline__ void consume_query(Storage<Config>& storage, const Pa
   for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
     consume(consumer, query, pass);
     // Row statistics are written anew; the distribution is added to in the order of the passes.
-    named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
-    end_pass<Config>(params, query.slots, pass);
+    meet_consumers(storage, 1);
+    end_pass<Config>(params, pass);
   }
 }
 
@@ -123,7 +139,10 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(dout_map);
     init_barriers(storage);
-    if constexpr (Config::kCluster > 1) storage.other = cluster_address(smem_address(&storage), 1 - cluster_rank());
+    if constexpr (Config::kCluster > 1) {
+      storage.other = cluster_address(smem_address(&storage), 1 - cluster_rank());
+      if (cluster_rank() != 0) storage.slots_in.arrive_and_expect(sizeof(storage.slots));
+    }
   }
   wait_for_grid_ahead(params.followed != 0);
   if (threadIdx.x == 0 && cluster_rank() == 0) {
@@ -131,6 +150,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
   }
   __syncthreads();
   sync_cluster<Config>();
+  share_slots(storage);
 
   const Work<Config> query(params, token, storage);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
@@ -139,7 +159,7 @@ __device__ __forceinline__ void attention(Storage<Config>& storage, const Parame
     Producer<Config> producer(storage, params);
     for (int32_t pass = 0; Work<Config>::has_pass(params, storage, pass); ++pass) {
       producer.run(query, pass, q_map, dout_map);
-      end_pass<Config>(params, query.slots, pass);
+      end_pass<Config>(params, pass);
     }
   } else if (warpgroup == 0) {
     registers_take<Config::kConsumerRegisters>();

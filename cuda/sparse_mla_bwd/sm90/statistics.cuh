@@ -9,6 +9,13 @@
 
 namespace cupymla::sparse_mla_bwd {
 
+// All consumers meet, twice in a pass: `time` 0 when row statistics are out, 1 when they are done with.
+template <typename Config>
+__device__ __forceinline__ void meet_consumers(Storage<Config>& storage, uint32_t time) {
+  storage.statistics_out.arrive();
+  storage.statistics_out.wait(time);
+}
+
 // Several queries: what one of them has that is not finite would reach the others, as zero times that. `apart` is set
 // then. `finite`: NaN if there is such a number among those of this thread's row.
 template <typename Config, typename Element>
@@ -37,7 +44,8 @@ __device__ __forceinline__ void clear_others(Storage<Config>& storage, int32_t o
     }
   }
   fence_async_shared();
-  named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+  storage.cleared.arrive();
+  storage.cleared.wait(own & 1);
 }
 
 // Four consumer threads to a head, each with every fourth 16 bytes of its channels. dO is in shared memory.
@@ -79,7 +87,7 @@ __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const 
     storage.share[row] = share * lse.factor;
     storage.delta[row] = delta;
   }
-  named_barrier_sync(kStatisticsOut, Config::kConsumerThreads);
+  meet_consumers(storage, 0);
   if constexpr (Config::kQueries > 1) {
     if (pass == 0) storage.decided.arrive();
     if (storage.apart != 0) clear_others(storage, pass);

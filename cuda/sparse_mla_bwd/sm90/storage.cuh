@@ -23,17 +23,19 @@
 // drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
 // decided        | 256 consumers                            | producer     | several queries: `apart` says whether each
 //                |                                          |              | has a pass of its own
-// named 1        | 256 consumers                            | consumers    | row statistics of the pass are out, and of
-//                |                                          |              | several queries taken apart, only one has
-//                |                                          |              | anything in Q and dO
-// named 2        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
+// statistics_out | 256 consumers                            | consumers    | row statistics of the pass are out; at its
+//                |                                          |              | end: nobody reads them any more
+// cleared        | 256 consumers                            | consumers    | several queries taken apart: only the one
+//                |                                          |              | that has the pass has anything in Q and dO
+// slots_in       | 1 + bytes (rank 0), in rank 1            | all of them  | `slots` has come
+// named 1        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
 //                |                                          |              | is out (all warps have read the last)
 // cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over that
 //                |                                          |              | is not the last, or has no block
 //
 // staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
-// The four mbarriers before `decided`, and `cluster`, exist for two CTAs to a query only. Named 2 is met twice for each
-// block.
+// Of the mbarriers staging_ready, received, drained and slots_in, and `cluster`, exist for two CTAs to a query only.
+// Named 1 is met twice for each block. Consumers meet by mbarriers, as they come from different places of the code.
 //
 // Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
 // and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
@@ -65,7 +67,7 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-constexpr uint32_t kStatisticsOut = 1, kDistribution = 2;  // named barriers
+constexpr uint32_t kDistribution = 1;  // named barrier
 
 template <typename Config>
 struct alignas(1024) Storage {
@@ -90,7 +92,7 @@ struct alignas(1024) Storage {
   alignas(8) uint16_t query_valid[2][Config::kQueries][Config::kSlots / 16];
 
   uint32_t apart;  // several queries: not 0 where each has a pass of its own
-  int32_t slots;   // that can be valid, or rows of several queries; rank 0 has read them for both CTAs
+  int32_t slots;   // that can be valid, or rows of several queries; rank 0 reads them for both CTAs
   uint32_t other;  // two CTAs: where the other one's Storage lies, for stores across the cluster
 
   Mbarrier heads_full;
@@ -105,6 +107,9 @@ struct alignas(1024) Storage {
   Mbarrier received[Config::kConsumers];
   Mbarrier drained[Config::kConsumers];
   Mbarrier decided;
+  Mbarrier statistics_out;
+  Mbarrier cleared;
+  Mbarrier slots_in;
 
   // Where the other CTA leaves sums for a consumer: float4 number i of thread t at 16 * (128 i + t).
   __device__ __forceinline__ uint8_t* staging(int consumer) {

@@ -2,7 +2,6 @@
 // them has a valid slot for; and which query and head each of its 64 rows of Q and dO is.
 #pragma once
 
-#include "../../common/cluster.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../bunch.cuh"
@@ -28,18 +27,12 @@ __device__ __forceinline__ bool exists(const Parameters& params, const QueryPosi
   return Config::kQueries == 1 || query.query < params.s_q;
 }
 
-// What one thread of the query's CTAs has read: if topk_length changed under way and each read it for itself, they
-// would wait for blocks that never come.
-template <typename Config>
-__device__ __forceinline__ int32_t shared_slots(const Storage<Config>& storage) {
-  if constexpr (Config::kCluster == 1) return storage.slots;
-  return cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
-}
-
+// A query by itself. One thread of its CTAs reads how many slots there are: if topk_length changed under way and each
+// read it for itself, they would wait for blocks that never come.
 template <typename Config, bool kSeveral = (Config::kQueries > 1)>
 struct Work : SparseQuery<Config::kSlots> {
   __device__ __forceinline__ Work(const Parameters& params, uint32_t token, const Storage<Config>& storage)
-      : SparseQuery<Config::kSlots>(params, token, shared_slots(storage)) {}
+      : SparseQuery<Config::kSlots>(params, token, storage.slots) {}
 
   static __device__ __forceinline__ void read_slots(const Parameters& params, uint32_t token,
                                                     Storage<Config>& storage) {

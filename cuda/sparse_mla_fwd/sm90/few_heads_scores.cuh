@@ -282,7 +282,7 @@ struct Scores {
     const RowStatistics joined = join_statistics();
     wait_for_handover();
     hand_over(true);
-    named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
+    meet_behind_tiles(storage);
     if (has_heads && lane % 4 == 0) leavings(storage).statistics[row] = packed(joined);
   }
 };

@@ -11,8 +11,8 @@
 //                 |                                         |           | behind a query's last block, what makes the
 //                 |                                         |           | output the result
 // p_free[h]       | 128 values                              | scores    | handover h may be written again
-// named 2 (split) | 128 scores, 128 values                  | both      | all keys are done with
-// named 3         | 128 producers                           | producers | valid slots of the query are counted
+// tiles_read      | 128 scores, 128 values                  | both      | all keys are done with (split)
+// named 2         | 128 producers                           | producers | valid slots of the query are counted
 // cluster (split) | 256 consumers of each CTA               | all       | what the CTAs leave is out; then: it has been
 //                 |                                         |           | read
 //
@@ -64,10 +64,12 @@ struct alignas(1024) Storage<FewHeads<kDQk, kHeads, kSplit>> {
   Mbarrier free[Config::kBuffers][Config::kParts];
   Mbarrier p_ready[Config::kHandovers];
   Mbarrier p_free[Config::kHandovers];
+  Mbarrier tiles_read;
 
   __device__ __forceinline__ void init() {
     constexpr uint32_t kEveryThread = Config::kWarpgroup;
     for (uint32_t& word : zeros) word = 0;
+    tiles_read.init(kEveryThread * Config::kConsumers);
     for (int buffer = 0; buffer < Config::kBuffers; ++buffer) {
       for (int part = 0; part < Config::kParts; ++part) {
         full[buffer][part].init(kEveryThread + (part == Config::kParts - 1 ? 4 : 0));

@@ -152,7 +152,7 @@ struct Values {
   // Leaves the output for the CTAs of the cluster.
   __device__ __forceinline__ void leave() {
     hand_back();
-    named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
+    meet_behind_tiles(storage);
     auto& left = leavings(storage);
 #pragma unroll
     for (int tile = 0; tile < Config::kValueTiles; ++tile) {

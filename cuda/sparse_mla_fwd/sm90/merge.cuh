@@ -28,7 +28,7 @@ __device__ __forceinline__ void leave_rows(Consumer<Config, Element, kWho, kAnyS
   RowStatistics rows[2];
   join_statistics(consumer, rows);
   // No warp of either consumer multiplies by these tiles any more.
-  named_barrier_sync(kTilesRead, Config::kConsumers * Config::kWarpgroup);
+  meet_behind_tiles(consumer.storage);
   auto& left = leavings(consumer.storage);
   const int quad_lane = consumer.lane % 4;
 #pragma unroll
