@@ -162,7 +162,7 @@ class Query:
             yield from self.meet(agent, parity)
 
     def learn_slots(self, agent: Agent, cta: Cta) -> Steps:
-        """All CTAs have begun, which is not modelled. A thread of the first sends the second how many slots there are."""
+        """All CTAs have begun, which is not modelled. A thread of the first sends the second the number of slots."""
         if len(self.ctas) == 1:
             return
         if cta.rank == 0 and agent.name == "0/c0.0":

@@ -360,9 +360,7 @@ def test_clusters_merge_without_races_and_deadlocks(rope: bool) -> None:
         Cluster([rng.choice((0, 1, 2, 4)) for _ in range(rng.choice((2, 4)))], rope).run(seed)
 
 
-@pytest.mark.parametrize(
-    "drop", ["tiles_read", "cluster barrier before the merge", "cluster barrier after the merge"]
-)
+@pytest.mark.parametrize("drop", ["tiles_read", "cluster barrier before the merge", "cluster barrier after the merge"])
 def test_the_model_misses_what_is_taken_away_from_a_merge(drop: str) -> None:
     with pytest.raises(Violation):
         for seed in range(40):
