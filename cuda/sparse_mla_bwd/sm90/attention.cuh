@@ -74,13 +74,19 @@ __device__ __forceinline__ QueryPosition pinned_position(QueryPosition position)
   return position;
 }
 
+// Kept, or worked out: ptxas spills where several queries keep it, and where one works it out.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ uint32_t parity_of_pass(const Consumer<Config, Element, kWho>& consumer, int32_t pass) {
+  return Config::kQueries == 1 ? consumer.pass_parity : static_cast<uint32_t>(pass) & 1u;
+}
+
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consumer,
                                         const Work<Config>& query, int32_t pass) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
   const int32_t head = first_head<Config>(pass);
-  storage.heads_full.wait(pass & 1);
+  storage.heads_full.wait(parity_of_pass(consumer, pass));
   make_statistics<Config, Element>(storage, params, pinned_position(query), head, pass);
   consumer.begin_pass(head);
   const bool wants_distribution = params.attn_dist != nullptr;
@@ -115,6 +121,7 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   const QueryPosition position = pinned_position(query);
   if constexpr (kWho == 0) store_sink_terms(consumer, position, head, pass);
   storage.heads_free.arrive();
+  if constexpr (Config::kQueries == 1) consumer.pass_parity ^= 1u;
   store_query_gradient(consumer, position, head, pass);
 }
 

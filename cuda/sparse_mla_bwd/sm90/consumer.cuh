@@ -42,6 +42,7 @@ struct Consumer {
   int32_t slots[2];       // this thread's two slots of the block, as accumulator rows of dKV: token, or -1
 
   uint32_t k_parity = 0;  // of the block; also which set its tokens are in
+  uint32_t pass_parity = 0;  // several queries do without: see `parity_of_pass`
   Phases rounds;  // received and drained, of this consumer
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
