@@ -288,7 +288,11 @@ def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argpar
     from ..testing import bench as measure
     from ..testing import machine, report
 
-    rows = [{"operator": s.name, **measure.host_overhead(s)} for s in subjects]
+    rows = []
+    with terminal.progress("timing", len(subjects), begins=True) as step:
+        for subject in subjects:
+            step(subject.name)
+            rows.append({"operator": subject.name, **measure.host_overhead(subject)})
     content = {**machine.provenance(options.commit), "rows": rows}
     columns = (*measure.HOST_COLUMNS, *measure.FRAMEWORK_COLUMNS)
     cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in columns)) for row in rows]
