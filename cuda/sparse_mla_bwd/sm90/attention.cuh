@@ -59,9 +59,10 @@ __device__ __forceinline__ void share_slots(Storage<Config>& storage) {
   }
 }
 
-// Two CTAs meet between passes, for the order in which they add to the distribution. Behind the last pass nothing of the
-// other CTA is under way to this one's memory: what it sends was waited for (slots_in, staging_ready, received, drained).
-// So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's release would.
+// Two CTAs meet between passes, for the order in which they add to the distribution. Behind the last pass nothing of
+// the other CTA is under way to this one's memory: what it sends was waited for (slots_in, staging_ready, received,
+// drained). So each leaves when it is done, and does not wait for its reductions and stores, as the barrier's release
+// would.
 template <typename Config>
 __device__ __forceinline__ void end_pass(const Parameters& params, int32_t pass) {
   if (pass + 1 < params.passes) sync_cluster<Config>();

@@ -110,8 +110,8 @@ struct alignas(1024) Storage {
   }
 };
 
-// Where a query is shared, which is a CTA's only one: until no consumer reads Q, keys or P, as what they leave comes over
-// them. Not a named barrier: the consumers come here at different places of the code.
+// Where a query is shared, which is a CTA's only one: until no consumer reads Q, keys or P, as what they leave comes
+// over them. Not a named barrier: the consumers come here at different places of the code.
 template <typename Config>
 __device__ __forceinline__ void meet_behind_tiles(Storage<Config>& storage) {
   storage.tiles_read.arrive();
