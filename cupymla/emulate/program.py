@@ -93,10 +93,10 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
     if padding:
         translation = translate(text, name, padding)
         cubin = link(translation, library)
-    if missing_bytes(translation, cubin):
-        raise CompileError(
-            name, f"the linker does not put shared memory at a multiple of {translation.alignment} bytes"
-        )
+        if missing_bytes(translation, cubin):
+            raise CompileError(
+                name, f"the linker does not put shared memory at a multiple of {translation.alignment} bytes"
+            )
     return Program(name, cubin, translation.kernels, translation.sites, Image(library).facts()["cta_bytes"])
 
 

@@ -72,13 +72,16 @@ def test_what_a_launch_stores_is_no_load_from_memory() -> None:
     assert ends[0] > FROM_MEMORY.memory_latency > ends[1] > FROM_MEMORY.l2_latency
 
 
-PING_PONG = """
+STARTED = """
     setp.ne.u32 %p0, %r0, 0;
     @%p0 bra started;
     mbarrier.init.shared.b64 [%r1], 32;
 started:
     bar.sync 0;
-    setp.ge.u32 %p1, %r0, 32;
+"""
+PING_PONG = (
+    STARTED
+    + """    setp.ge.u32 %p1, %r0, 32;
     @%p1 bra waits;
     mbarrier.arrive.shared.b64 _, [%r1];
     bra done;
@@ -87,6 +90,7 @@ waits:
     @!%p2 bra waits;
 done:
 """
+)
 
 
 def test_a_wait_is_one_event_however_often_it_polls() -> None:
@@ -98,11 +102,6 @@ def test_a_wait_is_one_event_however_often_it_polls() -> None:
 
 
 LOOK = """
-    setp.ne.u32 %p0, %r0, 0;
-    @%p0 bra started;
-    mbarrier.init.shared.b64 [%r1], 32;
-started:
-    bar.sync 0;
 again:
     mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
     ld.shared.f32 %f0, [%r1+64];
@@ -113,18 +112,16 @@ again:
 def test_what_follows_a_look_is_recorded_as_if_it_had_found_nothing() -> None:
     """The warp that looked goes on: here it loads, and is itself the one who arrives."""
     arrives = "mbarrier.arrive.shared.b64 %rd2, [%r1];"
-    (warp,) = recorded(LOOK + arrives).warps
+    (warp,) = recorded(STARTED + LOOK + arrives).warps
     kinds = (trace.Shared, trace.Use, trace.Wait, trace.Arrive)
     assert [type(event) for event in warp.events if isinstance(event, kinds)] == [trace.Shared, trace.Use, trace.Arrive]
 
 
 def test_a_loop_of_looks_is_a_wait() -> None:
     """However often it goes round, what it does is recorded for one look in vain and the one that found something."""
-    loop = f"setp.ge.u32 %p2, %r0, 32; @!%p2 bra arrives; {LOOK.split('bar.sync 0;')[1]} @!%p1 bra again; bra done;"
+    loop = f"setp.ge.u32 %p2, %r0, 32; @!%p2 bra arrives; {LOOK} @!%p1 bra again; bra done;"
     slow = "".join(f"add.u32 %r{2 + k % 2}, %r{3 - k % 2}, {k};" for k in range(400))
-    body = (
-        LOOK.split("again:", maxsplit=1)[0] + loop + f"arrives: {slow} mbarrier.arrive.shared.b64 %rd2, [%r1];\ndone:"
-    )
+    body = STARTED + loop + f"arrives: {slow} mbarrier.arrive.shared.b64 %rd2, [%r1];\ndone:"
     for seed in range(3):
         events = next(each for each in recorded(body, threads=64, seed=seed).warps if each.warp == 1).events
         assert [event for event in events if isinstance(event, trace.Wait)] == [trace.Wait(0, 1)]
