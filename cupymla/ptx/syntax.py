@@ -58,8 +58,8 @@ class Offset:
     constant: str
 
     def __str__(self) -> str:
-        sign = "" if self.constant.startswith("-") else "+"
-        return f"{self.base}{sign}{self.constant}"
+        # A plus before a minus as well: ptxas reads `%rd1+-16`, and not `%rd1-16`.
+        return f"{self.base}+{self.constant}"
 
 
 @dataclass(frozen=True, slots=True)
