@@ -294,14 +294,19 @@ CUPYMLA_MODEL void cupymla_emulate_grid_ahead(uint32_t site) {
 #endif
 }
 
-// words: number of the copy, barrier, multicast mask or 0, operands.
+// words: number of the copy, barrier, multicast mask or 0, operands; of these the first two are the destination and,
+// once more, the barrier.
 CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t site) {
   stop_if_asked();
   auto* operands = reinterpret_cast<uint64_t*>(words);
   operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
   require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
 #ifdef CUPYMLA_HOST_MACHINE
-  machine::announce(*machine::current, cupymla_emulate_dispatch, static_cast<uint32_t>(operands[0]), operands + 3);
+  const auto number = static_cast<uint32_t>(operands[0]) & ~kBetweenCtas;
+  machine::announce(*machine::current, cupymla_emulate_dispatch, number, operands + 3);
+#else
+  operands[3] = cluster_form(operands[3]);
+  operands[4] = cluster_form(operands[4]);
 #endif
   issue(kLoad, site, operands, count);
 }

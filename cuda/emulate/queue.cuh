@@ -152,6 +152,30 @@ __device__ __noinline__ void answer_request(const uint64_t* words) {
   }
 }
 
+// Copies between CTAs -------------------------------------------------------------------------------------------
+
+// Beside the number of a copy from shared memory to shared memory.
+constexpr uint32_t kBetweenCtas = 0x80000000u;
+
+// A shared-memory address in the form that all CTAs of the cluster know it by.
+__device__ __forceinline__ uint64_t cluster_form(uint64_t address) {
+  const uint32_t kept = kept_address(static_cast<uint32_t>(address));
+  return hardware::map_to_rank(offset_of_address(kept), rank_of_address(kept));
+}
+
+// Operands from words[3] on: destination, barrier, source, bytes. The instruction names its source as a place of the
+// CTA that issues it, and a thread of another one may be the one that executes the copy. So it goes by words.
+__device__ __noinline__ void copy_between(const Operation& operation) {
+  const auto to = static_cast<uint32_t>(operation.words[3]), barrier = static_cast<uint32_t>(operation.words[4]);
+  const uint32_t offset = static_cast<uint32_t>(operation.words[5]) & 0xffffffu;
+  const uint32_t from = hardware::map_to_rank(offset, operation.thread >> 10);
+  const auto bytes = static_cast<uint32_t>(operation.words[6]);
+  for (uint32_t at = 0; at < bytes; at += 16) hardware::store_cluster_16(to + at, hardware::load_cluster_16(from + at));
+  __threadfence();
+  hardware::fence_proxy_async();
+  hardware::complete_bytes_in_cluster(barrier, bytes);
+}
+
 // Execution -----------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void commit(const Operation& operation) {
@@ -210,8 +234,12 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
       const auto number = static_cast<uint32_t>(operation.words[0]);
       if (number == kTryCancel) {
         answer_request(operation.words);
+#ifndef CUPYMLA_HOST_MACHINE
+      } else if (number & kBetweenCtas) {
+        copy_between(operation);
+#endif
       } else {
-        cupymla_emulate_dispatch(number, operation.words + 3);
+        cupymla_emulate_dispatch(number & ~kBetweenCtas, operation.words + 3);
       }
       break;
     }

@@ -186,10 +186,7 @@ class Image:
         names, values = self.content("cupymla_fact_names"), self.content("cupymla_fact_values")
         if names is None or values is None:
             return {}
-        keys = _FACT_NAME.findall(names.rstrip(b"\0").decode())
-        if len(keys) * 4 != len(values) or len(set(keys)) != len(keys):
-            raise ValueError(f"{len(values) // 4} launch facts but {len(keys)} names: {', '.join(keys)}")
-        return dict(zip(keys, struct.unpack(f"<{len(keys)}I", values), strict=True))
+        return facts_of(names, values)
 
     def _attributes(self, section_name: str) -> Iterator[tuple[int, int, bytes]]:
         """Attribute, 16-bit inline value and payload of each record in a `.nv.info` section."""
@@ -225,6 +222,14 @@ class Image:
                 _, ordinal, _, packed = struct.unpack("<IHHI", payload)
                 sizes[ordinal] = packed >> _PARAMETER_SIZE_BIT
         return tuple(size for _, size in sorted(sizes.items()))
+
+
+def facts_of(names: bytes, values: bytes) -> dict[str, int]:
+    """The launch facts that a source states (see `cuda/common/entry.cuh`). Raises ValueError when the two disagree."""
+    keys = _FACT_NAME.findall(names.rstrip(b"\0").decode())
+    if len(keys) * 4 != len(values) or len(set(keys)) != len(keys):
+        raise ValueError(f"{len(values) // 4} launch facts but {len(keys)} names: {', '.join(keys)}")
+    return dict(zip(keys, struct.unpack(f"<{len(keys)}I", values), strict=True))
 
 
 def frozen(facts: Mapping[str, int]) -> Mapping[str, int]:

@@ -2,7 +2,8 @@
 
 Each form of copy in a module becomes one function that reads its operands from memory and executes the instruction as
 sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a pair of CTAs,
-gathers and scatters, which sm_90a does not have, are carried out by threads.
+gathers and scatters, which sm_90a does not have, are carried out by threads; so are copies from shared memory to shared
+memory on a GPU, which only a thread of the CTA that they come from can issue.
 
 Source: PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy", "Tensor copy".
 """
@@ -13,6 +14,9 @@ from collections.abc import Sequence
 
 from ..ptx.syntax import Address, Constant, Operand, Vector
 from .code import Code
+
+# `kBetweenCtas` of cuda/emulate/queue.cuh, beside the number of a copy from shared memory to shared memory.
+_BETWEEN_CTAS = 0x80000000
 
 
 def bulk(code: Code) -> None:
@@ -98,21 +102,23 @@ def _to_shared(code: Code) -> None:
         code.call("grid_ahead", code.site)
     if "L2::cache_hint" in parts:
         operands.pop()
+    # First the two places in shared memory, which the model turns into what every CTA of the cluster knows them by.
     destination = code.shared(operands[0], named=True)
     to = form.take(destination, 32)
+    barrier = code.shared(operands[2 if tensor else 3], named=True)
+    signal = form.take(barrier, 32)
+    between = not tensor and "global" not in parts
     if tensor:
         base, coordinates = _tensor(operands[1])
         source = form.take(code.value(base, 64), 64)
         places = [form.take(code.value(item), 32) for item in coordinates]
     else:
-        bits = 64 if "global" in parts else 32  # else another place in shared memory
+        bits = 32 if between else 64
         source = form.take(code.value(code.inner(operands[1]), bits), bits)
         size = form.take(code.value(operands.pop(2)), 32)
-    barrier = code.shared(operands[2], named=True)
     if tensor and {"cta_group::2", "tile::gather4"} & set(parts):
         _by_threads(code, operands, destination, barrier)
         return
-    signal = form.take(barrier, 32)
     rest = operands[3:]
     mask, tail = code.value(Constant("0")), ""
     if "multicast::cluster" in parts:
@@ -126,7 +132,8 @@ def _to_shared(code: Code) -> None:
         form.lines.append(f"{opcode} [{to}], [{source}], {size}, [{signal}]{tail};")
     else:
         form.lines.append(f"{opcode} [{to}], [{source}, {{{', '.join(places)}}}], [{signal}]{tail};")
-    number = code.value(Constant(str(code.thunks.number(form.lines))))
+    flag = _BETWEEN_CTAS if between else 0
+    number = code.value(Constant(str(code.thunks.number(form.lines) | flag)))
     words = [(number, 32), (barrier, 32), (mask, 32), *form.words]
     code.call("load", code.buffer(words), len(words), code.site)
 

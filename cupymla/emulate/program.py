@@ -41,8 +41,8 @@ class Program:
         cubin: the image for sm_90a.
         kernels: the names of its kernels.
         sites: its translated instructions.
-        cta_bytes: what the model keeps in global memory for each CTA. The image itself does not say where kernels have
-            launch facts of their own, as the linker keeps one of the two.
+        cta_bytes: what the model keeps in global memory for each CTA.
+        facts: the launch facts that the module states. Of these and the model's own the linker keeps one in the image.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Program:
     kernels: tuple[str, ...]
     sites: tuple[Site, ...] = field(repr=False)
     cta_bytes: int
+    facts: dict[str, int]
 
     def site(self, number: int) -> Site | None:
         """The instruction of that number."""
@@ -63,6 +64,7 @@ class Program:
             "kernels": self.kernels,
             "sites": [asdict(site) for site in self.sites],
             "cta_bytes": self.cta_bytes,
+            "facts": self.facts,
         }
         file.with_suffix(".json").write_text(json.dumps(rest))
 
@@ -71,7 +73,8 @@ class Program:
         """What `save` wrote."""
         rest = json.loads(file.with_suffix(".json").read_text())
         sites = tuple(Site(**site) for site in rest["sites"])
-        return Program(rest["name"], file.read_bytes(), tuple(rest["kernels"]), sites, rest["cta_bytes"])
+        kernels, facts = tuple(rest["kernels"]), rest["facts"]
+        return Program(rest["name"], file.read_bytes(), kernels, sites, rest["cta_bytes"], facts)
 
 
 def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
@@ -97,7 +100,8 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
             raise CompileError(
                 name, f"the linker does not put shared memory at a multiple of {translation.alignment} bytes"
             )
-    return Program(name, cubin, translation.kernels, translation.sites, Image(library).facts()["cta_bytes"])
+    cta_bytes = Image(library).facts()["cta_bytes"]
+    return Program(name, cubin, translation.kernels, translation.sites, cta_bytes, dict(translation.facts))
 
 
 def missing_bytes(translation: Translation, cubin: bytes) -> dict[str, int]:

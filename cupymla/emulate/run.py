@@ -121,18 +121,19 @@ class EmulatedKernel:
         function: the CUfunction handle, so that it may stand where a kernel of `cupymla.launch` does; launches go
             through `launch`, which resets the model and reads what it reports.
         program: what it was loaded from.
-        facts: launch facts, as for any kernel here.
+        facts: launch facts that its source states, as for any kernel here.
+        parameters: bytes of each parameter.
     """
 
     def __init__(self, program: Program, entry: str, device: int) -> None:
         if entry not in program.kernels:
             raise InputError("entry", "one of " + ", ".join(program.kernels), repr(entry))
         self.program = program
-        image = Image(program.cubin)
-        self.facts = image.facts()
+        self.facts = program.facts
+        self.parameters = Image(program.cubin).parameters(entry)
         self._device = device
-        empty: dict[str, int] = {}
-        cubin = Cubin(program.cubin, entry, TARGET, empty, image.parameters(entry), Resources())
+        # Launches allow what they need themselves.
+        cubin = Cubin(program.cubin, entry, TARGET, {}, self.parameters, Resources())
         self._kernel = loader.load(cubin, device)
         self.function = self._kernel.function
         with driver.on_device(device):

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..build.cubin import facts_of
 from ..ptx import Places, PtxError, Source, parse
 from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
+from ..ptx.variables import initial_bytes
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
 from .instructions import PLAIN, row_for
 from .lower_sync import leave
@@ -51,6 +53,7 @@ class Translation:
         kernels: the names of its kernels.
         lines: for each line of `text`, the line it comes from, 0 for lines of ours.
         alignment: that the module asks for its dynamic shared memory, in bytes; 1 where it has none.
+        facts: the launch facts that the module states.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Translation:
     kernels: tuple[str, ...]
     lines: tuple[int, ...]
     alignment: int
+    facts: Mapping[str, int]
 
     def site(self, number: int) -> Site | None:
         """The instruction of that number."""
@@ -109,7 +113,13 @@ class _Translator:
         text, lines = self._apply(sorted(edits, key=lambda edit: (edit.start, edit.end)))
         kernels = tuple(f.name for f in self._module.functions if f.kernel and f.body is not None)
         text += "\n" + self._thunks.functions() + "\n"
-        return Translation(self._source.name, text, tuple(self._sites), kernels, lines, self._alignment())
+        sites, alignment = tuple(self._sites), self._alignment()
+        return Translation(self._source.name, text, sites, kernels, lines, alignment, self._facts())
+
+    def _facts(self) -> dict[str, int]:
+        held = {n: v for v in self._module.items if isinstance(v, Variable) for n, _ in v.names}
+        names, values = held.get("cupymla_fact_names"), held.get("cupymla_fact_values")
+        return facts_of(initial_bytes(names), initial_bytes(values)) if names and values else {}
 
     def _alignment(self) -> int:
         variables = [item for item in self._module.items if isinstance(item, Variable)]

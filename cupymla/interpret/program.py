@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ptx
+from ..build.cubin import facts_of
 from ..ptx.syntax import (
     Address,
     Block,
@@ -28,6 +27,7 @@ from ..ptx.syntax import (
     Variable,
     names_in,
 )
+from ..ptx.variables import initial_bytes, size_bytes
 from .memory import PARAMETER_STRIDE, PARAMETER_WINDOW
 from .registers import at_launch
 from .traps import Trap, Unknown
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 ORDINARY, BRANCH, EXIT = range(3)
 
 # A fact is spelled `name = expression`; see cuda/common/entry.cuh.
-_FACT_NAME = re.compile(r"(?:^|, )(\w+) = ")
 
 
 @dataclass(slots=True)
@@ -156,7 +155,7 @@ class Program:
     # Declarations ----------------------------------------------------------------------------------------------
 
     def _variable(self, item: Variable) -> None:
-        size = _size(item)
+        size = size_bytes(item)
         name = item.names[0][0]
         alignment = item.alignment or TYPES[item.type].itemsize
         if item.space == "shared":
@@ -171,7 +170,7 @@ class Program:
             self.local[name] = Placed(self.local_bytes, size)
             self.local_bytes += size
         elif item.space in ("global", "const"):
-            self.constants[name] = _initial(item, size)
+            self.constants[name] = np.frombuffer(initial_bytes(item), np.uint8).copy()
 
     def _declare(self, item: Variable, scope: dict[str, str], depth: int, unique: int) -> None:
         if item.space != "reg":
@@ -308,30 +307,6 @@ def _extent(function: Function, directive: str) -> int:
     return count
 
 
-def _size(item: Variable) -> int:
-    """Bytes of a variable; 0 for an array without an extent."""
-    count, words = 1, item.words
-    for at, word in enumerate(words):
-        if word == "=":
-            break
-        if word == "[":
-            count *= int(words[at + 1]) if words[at + 1] != "]" else 0
-    return count * TYPES[item.type].itemsize
-
-
-def _initial(item: Variable, size: int) -> Array:
-    """What an initialised variable holds, as bytes; zeros where nothing is said, or an address is."""
-    content = np.zeros(size, np.uint8)
-    words = item.words
-    if "=" in words:
-        given = [w for w in words[words.index("=") + 1 :] if w not in ("{", "}", ",", ";")]
-        if all(re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", w) for w in given):
-            numbers = [int(w.rstrip("U"), 0) % 2 ** (8 * TYPES[item.type].itemsize) for w in given]
-            values = np.array(numbers, np.uint64).astype(f"u{TYPES[item.type].itemsize}").view(np.uint8)
-            content[: len(values)] = values
-    return content
-
-
 def _stored_bytes(step: Step) -> int:
     """Bytes of the elements that an instruction stores; 4 where it stores none, or larger ones."""
     if step.parts[0] not in ("st", "atom", "red") or "local" in step.parts or "param" in step.parts:
@@ -343,5 +318,4 @@ def _facts(constants: dict[str, Array]) -> dict[str, int]:
     names, values = constants.get("cupymla_fact_names"), constants.get("cupymla_fact_values")
     if names is None or values is None:
         return {}
-    keys = _FACT_NAME.findall(names.tobytes().rstrip(b"\0").decode())
-    return dict(zip(keys, struct.unpack(f"<{len(keys)}I", values.tobytes()), strict=True))
+    return facts_of(names.tobytes(), values.tobytes())

@@ -2,6 +2,7 @@
 
     python -m cupymla.testing.gpu check OP ... --out FOLDER     everything: cases, repetition, sanitizers, evidence
     python -m cupymla.testing.gpu cases OP ... [--small]        the cases alone, as the sanitizers run them
+    python -m cupymla.testing.gpu check --emulated sm_100a      kernels for Blackwell, translated, on a Hopper GPU
 
 Inputs are made by NumPy and copied with their strides, gaps full of NaN. Outputs are filled with NaN and stand between
 guard zones before each call, so that what was not written and what was written beside shows.
@@ -33,19 +34,30 @@ import numpy as np
 from .. import build, driver
 from ..build import KernelSource
 from ..cli.terminal import exit_with
+from ..emulate import EmulationError, Settings
 from ..ops import registry
 from ..ops.case import Case
-from ..ops.registry import KernelEntry
+from ..ops.registry import KernelEntry, OperatorEntry
 from . import against, compare, operators
 from .compare import Mismatch, Report
 from .evidence import Recorder
 from .operators import Subject
 from .poison import Guarded
 from .processes import Lost, Processes, ended_in_order, status_of
+from .translated import Translated, translated
 
 T = TypeVar("T")
 
 REPEATS = 20
+HOPPER = (9, 0)
+
+# Cases share the GPU with others, which stand still meanwhile: patience says that nothing moves at all.
+MODES = (
+    Settings("eager", patience_seconds=30.0),
+    Settings("lazy", patience_seconds=30.0),
+    Settings("random", 1, patience_seconds=30.0),
+    Settings("random", 2, patience_seconds=30.0),
+)
 
 # What each tool looks at, and what it cannot see of kernels that move data by TMA and multiply by wgmma.
 SANITIZERS = {
@@ -144,32 +156,56 @@ def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callab
     return made
 
 
-def check_case(subject: Subject, kernel: KernelEntry, case: Case, seed: int = 0) -> list[Report]:
+def _ways(machine: Translated | None) -> Iterator[None]:
+    """Once for each way in which a case is to run: as it is on the GPU, or in each of the emulator's modes."""
+    if machine is None:
+        yield
+        return
+    for settings in MODES:
+        machine.settings = settings
+        yield
+
+
+def check_case(
+    subject: Subject, kernel: KernelEntry, case: Case, seed: int = 0, machine: Translated | None = None
+) -> list[Report]:
     """Run a case with the caller's outputs and with allocated ones; a report for each output of both.
 
-    Raises Mismatch when the call wrote outside its outputs, and when another kernel was launched, or none.
+    What is translated runs in every mode, with allocated outputs in the last. Raises Mismatch when the call wrote
+    outside its outputs, and when another kernel was launched, or none.
     """
 
     def both() -> list[Report]:
         run = Run(subject, case, seed)
-        return [*run.reports(run.launch()), *run.reports(run.allocated())]
+        found = [report for _ in _ways(machine) for report in run.reports(run.launch())]
+        return [*found, *run.reports(run.allocated())]
 
     return _with_kernel(subject, kernel, case, both)
 
 
-def check_same_bits(subject: Subject, kernel: KernelEntry, case: Case, repeats: int = REPEATS, seed: int = 0) -> None:
-    """Run a case again and again into poisoned outputs.
+def check_same_bits(
+    subject: Subject,
+    kernel: KernelEntry,
+    case: Case,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    machine: Translated | None = None,
+) -> None:
+    """Run a case again and again into poisoned outputs, what is translated so often in every mode.
 
     Raises Mismatch unless the bits are equal every time, and when another kernel was launched, or none.
     """
 
     def repeated() -> None:
         run = Run(subject, case, seed)
-        first = run.launch()
-        for repeat in range(2, repeats + 1):
-            for name, value in run.launch().items():
-                if value.tobytes() != first[name].tobytes():
-                    raise Mismatch(f"{kernel.name} {case.name}: run {repeat} of {repeats} gave other bits in {name}")
+        first: dict[str, bytes] = {}
+        for _ in _ways(machine):
+            for repeat in range(1, repeats + 1):
+                for name, value in run.launch().items():
+                    if value.tobytes() != first.setdefault(name, value.tobytes()):
+                        raise Mismatch(
+                            f"{kernel.name} {case.name}: run {repeat} of {repeats} gave other bits in {name}"
+                        )
 
     _with_kernel(subject, kernel, case, repeated)
 
@@ -231,32 +267,43 @@ class Job:
     Attributes:
         operator, kernel, case: their names; the kernel is one that this machine's GPU runs.
         repeats: how many runs have to give the same bits; 0 compares.
+        emulated: the target of a kernel that is translated to run on this machine's GPU.
     """
 
     operator: str
     kernel: str
     case: str
     repeats: int = 0
+    emulated: str = ""
+
+
+def kernels_here(entry: OperatorEntry, emulated: str = "") -> tuple[KernelEntry, ...]:
+    """The kernels of an operator for this machine's GPU, or for another target that it is to be taken for."""
+    if emulated:
+        return tuple(kernel for kernel in entry.kernels if kernel.arch == emulated)
+    return operators.kernels_for(entry, driver.compute_capability(0))
 
 
 def do(job: Job) -> list[Report]:
     """Do a job on this machine's GPU; returns the reports of a comparison, which may hold failures.
 
-    Raises Mismatch as `check_case` and `check_same_bits` do.
+    Raises Mismatch as `check_case` and `check_same_bits` do, and for what the emulator objects to.
     """
     import cupy
 
     # Ahead of the launch: should a kernel fault or hang, or a sanitizer find something, this names its case.
     print(f"{job.kernel} {job.case}{' repeated' if job.repeats else ''}", file=sys.stderr, flush=True)
     subject = Subject(job.operator)
-    kernels = operators.kernels_for(subject.entry, driver.compute_capability(0))
-    (kernel,) = (kernel for kernel in kernels if kernel.name == job.kernel)
+    (kernel,) = (kernel for kernel in kernels_here(subject.entry, job.emulated) if kernel.name == job.kernel)
     (case,) = (case for case in subject.cases.CASES if case.name == job.case)
     try:
-        if job.repeats:
-            check_same_bits(subject, kernel, case, job.repeats)
-            return []
-        return check_case(subject, kernel, case)
+        with translated(job.emulated) if job.emulated else contextlib.nullcontext() as machine:
+            if job.repeats:
+                check_same_bits(subject, kernel, case, job.repeats, machine=machine)
+                return []
+            return check_case(subject, kernel, case, machine=machine)
+    except EmulationError as error:
+        raise Mismatch(f"{kernel.name} {case.name} emulated: {error}") from error
     finally:
         cupy.get_default_memory_pool().free_all_blocks()
 
@@ -269,6 +316,7 @@ class Runner:
         result: does one, or raises Mismatch or Lost.
         at_once: how many threads may call it at a time; with more than one, steps of a check run side by side.
         sanitizer: entered for the time of one sanitizer run.
+        emulated: the target of kernels that are translated to run on this machine's GPU.
         over: when it is set, nothing more is begun, and sanitizer runs are ended.
     """
 
@@ -276,6 +324,7 @@ class Runner:
     at_once: int = 1
     sanitizer: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)
     over: threading.Event = field(default_factory=threading.Event)
+    emulated: str = ""
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Report], str | None]]:
         """Every job with its reports, and with what went wrong, in their order."""
@@ -309,9 +358,10 @@ def run_cases(
     runner: Runner | None = None,
 ) -> str:
     """Check cases; returns a line of statistics. Raises Mismatch with all failures."""
-    jobs = [Job(subject.name, kernel.name, case.name) for case in cases]
+    how = runner or Runner()
+    jobs = [Job(subject.name, kernel.name, case.name, emulated=how.emulated) for case in cases]
     failures, worst = [], 0.0
-    for case, (_, reports, failure) in zip(cases, (runner or Runner()).results(jobs), strict=True):
+    for case, (_, reports, failure) in zip(cases, how.results(jobs), strict=True):
         failures.append(failure)
         worst = max([worst, *(report.error / report.limit for report in reports if report.limit)])
         if recorder and failure is None:
@@ -322,10 +372,13 @@ def run_cases(
 
 def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int], runner: Runner) -> str:
     cases = repeatable(subject, kernel)
-    jobs = [Job(subject.name, kernel.name, case.name, REPEATS) for case in cases]
+    # What is translated is slow, and runs as often in each mode.
+    repeats = 2 if runner.emulated else REPEATS
+    runs = repeats * len(MODES) if runner.emulated else repeats
+    jobs = [Job(subject.name, kernel.name, case.name, repeats, runner.emulated) for case in cases]
     _require([failure for _, _, failure in runner.results(jobs)], jobs)
-    found.update(cases=len(cases), runs=REPEATS)
-    return f"{len(cases)} cases, {REPEATS} runs each, equal bits"
+    found.update(cases=len(cases), runs=runs)
+    return f"{len(cases)} cases, {runs} runs each, equal bits"
 
 
 def _sanitize(
@@ -355,10 +408,10 @@ def check(
     runner: Runner | None = None,
 ) -> list[Step]:
     """Everything for one kernel; writes evidence when all its cases passed with equal bits and clean sanitizers."""
-    recorder = Recorder()
+    how = runner or Runner()
+    recorder = Recorder(ran="emulated" if how.emulated else "hardware")
     repeats: dict[str, int] = {}
     summaries: dict[str, str] = {}
-    how = runner or Runner()
 
     works: list[tuple[str, Callable[[], str]]] = [
         ("cases", lambda: run_cases(subject, kernel, subject.cases_of(kernel), recorder, how)),
@@ -386,17 +439,20 @@ def check_all(
     timeout: float,
     jobs: int,
     limit: float,
+    emulated: str = "",
 ) -> list[Step]:
     """`check` of several kernels, cases of all of them in so many processes; 0 jobs: one by one in this process."""
     if jobs == 0:
-        return [step for each in kernels for step in check(*each, out, sanitizers, timeout)]
+        alone = Runner(emulated=emulated)
+        return [step for each in kernels for step in check(*each, out, sanitizers, timeout, alone)]
     # Processes end first, so that threads find nothing to wait for when this one is interrupted.
     with (
         ended_in_order(),
         ThreadPoolExecutor(len(kernels)) as side_by_side,
         Processes(do, jobs, limit, (Mismatch,)) as processes,
     ):
-        runner = Runner(processes.result, max(jobs, 2), threading.BoundedSemaphore(jobs), processes.over)
+        turns = threading.BoundedSemaphore(jobs)
+        runner = Runner(processes.result, max(jobs, 2), turns, processes.over, emulated)
 
         def checked(each: tuple[Subject, KernelEntry]) -> list[Step]:
             return check(*each, out, sanitizers, timeout, runner)
@@ -441,7 +497,9 @@ def _parser() -> argparse.ArgumentParser:
     full = commands.add_parser("check", help="cases, repetition, sanitizers, evidence")
     full.add_argument("operators", nargs="*", metavar="OP", help="default: every operator with a kernel for this GPU")
     full.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for logs (default: gpu-check)")
-    full.add_argument("--sanitizers", nargs="*", choices=list(SANITIZERS), default=list(SANITIZERS))
+    full.add_argument(
+        "--sanitizers", nargs="*", choices=list(SANITIZERS), help="default: all; none of what is emulated"
+    )
     full.add_argument("--timeout", type=_seconds, default=300.0, help="seconds for one sanitizer run (default: 300)")
     full.add_argument("--limit", type=_seconds, default=300.0, help="seconds for one case (default: 300)")
     full.add_argument(
@@ -451,9 +509,15 @@ def _parser() -> argparse.ArgumentParser:
         help="processes that run cases (default: 4); 0: none beside this one, no limits",
     )
     cases = commands.add_parser("cases", help="the cases alone")
+    for command in (full, cases):
+        command.add_argument(
+            "--emulated", default="", metavar="SM", choices=["sm_100a", "sm_103a"],
+            help="kernels for this target, translated to run on a Hopper GPU",
+        )  # fmt: skip
     cases.add_argument("operators", nargs="+", metavar="OP")
     cases.add_argument("--kernel", metavar="NAME", help="of this kernel alone, where the GPU's target has several")
     cases.add_argument("--small", action="store_true", help="the cheapest cases of each intent")
+    cases.add_argument("--case", action="append", metavar="NAME", help="this case; repeatable")
     cases.add_argument("--plain-allocations", action="store_true", help="one cudaMalloc per array, for memcheck")
     return parser
 
@@ -469,31 +533,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("this needs a CUDA GPU, and there is none on this machine", file=sys.stderr)
         return 2
     names = options.operators or known
-    capability = driver.compute_capability(0)
+    if options.emulated and driver.compute_capability(0) != HOPPER:
+        print(f"kernels are translated for a Hopper GPU, and this is {driver.device_name(0)}", file=sys.stderr)
+        return 2
     subjects = [Subject(name) for name in names]
-    kernels = [(subject, kernel) for subject in subjects for kernel in operators.kernels_for(subject.entry, capability)]
+    kernels = [(subject, kernel) for subject in subjects for kernel in kernels_here(subject.entry, options.emulated)]
     if options.command == "cases" and options.kernel:
         kernels = [(subject, kernel) for subject, kernel in kernels if kernel.name == options.kernel]
     if not kernels:
         print(f"no kernel for {driver.device_name(0)} among: {', '.join(names)}", file=sys.stderr)
         return 2
     if options.command == "cases":
-        return _run_plain(kernels, options.small, options.plain_allocations)
+        return _run_plain(kernels, options)
     options.out.mkdir(parents=True, exist_ok=True)
-    steps = check_all(kernels, options.out, options.sanitizers, options.timeout, options.jobs, options.limit)
+    tools = options.sanitizers
+    if tools is None:
+        tools = [] if options.emulated else list(SANITIZERS)
+    steps = check_all(kernels, options.out, tools, options.timeout, options.jobs, options.limit, options.emulated)
     _show(steps, options.out)
     return 0 if all(step.passed for step in steps) else 1
 
 
-def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], small: bool, plain_allocations: bool) -> int:
+def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], options: argparse.Namespace) -> int:
     import cupy
 
-    if plain_allocations:
+    if options.plain_allocations:
         # A pool hands out parts of large blocks, inside which an overrun goes unseen.
         cupy.cuda.set_allocator(None)
     for subject, kernel in kernels:
-        cases = small_grid(subject, kernel) if small else subject.cases_of(kernel)
-        print(kernel.name, run_cases(subject, kernel, cases))
+        cases = small_grid(subject, kernel) if options.small else subject.cases_of(kernel)
+        if options.case:
+            cases = subject.those(subject.cases_of(kernel), options.case)
+        print(kernel.name, run_cases(subject, kernel, cases, runner=Runner(emulated=options.emulated)))
     return 0
 
 

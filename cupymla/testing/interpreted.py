@@ -237,11 +237,11 @@ class Interpreted:
         return entry_points[name]
 
     def _launch(self, config: Any, function: Any, slots: Any, extra: object) -> int:
-        wanted = LaunchConfig.from_address(_value(config))
-        geometry = _geometry(wanted)
-        kernel = self._kernels[_value(function)]
+        wanted = LaunchConfig.from_address(value_of(config))
+        geometry = geometry_of(wanted)
+        kernel = self._kernels[value_of(function)]
         self._require_launchable(kernel, geometry)
-        places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(_value(slots))
+        places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(value_of(slots))
         parameters = [
             ctypes.string_at(place or 0, parameter.size)
             for place, parameter in zip(places, kernel.program.parameters, strict=True)
@@ -277,8 +277,8 @@ class Interpreted:
         self._allowed[function] = max(old[0], smem_bytes), max(old[1], cluster)
 
     def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
-        size = _geometry(LaunchConfig.from_address(_value(config))).cluster
-        ctypes.c_int.from_address(_value(count)).value = self._multiprocessors // size
+        size = geometry_of(LaunchConfig.from_address(value_of(config))).cluster
+        ctypes.c_int.from_address(value_of(count)).value = self._multiprocessors // size
         return 0
 
     def execute(
@@ -313,18 +313,7 @@ class Interpreted:
         self.steps += machine.count
 
     def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
-        shape, strides, box, _, _, swizzle, promotion, fill = rest
-        label = next(name for name, (code, _) in tensormap._TYPES.items() if code == dtype)
-        request = TileMap(
-            ptr,
-            label,
-            tuple(shape),
-            tuple(strides)[: rank - 1],
-            tuple(box),
-            {code: span for span, code in tensormap._SWIZZLES.items()}[swizzle],
-            {code: span for span, code in tensormap._L2_PROMOTIONS.items()}[promotion],
-            {code: name for name, code in tensormap._FILLS.items()}[fill],
-        )
+        request = requested(dtype, rank, ptr, *rest)
         content = _MAP_MARK + str(len(self._maps)).encode()
         self._maps.append(request)
         ctypes.memmove(address, content.ljust(tensormap.BYTES, b"\0"), tensormap.BYTES)
@@ -422,12 +411,28 @@ def _install_cupy(module: ModuleType | None) -> None:
         sys.modules["cupy"] = module
 
 
-def _value(pointer: Any) -> int:
+def requested(dtype: int, rank: int, ptr: int, *rest: Any) -> TileMap:
+    """The request behind the arguments of cuTensorMapEncodeTiled, all but the first."""
+    shape, strides, box, _, _, swizzle, promotion, fill = rest
+    return TileMap(
+        ptr,
+        next(name for name, (code, _) in tensormap._TYPES.items() if code == dtype),
+        tuple(shape),
+        tuple(strides)[: rank - 1],
+        tuple(box),
+        {code: span for span, code in tensormap._SWIZZLES.items()}[swizzle],
+        {code: span for span, code in tensormap._L2_PROMOTIONS.items()}[promotion],
+        {code: name for name, code in tensormap._FILLS.items()}[fill],
+    )
+
+
+def value_of(pointer: Any) -> int:
     """The address or number in a ctypes pointer."""
     return int(getattr(pointer, "value", pointer) or 0)
 
 
-def _geometry(config: LaunchConfig) -> Geometry:
+def geometry_of(config: LaunchConfig) -> Geometry:
+    """What a launch configuration asks for."""
     cluster, cooperative, pdl = 1, False, False
     if config.attribute_count:
         attributes = (LaunchAttribute * config.attribute_count).from_address(config.attributes)

@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--commit", help="what to call the commit (default: what git says)")
     parser.add_argument("--problem", type=json.loads, default={}, help="sizes as JSON")
     options = parser.parse_args()
     problem = Problem(**options.problem)

@@ -1,0 +1,36 @@
+"""What a module's variables take, and what they hold before anything runs."""
+
+from __future__ import annotations
+
+import re
+
+from .syntax import Variable
+
+_NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
+
+
+def size_bytes(item: Variable) -> int:
+    """Bytes of a variable; 0 for an array without an extent."""
+    count, words = 1, item.words
+    for at, word in enumerate(words):
+        if word == "=":
+            break
+        if word == "[":
+            count *= int(words[at + 1]) if words[at + 1] != "]" else 0
+    return count * _element_bytes(item)
+
+
+def initial_bytes(item: Variable) -> bytes:
+    """What a variable holds, `size_bytes` of it; zeros where nothing is said, or an address is."""
+    given: list[str] = []
+    if "=" in item.words:
+        given = [word for word in item.words[item.words.index("=") + 1 :] if word not in ("{", "}", ",", ";")]
+    if not all(_NUMBER.fullmatch(word) for word in given):
+        given = []
+    size = _element_bytes(item)
+    numbers = (int(word.rstrip("U"), 0) for word in given)
+    return b"".join((number % 256**size).to_bytes(size, "little") for number in numbers).ljust(size_bytes(item), b"\0")
+
+
+def _element_bytes(item: Variable) -> int:
+    return int(item.type.lstrip("bfusx")) // 8
