@@ -35,8 +35,8 @@ LOCK_TIMEOUT_SECONDS = 900.0
 _POLL_SECONDS = 0.05
 _OURS = (".cubin", ".json", ".lock", ".part", ".ptx")
 HOST_FOLDER = "host"
-"""What the emulator's host machine compiles is kept in this folder of the cache."""
-_OURS_OF_HOST = (".so", ".o", ".json", ".gch", ".part")
+"""What the emulator compiles, for the host and for a GPU, is kept in this folder of the cache."""
+_OURS_OF_HOST = (".so", ".o", ".json", ".gch", ".part", ".cubin")
 
 _warned: set[str] = set()
 _warned_lock = threading.Lock()
@@ -422,7 +422,7 @@ def entries() -> list[CacheEntry]:
 
 
 def host_files() -> list[Path]:
-    """What the emulator's host machine has compiled into this package's own cache folder."""
+    """What the emulator has compiled into this package's own cache folder."""
     layer = location()
     found = layer.glob(f"{HOST_FOLDER}/**/*") if layer else ()
     return sorted(file for file in found if file.suffix in _OURS_OF_HOST and file.is_file())

@@ -6,8 +6,10 @@ and nvlink, or by the driver, whichever of them is there first and new enough fo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import json
 import re
 import shutil
@@ -20,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import driver
-from ..build import compiler
+from ..build import cache, compiler
 from ..build.cubin import Image
-from ..build.source import KernelSource
+from ..build.source import KernelSource, content_hash
 from ..errors import CompileError
 from ..ptx import PtxError
 from .translate import TARGET, Site, Translation, translate
@@ -102,6 +104,46 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
             )
     cta_bytes = Image(library).facts()["cta_bytes"]
     return Program(name, cubin, translation.kernels, translation.sites, cta_bytes, dict(translation.facts))
+
+
+def kept(source: KernelSource, threads: int = 0) -> Program:
+    """`build` of a kernel's source, from the cache's folder where it was built before.
+
+    Raises PtxError and CompileError.
+    """
+    folder = cache.location()
+    if folder is None:
+        return build(compiler.ptx(source), str(source), threads)
+    made_of = (str(source), content_hash(source), content_hash(MODEL), str(compiler.toolchain()), _linker(), threads)
+    key = hashlib.sha256("\0".join(map(str, (*made_of, *_own_files()))).encode()).hexdigest()[:32]
+    file = folder / cache.HOST_FOLDER / f"program-{key}.cubin"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Program.read(file)
+    made = build(compiler.ptx(source), str(source), threads)
+    # Under other names first, so that nobody sees half of it; the cubin, which is looked for, last.
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="cupymla-", dir=_made(file.parent)) as place:
+        made.save(Path(place) / file.name)
+        for part in (file.with_suffix(".json"), file):
+            (Path(place) / part.name).replace(part)
+    return made
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _linker() -> str:
+    linker = _nvjitlink()
+    return "toolkit" if linker is None else "nvJitLink " + ".".join(map(str, linker.version()))
+
+
+@functools.lru_cache(maxsize=1)
+def _own_files() -> tuple[str, ...]:
+    """Digests of what decides on a translation."""
+    here = Path(__file__).resolve().parent
+    files = sorted([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py")])
+    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 
 
 def missing_bytes(translation: Translation, cubin: bytes) -> dict[str, int]:

@@ -19,7 +19,7 @@ from ..ptx.races import RACES, Races
 from . import maps as tables
 from .failures import EmulationError
 from .maps import ForeignMap, KnownMap
-from .program import Program, build
+from .program import Program, build, kept
 from .translate import TARGET
 
 if TYPE_CHECKING:
@@ -309,6 +309,8 @@ def load(
         if on == "host":
             raise InputError("source", "PTX or a kernel's source for the host", "a program for a GPU")
         return EmulatedKernel(source, _only(entry, source.kernels), device)
+    if isinstance(source, KernelSource) and on == "gpu":
+        return EmulatedKernel(kept(source, threads), entry or source.entry, device)
     text, name, named = _ptx(source)
     if on == "host":
         from .host.machine import load as load_host

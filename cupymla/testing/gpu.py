@@ -334,6 +334,9 @@ class Runner:
                 reports = self.result(job)
                 compare.require(reports)
             except (Mismatch, Lost) as error:
+                # At once: a check that is cut off never comes to its table.
+                if not self.over.is_set():
+                    print(f"{job.kernel} {job.case}: {error}", file=sys.stderr, flush=True)
                 return job, [], f"{job.case}: {error}"
             return job, reports, None
 
