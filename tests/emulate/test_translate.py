@@ -13,6 +13,7 @@ import pytest
 import tutorials
 from isa_oracle import MOVE_REGISTERS
 
+from cupymla.build import KernelSource, cache
 from cupymla.build.cubin import Image
 from cupymla.emulate import Program, PtxError, build, failures, program, translate
 from cupymla.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
@@ -20,6 +21,8 @@ from cupymla.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
 from cupymla.emulate.program import link, missing_bytes, model, model_facts
 from cupymla.emulate.run import LaunchState, Report
 from cupymla.errors import CompileError
+from cupymla.ops import registry
+from cupymla.testing import operators
 
 CUDA = Path(__file__).resolve().parents[2] / "cuda" / "emulate"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "emulation.md"
@@ -140,6 +143,9 @@ SYNCHRONISATION = [
     "tcgen05.shift.cta_group::1.down [%r1];",
     "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd1];",
     "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %h1;",
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%r1+-8], %rd2, [%r2];",
+    "@%p1 st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%r1], {%f1, %f2, %f3, %f4}, [%r2+8];",
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r1], %r3, [%r2];",
     "mbarrier.init.b64 [%rd1], 3;",
     "mbarrier.inval.shared::cta.b64 [memory];",
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], %r2, 100;",
@@ -327,6 +333,23 @@ def test_every_form_assembles_for_both_targets(group: list[str], tmp_path: Path)
 def test_every_product_assembles_for_both_targets(name: str, text: str, tmp_path: Path) -> None:
     assert assembled_for_blackwell(text, tmp_path)
     assert build(text, name).kernels == ("around",)
+
+
+def first_variants() -> dict[str, KernelSource]:
+    """A variant of each kernel for sm_100a."""
+    every = (source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100a"]))
+    return {source.entry: source for source in reversed(list(every))}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("source", first_variants().values(), ids=first_variants())
+def test_operators_kernels_assemble(source: KernelSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is kept of a kernel is what was built; its launch facts are its own, not the model's."""
+    monkeypatch.setattr(cache, "location", lambda: tmp_path)
+    made = program.kept(source)
+    assert made.kernels == (source.entry,) and set(made.facts) >= {"threads", "smem_bytes"}
+    monkeypatch.setattr(program, "build", None)
+    assert program.kept(source) == made
 
 
 @pytest.mark.compile
