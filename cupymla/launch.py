@@ -27,6 +27,8 @@ class Geometry:
         pdl: programmatic dependent launch: the kernel may start before the one ahead of it in the stream has ended,
             and waits for its results with `griddepcontrol.wait`.
         cooperative: all CTAs are resident at once, so that they may wait for each other.
+        clustered: a launch with clusters though they have one CTA each. Without clusters `st.async` and bulk copies from
+            shared memory to shared memory are illegal instructions (seen on an H100 and an H200).
     """
 
     grid: tuple[int, int, int]
@@ -35,6 +37,7 @@ class Geometry:
     cluster: int = 1
     pdl: bool = False
     cooperative: bool = False
+    clustered: bool = False
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -170,7 +173,7 @@ def _launch_nothing(*_: object) -> int:
 
 def _attributes(geometry: Geometry) -> list[LaunchAttribute]:
     attributes = []
-    if geometry.cluster > 1:
+    if geometry.cluster > 1 or geometry.clustered:
         attributes.append(_attribute(_CLUSTER_DIMENSION, geometry.cluster, 1, 1))
     if geometry.pdl:
         attributes.append(_attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))

@@ -468,13 +468,4 @@ CUPYMLA_MODEL void cupymla_emulate_clear(uint32_t address, uint32_t bytes) {
   for (uint32_t at = 0; at + 4 <= bytes; at += 4) hardware::store_shared_u32(address + at, 0);
 }
 
-// Whether the launch is without clusters, where Hopper has no st.async: it ends in an illegal instruction.
-CUPYMLA_MODEL uint32_t cupymla_emulate_alone(uint32_t) {
-#ifdef CUPYMLA_HOST_MACHINE
-  return 0;
-#else
-  return hardware::cluster_size() == 1;
-#endif
-}
-
 CUPYMLA_LAUNCH_FACTS(launch_bytes = sizeof(Launch), cta_bytes = sizeof(Cta), failure_bytes = sizeof(Failure));

@@ -72,7 +72,6 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "convert": (32, (32, 32, 32, 32, 32, 32)),
     "reduce": (32, (32, 32, 32)),
     "clear": (0, (32, 32)),
-    "alone": (32, (32,)),
 }
 
 

@@ -293,13 +293,6 @@ ROWS: tuple[Row, ...] = (
         lambda parts: parts[0] in ("st", "red") and "async" in parts and not {"global", "mmio"}.isdisjoint(parts),
     ),
     Row(
-        "`st.async`, `red.async` to shared memory",
-        "observed",
-        "the hardware's; in a launch without clusters, where Hopper refuses them, carried out at once",
-        lambda parts: parts[:2] in (("st", "async"), ("red", "async")),
-        lower_copy.handed_over,
-    ),
-    Row(
         "`multimem` of 8-bit floats",
         "left out",
         "no kernel here uses it",

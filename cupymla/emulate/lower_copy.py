@@ -201,22 +201,3 @@ def zero_fill(code: Code) -> None:
     """st.bulk, which clears shared memory."""
     address = code.shared(code.operand(0), any(part.startswith("shared") for part in code.instruction.parts))
     code.call("clear", address, code.value(code.operand(1)))
-
-
-def handed_over(code: Code) -> None:
-    """st.async and red.async, which Hopper does not execute where a CTA has no cluster."""
-    parts = code.instruction.parts
-    place, given, barrier = code.operand(0), code.operand(1), code.operand(2)
-    alone, predicate = code.call("alone", code.site), code.temporary(1)
-    others, end = code.label(), code.label()
-    plain = ".".join(part for part in parts if part not in ("async", "mbarrier::complete_tx::bytes"))
-    size = len(code.items(given)) * int(parts[-1].lstrip("bfsu")) // 8
-    code.line(f"setp.eq.b32 {predicate}, {alone}, 0;")
-    code.line(f"@{predicate} bra {others};")
-    code.line(f"{plain} {place}, {given};")
-    code.line("fence.acq_rel.cluster;")
-    code.line(f"mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 {barrier}, {size};")
-    code.line(f"bra {end};")
-    code.line(f"{others}:")
-    code.line(code.original())
-    code.line(f"{end}:")

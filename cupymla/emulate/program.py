@@ -30,6 +30,9 @@ from ..ptx import PtxError
 from .translate import TARGET, Site, Translation, translate
 
 MODEL = KernelSource("emulate/model.cu", "", arch=TARGET)
+# Of the kernel, which ptxas otherwise arranges for warps whose lanes come out of calls together. The model's calls let
+# them come apart, and lanes then passed one another at shuffles: seen on an H100 (docs/emulation.md).
+OPTIMISATION = 0
 _REGISTER_FILE = 65536
 _MOST_REGISTERS = 128
 
@@ -232,7 +235,7 @@ def _ptx_of(release: Sequence[int]) -> tuple[int, int]:
 
 
 def _link_wheel(linker: Any, translation: Translation, library: bytes) -> bytes:
-    handle = linker.create(2, [f"-arch={TARGET}", "-lineinfo"])
+    handle = linker.create(3, [f"-arch={TARGET}", "-lineinfo", f"-O{OPTIMISATION}"])
     try:
         text = translation.text.encode() + b"\0"
         try:
@@ -255,7 +258,8 @@ def _link_toolkit(translation: Translation, library: bytes) -> bytes:
         place = Path(folder)
         (place / "kernel.ptx").write_text(translation.text)
         (place / "model.o").write_bytes(library)
-        assemble = ["ptxas", f"-arch={TARGET}", "-c", "-o", str(place / "kernel.o"), str(place / "kernel.ptx")]
+        assemble = ["ptxas", f"-arch={TARGET}", f"-O{OPTIMISATION}", "-c", "-o", str(place / "kernel.o")]
+        assemble.append(str(place / "kernel.ptx"))
         objects = [str(place / name) for name in ("kernel.o", "model.o")]
         for command in (assemble, ["nvlink", f"-arch={TARGET}", "-o", str(place / "whole.cubin"), *objects]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -267,9 +271,9 @@ def _link_toolkit(translation: Translation, library: bytes) -> bytes:
 def _link_driver(translation: Translation, library: bytes) -> bytes:
     """With the driver's own linker, for the device that it has."""
     log = ctypes.create_string_buffer(8192)
-    error_log, error_log_bytes = 5, 6  # CUjit_option
-    options = (ctypes.c_int * 2)(error_log, error_log_bytes)
-    values = (ctypes.c_void_p * 2)(ctypes.addressof(log), ctypes.sizeof(log))
+    error_log, error_log_bytes, level = 5, 6, 7  # CUjit_option
+    options = (ctypes.c_int * 3)(error_log, error_log_bytes, level)
+    values = (ctypes.c_void_p * 3)(ctypes.addressof(log), ctypes.sizeof(log), OPTIMISATION)
     state, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
     pointer = ctypes.c_void_p
     create = driver.function("cuLinkCreate", ctypes.c_uint, pointer, pointer, pointer)
@@ -277,7 +281,7 @@ def _link_driver(translation: Translation, library: bytes) -> bytes:
     complete = driver.function("cuLinkComplete", pointer, pointer, pointer)
     text = translation.text.encode() + b"\0"
     with driver.on_device(0):
-        code = create(2, ctypes.addressof(options), ctypes.addressof(values), ctypes.addressof(state))
+        code = create(3, ctypes.addressof(options), ctypes.addressof(values), ctypes.addressof(state))
         if code:
             raise driver.error(code, "making a linker")
         try:

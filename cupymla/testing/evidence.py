@@ -38,7 +38,8 @@ class Evidence:
         gpu: product name of the GPU.
         driver: its driver's release.
         toolkit: compiler and headers.
-        cases: how many cases passed; they are all that the kernel can run.
+        cases: how many cases passed; they are all that the kernel can run, but for what is too large to be emulated.
+        of: how many cases the operator has for the kernel, 0 where that is not known.
         worst_errors: for each output, the error and its limit in the case that came nearest to its limit.
         ran: "hardware", or "emulated" for code translated to run on another architecture.
         date: ISO 8601, UTC.
@@ -58,6 +59,7 @@ class Evidence:
     ran: Ran
     date: str
     repeats: dict[str, int] = field(default_factory=dict)
+    of: int = 0
     sanitizers: dict[str, str] = field(default_factory=dict)
 
 
@@ -194,7 +196,7 @@ class Recorder:
         files: list[Path | None] = []
         for (operator, kernel), passed in self._passed.items():
             subject = operators.Subject(operator)
-            if {case.name for case in subject.cases_of(kernel)} <= passed.keys():
+            if {case.name for case in subject.cases_run(kernel, self._ran == "emulated")} <= passed.keys():
                 found = self._evidence(subject.entry, kernel, passed, device)
                 if found is not None:
                     found = replace(found, repeats=dict(repeats or {}), sanitizers=dict(sanitizers or {}))
@@ -219,6 +221,7 @@ class Recorder:
             driver=machine.driver_text(),
             toolkit=str(compiler.toolchain()),
             cases=len(passed),
+            of=len(operators.Subject(entry.name).cases_of(kernel)),
             worst_errors=worst(passed.values()),
             ran=self._ran,
             date=machine.today(),
@@ -269,7 +272,8 @@ def status(row: Support) -> str:
         return f"unverified: not run on a GPU yet{small}"
     how = "emulated on" if row.evidence == "emulated" else "on"
     compiler = " ".join(row.found.toolkit.split()[:2])
-    run = f"{row.found.cases} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
+    of = f" of {row.found.of}" if row.found.of > row.found.cases else ""
+    run = f"{row.found.cases}{of} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
     return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"
 
 

@@ -433,18 +433,19 @@ def value_of(pointer: Any) -> int:
 
 def geometry_of(config: LaunchConfig) -> Geometry:
     """What a launch configuration asks for."""
-    cluster, cooperative, pdl = 1, False, False
+    cluster, cooperative, pdl, clustered = 1, False, False, False
     if config.attribute_count:
         attributes = (LaunchAttribute * config.attribute_count).from_address(config.attributes)
         for attribute in attributes:
             if attribute.id == _CLUSTER_DIMENSION:
                 cluster = attribute.value[0]
+                clustered = cluster == 1
             elif attribute.id == _COOPERATIVE:
                 cooperative = bool(attribute.value[0])
             elif attribute.id == _PROGRAMMATIC:
                 pdl = bool(attribute.value[0])
     x, y, z = config.grid
-    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative)
+    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative, clustered)
 
 
 @contextlib.contextmanager

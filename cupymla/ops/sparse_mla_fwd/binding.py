@@ -79,7 +79,9 @@ def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters]
 
 
 def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
-    return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster=cluster)
+    # Blackwell's kernels hand lengths on by st.async, to their own CTA too.
+    clustered = "tmem_columns" in kernel.facts and cluster == 1
+    return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster, clustered=clustered)
 
 
 def running_plan(
