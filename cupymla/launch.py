@@ -27,8 +27,8 @@ class Geometry:
         pdl: programmatic dependent launch: the kernel may start before the one ahead of it in the stream has ended,
             and waits for its results with `griddepcontrol.wait`.
         cooperative: all CTAs are resident at once, so that they may wait for each other.
-        clustered: a launch with clusters though they have one CTA each. Without clusters `st.async` and bulk copies from
-            shared memory to shared memory are illegal instructions (seen on an H100 and an H200).
+        clustered: a launch with clusters though they have one CTA each. Without clusters `st.async` and bulk copies
+            from shared memory to shared memory are illegal instructions (seen on an H100 and an H200).
     """
 
     grid: tuple[int, int, int]

@@ -375,8 +375,8 @@ def run_cases(
 
 def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int], runner: Runner) -> str:
     cases = repeatable(subject, kernel)
-    # What is translated is slow, and runs as often in each mode.
-    repeats = 2 if runner.emulated else REPEATS
+    # What is translated is slow, and runs in each mode.
+    repeats = 1 if runner.emulated else REPEATS
     runs = repeats * len(MODES) if runner.emulated else repeats
     jobs = [Job(subject.name, kernel.name, case.name, repeats, runner.emulated) for case in cases]
     _require([failure for _, _, failure in runner.results(jobs)], jobs)

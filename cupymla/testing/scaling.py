@@ -164,7 +164,9 @@ def main() -> int:
         return 2
     found = rows(problem, counts, options.frameworks)
     if options.out:
-        report.write(options.out, "scaling", {**machine.provenance(), "problem": asdict(problem), "rows": found})
+        report.write(
+            options.out, "scaling", {**machine.provenance(options.commit), "problem": asdict(problem), "rows": found}
+        )
     return 0
 
 
