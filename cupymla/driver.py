@@ -310,7 +310,7 @@ class beside_captures:
     all the same. So only what no graph has to repeat belongs in such a block. What conflicts with a capture in any case
     stays forbidden: to wait for a stream that is being captured, or for the legacy default stream while one is that was
     not made non-blocking. Source: CUDA Driver API, "cuThreadExchangeStreamCaptureMode"; CUDA C++ Programming Guide,
-    "Prohibited and Unhandled Operations". Raises DriverError. It has not run on a GPU yet.
+    "Prohibited and Unhandled Operations". Raises DriverError.
     """
 
     __slots__ = ("_mode",)

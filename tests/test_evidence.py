@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupymla import driver
 from cupymla.build.source import cuda_root
 from cupymla.emulate import MODES
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing import evidence, gpu, operators, without_gpu
+from cupymla.testing import evidence, gpu, machine, operators, without_gpu
 from cupymla.testing.compare import Report, compare
 from cupymla.testing.interpreted import Interpreted
+from cupymla.testing.operators import Subject
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -63,6 +65,10 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", True)
     assert evidence.status(row) == "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    part = replace(some_evidence(digest), ran="emulated", of=9)
+    evidence.write(part, tmp_path)
+    told = evidence.status(row_of(evidence.support_rows(tmp_path)))
+    assert told == "verified: 7 of 9 cases emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     evidence.write(some_evidence("0" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", False)
@@ -82,6 +88,26 @@ def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path)
     edited = replace(plain, content_hash="2" * 64)
     assert evidence.write(edited, tmp_path) == file
     assert evidence.read(file) == edited
+
+
+def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Evidence of an emulated run needs all other cases, and says of how many they are."""
+    entry, kernel = a_kernel()
+    subject = Subject(entry.name)
+    small, *_, large = sorted(subject.cases_of(kernel), key=subject.cases.flops)
+    monkeypatch.setattr(subject.cases, "CASES", (small, large))
+    monkeypatch.setattr(operators, "MOST_EMULATED_FLOPS", subject.cases.flops(small))
+    monkeypatch.setattr(driver, "device_name", lambda index: "some GPU")
+    monkeypatch.setattr(machine, "driver_text", lambda: "1.2")
+    report = Report("out", 1e-3, 0.0, 2e-3, 0.0)
+    runs: tuple[tuple[evidence.Ran, int], ...] = ("hardware", 0), ("emulated", 1)
+    for ran, files in runs:
+        recorder = evidence.Recorder(tmp_path, ran)
+        recorder.record(entry.name, kernel, small, [report])
+        written = recorder.write()
+        assert len(written) == files
+    found = evidence.read(written[0])
+    assert found is not None and (found.ran, found.cases, found.of) == ("emulated", 1, 2)
 
 
 def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import runpy
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_cupy
 import pytest
 
 from cupymla import driver
+from cupymla.emulate import EmulationError
 from cupymla.emulate.host import machine as host_machine
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import evidence, gpu, operators
@@ -128,6 +132,52 @@ def test_a_lost_case_fails_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"2 of {len(subject.cases_of(kernel))} cases failed" in cases.note
     assert f"{hung}: did not come back within 5 s" in cases.note and f"{wrong}: " in cases.note
     assert "FAILED" in capsys.readouterr().err
+
+
+def test_what_is_translated_runs_in_every_mode(
+    blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in the host emulator, which takes its mode from the same settings."""
+    modes: list[str] = []
+    execute = blackwell.execute
+
+    def noted(*arguments: Any) -> None:
+        modes.append(blackwell.settings.mode)
+        execute(*arguments)
+
+    monkeypatch.setattr(blackwell, "execute", noted)
+    kernel = by_name(subject)["nvfp4_gemv_tcgen05"]
+    (case,) = subject.cases_of(kernel)
+    machine: Any = blackwell
+    assert not [report for report in gpu.check_case(subject, kernel, case, machine=machine) if report.failure]
+    each = len(modes) // 5
+    assert modes == [mode for mode in ("random", "random", "lazy", "eager", "eager") for _ in range(each)]
+    modes.clear()
+    gpu.check_same_bits(subject, kernel, case, 2, machine=machine)
+    assert modes == [mode for mode in ("random", "random", "lazy", "eager") for _ in range(2 * each)]
+
+
+def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the target's kernels are those that are translated, whatever this machine's GPU."""
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def pretended(arch: str) -> Iterator[object]:
+        entered.append(arch)
+        yield object()
+
+    def objects(subject: Subject, kernel: KernelEntry, case: Any, **_: object) -> list[Report]:
+        assert kernel.arch == "sm_103a"
+        raise EmulationError(0)
+
+    monkeypatch.setattr(gpu, "translated", pretended)
+    monkeypatch.setattr(gpu, "check_case", objects)
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(get_default_memory_pool=lambda: pool))
+    case = Subject("attn_dist").cases.CASES[0].name
+    with pytest.raises(Mismatch, match=f"attn_dist {case} emulated: "):
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
+    assert entered == ["sm_103a"]
 
 
 def test_a_kernel_that_another_stood_in_for_has_failed(

@@ -136,6 +136,13 @@ def test_attributes(fake: FakeDriver) -> None:
     assert dict(launches.seen[0].attributes) == {4: [2, 1, 1], 6: [1, 0, 0], 2: [1, 0, 0]}
 
 
+def test_a_cluster_of_one_is_asked_for_where_it_is_wanted(fake: FakeDriver) -> None:
+    launches = FakeLaunches(fake, [])
+    for clustered in (False, True):
+        Launcher(FakeKernel(), Geometry((4, 1, 1), 32, 0, clustered=clustered), [])(0)
+    assert [dict(seen.attributes) for seen in launches.seen] == [{}, {4: [1, 1, 1]}]
+
+
 def test_changed_fields_are_what_the_next_launch_sees(fake: FakeDriver) -> None:
     record = Record(1, 0.0, None)
     launches = FakeLaunches(fake, [ctypes.sizeof(record)])

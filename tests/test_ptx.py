@@ -23,6 +23,7 @@ from cupymla.ptx.syntax import (
     Vector,
     shape,
 )
+from cupymla.ptx.variables import initial_bytes, size_bytes
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 MODULE = (
@@ -158,6 +159,23 @@ def test_printing_and_reading_again_gives_the_same() -> None:
 )
 def test_operands(text: str, operands: tuple[object, ...]) -> None:
     assert instruction(text).operands == operands
+
+
+def test_an_offset_is_printed_as_ptxas_reads_it() -> None:
+    """It takes `%rd1+-16` and not `%rd1-16`, which this parser takes as well."""
+    assert [str(instruction(f"ld.b32 %r1, [{x}];").operands[1]) for x in ("%rd1+-16", "%rd1-16", "%rd1+16")] == [
+        *("[%rd1+-16]", "[%rd1+-16]", "[%rd1+16]")
+    ]
+
+
+def test_variables_hold_what_their_initialisers_say() -> None:
+    text = (
+        ".global .align 4 .b32 a[4] = {1, -2, 0x3U};\n.const .b8 b[3] = {65, 66};\n.global .u64 c = a;\n.global .b16 d;"
+    )
+    held = [item for item in parse(f"{HEAD}{text}").items if isinstance(item, Variable)]
+    assert [size_bytes(item) for item in held] == [16, 3, 8, 2]
+    numbers = b"\x01\0\0\0" + b"\xfe\xff\xff\xff" + b"\x03\0\0\0" + bytes(4)
+    assert [initial_bytes(item) for item in held] == [numbers, b"AB\0", bytes(8), bytes(2)]
 
 
 def test_guards_and_opcodes() -> None:

@@ -24,7 +24,9 @@ def initial_bytes(item: Variable) -> bytes:
     """What a variable holds, `size_bytes` of it; zeros where nothing is said, or an address is."""
     given: list[str] = []
     if "=" in item.words:
-        given = [word for word in item.words[item.words.index("=") + 1 :] if word not in ("{", "}", ",", ";")]
+        # A minus is a word of its own.
+        text = " ".join(item.words[item.words.index("=") + 1 :]).replace("- ", "-")
+        given = [word for word in text.split() if word not in ("{", "}", ",", ";")]
     if not all(_NUMBER.fullmatch(word) for word in given):
         given = []
     size = _element_bytes(item)

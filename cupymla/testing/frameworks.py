@@ -1,7 +1,4 @@
-"""What a call through a framework costs the host: a torch operator, and a custom call inside a JAX program.
-
-Not run on a GPU yet.
-"""
+"""What a call through a framework costs the host: a torch operator, and a custom call inside a JAX program."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m cupymla.testing.scaling --out docs/benchmarks
 
 Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); the problem stays
-the same, so perfect scaling halves the time. Writes <out>/<gpu>/scaling.json. Not run on GPUs yet.
+the same, so perfect scaling halves the time. Writes <out>/<gpu>/scaling.json.
 """
 
 from __future__ import annotations

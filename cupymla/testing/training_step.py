@@ -3,7 +3,7 @@
     python -m cupymla.testing.training_step --out docs/benchmarks
 
 Writes <out>/<gpu>/training_step.json: times, tokens per second, and the most memory that a step holds beside its
-inputs. Not run on a GPU yet.
+inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Launches the NVFP4 GEMV kernel on its own, with CuPy and cuda-python: no call of ours between arrays and GPU.
 
 `cupymla.raw_module` compiles the kernel and says what a launch of it needs; `deal` says which CTA takes which rows. The
-rest is what any CUDA program does: fill the parameter record, launch. Not run on a GPU yet: tests hand what it launches
+rest is what any CUDA program does: fill the parameter record, launch. Without a GPU, tests hand what it launches
 to the PTX interpreter. On a GPU of compute capability 8.0 or later:
 
     python scripts/examples/standalone_gemv.py

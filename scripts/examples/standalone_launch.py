@@ -1,7 +1,7 @@
 """Launches the sparse MLA forward kernel on its own, with CuPy and cuda-python: no call of ours between arrays and GPU.
 
 `cupymla.raw_module` compiles the kernel and says what a launch of it needs; the rest is what any CUDA program does:
-fill the parameter record, encode the tensor map, launch. In its present form not run on a GPU yet: tests hand what it
+fill the parameter record, encode the tensor map, launch. Without a GPU, tests hand what it
 launches to the PTX interpreter. On a Hopper GPU:
 
     python scripts/examples/standalone_launch.py

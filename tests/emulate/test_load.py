@@ -57,7 +57,7 @@ def test_what_cannot_be_loaded_is_refused() -> None:
     with pytest.raises(InputError, match="a file that can be read"):
         load(Path("missing.ptx"), on="host")
     with pytest.raises(InputError, match="a program for a GPU"):
-        load(Program("p", b"", ("k",), (), 0), on="host")
+        load(Program("p", b"", ("k",), (), 0, {}), on="host")
     with pytest.raises(InputError, match="entry"):
         load(gemm.SOURCE, "another", on="host")
 

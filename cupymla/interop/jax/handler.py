@@ -3,8 +3,7 @@
 XLA calls it with a frame of C structures when a program runs. The frame's one attribute is the call as a text
 (`interop.call.Call`), its arguments and results are buffers; on a GPU the handler enqueues on XLA's stream and returns.
 It enqueues the same work each time and waits for nothing. Where a call uses no memory but its buffers, XLA may record
-it into a command buffer (a CUDA graph) and replay it; the others have a handler that says no to that. Not run on a GPU
-yet; its CPU side is, and its GPU side on frames made by hand.
+it into a command buffer (a CUDA graph) and replay it; the others have a handler that says no to that.
 
 Source of all layouts and rules: xla/ffi/api/c_api.h of OpenXLA, API version 0.1 and later, which only appends to its
 structures (https://github.com/openxla/xla; jaxlib ships it under include/).

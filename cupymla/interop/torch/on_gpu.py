@@ -3,8 +3,6 @@
 Torch's dispatcher, with Python behind both its autograd and its implementation, takes several times as long as the
 launch. So the public functions ask here first: `again` serves what nothing listens to, and everything else, every first
 call of a layout among it, goes through the dispatcher.
-
-Not run on a GPU yet.
 """
 
 from __future__ import annotations
