@@ -138,11 +138,11 @@ def test_what_is_translated_runs_in_every_mode(
     blackwell: Emulated, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here in the host emulator, which takes its mode from the same settings."""
-    modes: list[str] = []
+    modes: list[tuple[str, int]] = []
     execute = blackwell.execute
 
     def noted(*arguments: Any) -> None:
-        modes.append(blackwell.settings.mode)
+        modes.append((blackwell.settings.mode, blackwell.settings.seed))
         execute(*arguments)
 
     monkeypatch.setattr(blackwell, "execute", noted)
@@ -151,10 +151,11 @@ def test_what_is_translated_runs_in_every_mode(
     machine: Any = blackwell
     assert not [report for report in gpu.check_case(subject, kernel, case, machine=machine) if report.failure]
     each = len(modes) // 5
-    assert modes == [mode for mode in ("random", "random", "lazy", "eager", "eager") for _ in range(each)]
+    every = [("random", 1), ("random", 2), ("lazy", 0), ("eager", 0)]
+    assert modes == [mode for mode in (*every, every[-1]) for _ in range(each)]
     modes.clear()
     gpu.check_same_bits(subject, kernel, case, 2, machine=machine)
-    assert modes == [mode for mode in ("random", "random", "lazy", "eager") for _ in range(2 * each)]
+    assert modes == [mode for mode in every for _ in range(2 * each)]
 
 
 def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +169,9 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
 
     def objects(subject: Subject, kernel: KernelEntry, case: Any, **_: object) -> list[Report]:
         assert kernel.arch == "sm_103a"
-        raise EmulationError(0)
+        raise EmulationError(code, (0, 0))
 
+    code = 2
     monkeypatch.setattr(gpu, "translated", pretended)
     monkeypatch.setattr(gpu, "check_case", objects)
     pool = SimpleNamespace(free_all_blocks=lambda: None)
@@ -178,6 +180,20 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
     with pytest.raises(Mismatch, match=f"attn_dist {case} emulated: "):
         gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
     assert entered == ["sm_103a"]
+    code = 0  # the grid may still run: not a Mismatch, after which a process goes on
+    with pytest.raises(EmulationError):
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
+
+
+def test_sanitizers_are_refused_for_what_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would run the kernels of this machine's GPU, and the other target's would get the credit."""
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "compute_capability", lambda index: (9, 0))
+    with pytest.raises(SystemExit):
+        gpu.main(["check", "attn_dist", "--emulated", "sm_100a", "--sanitizers", "memcheck"])
+    assert "none of what is emulated" in capsys.readouterr().err
 
 
 def test_a_kernel_that_another_stood_in_for_has_failed(

@@ -295,18 +295,29 @@ CUPYMLA_MODEL void cupymla_emulate_grid_ahead(uint32_t site) {
 }
 
 // words: number of the copy, barrier, multicast mask or 0, operands; of these the first two are the destination and,
-// once more, the barrier.
+// once more, the barrier. Where all is shared memory, source and bytes follow.
 CUPYMLA_MODEL void cupymla_emulate_load(uint64_t words, uint32_t count, uint32_t site) {
   stop_if_asked();
   auto* operands = reinterpret_cast<uint64_t*>(words);
   operands[1] = kept_address(static_cast<uint32_t>(operands[1]));
   require_barriers(static_cast<uint32_t>(operands[1]), static_cast<uint32_t>(operands[2]), site);
+  const auto number = static_cast<uint32_t>(operands[0]);
+  if (number & (kBetweenCtas | kAtOnce)) {
+    const uint32_t first = offset_of_address(static_cast<uint32_t>(operands[5]));
+    for (uint32_t at = 0; at < static_cast<uint32_t>(operands[6]); at += 16) {
+      require_proxy_fence(hardware::cluster_rank(), first + at, cluster_thread(), site);
+    }
+  }
 #ifdef CUPYMLA_HOST_MACHINE
-  const auto number = static_cast<uint32_t>(operands[0]) & ~kBetweenCtas;
-  machine::announce(*machine::current, cupymla_emulate_dispatch, number, operands + 3);
+  machine::announce(*machine::current, cupymla_emulate_dispatch, number & kCopyNumber, operands + 3);
 #else
   operands[3] = cluster_form(operands[3]);
   operands[4] = cluster_form(operands[4]);
+  if (number & kAtOnce) {
+    cupymla_emulate_dispatch(number & kCopyNumber, operands + 3);
+    note_progress();
+    return;
+  }
 #endif
   issue(kLoad, site, operands, count);
 }

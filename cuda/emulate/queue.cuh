@@ -154,8 +154,9 @@ __device__ __noinline__ void answer_request(const uint64_t* words) {
 
 // Copies between CTAs -------------------------------------------------------------------------------------------
 
-// Beside the number of a copy from shared memory to shared memory.
-constexpr uint32_t kBetweenCtas = 0x80000000u;
+// Beside the number of a copy, or of a reduction, from shared memory to shared memory.
+constexpr uint32_t kBetweenCtas = 0x80000000u, kAtOnce = 0x40000000u;
+constexpr uint32_t kCopyNumber = kAtOnce - 1;
 
 // A shared-memory address in the form that all CTAs of the cluster know it by.
 __device__ __forceinline__ uint64_t cluster_form(uint64_t address) {
@@ -239,7 +240,7 @@ __device__ __noinline__ void execute(Cta& home, const Operation& operation) {
         copy_between(operation);
 #endif
       } else {
-        cupymla_emulate_dispatch(number & ~kBetweenCtas, operation.words + 3);
+        cupymla_emulate_dispatch(number & kCopyNumber, operation.words + 3);
       }
       break;
     }

@@ -329,7 +329,7 @@ def cache(options: argparse.Namespace) -> int:
     emulated = store.host_files()
     if emulated:
         size = sum(file.stat().st_size for file in emulated)
-        terminal.line(f"and {size / 2**20:.1f} MiB that the emulator compiled for this machine's processor")
+        terminal.line(f"and {size / 2**20:.1f} MiB that the emulator compiled")
     return 0
 
 

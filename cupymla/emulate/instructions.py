@@ -177,7 +177,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "other `cp.async.bulk`, `cp.reduce.async.bulk`",
         "model",
-        "executed by the TMA; when, is the mode's choice. Prefetches are dropped",
+        "executed by the TMA; when, is the mode's choice. On a GPU, from shared memory to shared memory, copies are "
+        "carried out by threads and reductions at once. Prefetches are dropped",
         _begins("cp.async.bulk", "cp.reduce.async.bulk"),
         lower_copy.bulk,
     ),

@@ -3,7 +3,8 @@
 Each form of copy in a module becomes one function that reads its operands from memory and executes the instruction as
 sm_90a has it; the model calls it by number. Cache hints are left off, `.cta_group::1` too. Copies for a pair of CTAs,
 gathers and scatters, which sm_90a does not have, are carried out by threads; so are copies from shared memory to shared
-memory on a GPU, which only a thread of the CTA that they come from can issue.
+memory on a GPU, which only a thread of the CTA that they come from can issue. Reductions from shared memory to shared
+memory are executed when they are issued there, whatever the mode.
 
 Source: PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy", "Tensor copy".
 """
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from ..ptx.syntax import Address, Constant, Operand, Vector
 from .code import Code
 
-# `kBetweenCtas` of cuda/emulate/queue.cuh, beside the number of a copy from shared memory to shared memory.
-_BETWEEN_CTAS = 0x80000000
+# `kBetweenCtas` and `kAtOnce` of cuda/emulate/queue.cuh, beside the number of a copy, or of a reduction, from shared
+# memory to shared memory.
+_BETWEEN_CTAS, _AT_ONCE = 0x80000000, 0x40000000
 
 
 def bulk(code: Code) -> None:
@@ -132,7 +134,7 @@ def _to_shared(code: Code) -> None:
         form.lines.append(f"{opcode} [{to}], [{source}], {size}, [{signal}]{tail};")
     else:
         form.lines.append(f"{opcode} [{to}], [{source}, {{{', '.join(places)}}}], [{signal}]{tail};")
-    flag = _BETWEEN_CTAS if between else 0
+    flag = 0 if not between else _AT_ONCE if "reduce" in parts else _BETWEEN_CTAS
     number = code.value(Constant(str(code.thunks.number(form.lines) | flag)))
     words = [(number, 32), (barrier, 32), (mask, 32), *form.words]
     code.call("load", code.buffer(words), len(words), code.site)

@@ -117,8 +117,10 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
     folder = cache.location()
     if folder is None:
         return build(compiler.ptx(source), str(source), threads)
-    made_of = (str(source), content_hash(source), content_hash(MODEL), str(compiler.toolchain()), _linker(), threads)
-    key = hashlib.sha256("\0".join(map(str, (*made_of, *_own_files()))).encode()).hexdigest()[:32]
+    chain = compiler.toolchain()
+    made_of = (str(source), content_hash(source), content_hash(MODEL), str(chain), *_linkers(), threads)
+    options = (*compiler.flags(chain.backend, source.arch), *compiler.flags(chain.backend, TARGET))
+    key = hashlib.sha256("\0".join(map(str, (*made_of, *options, *_own_files()))).encode()).hexdigest()[:32]
     file = folder / cache.HOST_FOLDER / f"program-{key}.cubin"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Program.read(file)
@@ -136,16 +138,21 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _linker() -> str:
-    linker = _nvjitlink()
-    return "toolkit" if linker is None else "nvJitLink " + ".".join(map(str, linker.version()))
+@functools.lru_cache(maxsize=1)
+def _linkers() -> tuple[str, ...]:
+    """All that `link` might choose among, with their releases."""
+    linker, ptxas = _nvjitlink(), shutil.which("ptxas")
+    told = subprocess.run((ptxas, "--version"), capture_output=True, text=True, check=False).stdout if ptxas else ""
+    release = ".".join(map(str, linker.version())) if linker else ""
+    return release, told, str(driver.version()) if driver.available() else ""
 
 
 @functools.lru_cache(maxsize=1)
 def _own_files() -> tuple[str, ...]:
-    """Digests of what decides on a translation."""
+    """Digests of what decides on a translation and on what is read of it."""
     here = Path(__file__).resolve().parent
-    files = sorted([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py")])
+    build_files = [here.parent / "build" / name for name in ("compiler.py", "cubin.py")]
+    files = sorted([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py"), *build_files])
     return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 
 
@@ -179,11 +186,11 @@ _lock = threading.Lock()
 def model(registers: int) -> bytes:
     """The model as an object to link with, compiled once per process. Raises CompileError."""
     with _lock:
-        return _model(registers, str(compiler.toolchain()))
+        return _model(registers, str(compiler.toolchain()), content_hash(MODEL))
 
 
 @functools.lru_cache(maxsize=8)
-def _model(registers: int, _toolchain: str) -> bytes:
+def _model(registers: int, _toolchain: str, _content: str) -> bytes:
     return compiler.relocatable(MODEL, registers).data
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 ORDINARY, BRANCH, EXIT = range(3)
 
-# A fact is spelled `name = expression`; see cuda/common/entry.cuh.
-
 
 @dataclass(slots=True)
 class Step:

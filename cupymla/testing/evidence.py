@@ -162,12 +162,19 @@ def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
     return file
 
 
+def _says_more(kept: Evidence, found: Evidence) -> bool:
+    """Whether evidence says more than another of the same sources."""
+    if kept.ran != found.ran:
+        return kept.ran == "hardware"
+    return kept.cases > found.cases or bool(kept.sanitizers and not found.sanitizers)
+
+
 def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
     """Keep evidence; returns its file, or None when the file says more of the same sources and is left as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     file = path(found.operator, KernelEntry(found.kernel, found.arch), folder)
     kept = read(file)
-    if kept and kept.content_hash == found.content_hash and kept.sanitizers and not found.sanitizers:
+    if kept and kept.content_hash == found.content_hash and _says_more(kept, found):
         return None
     file.write_text(json.dumps(asdict(found), indent=2) + "\n")
     return file

@@ -303,6 +303,8 @@ def do(job: Job) -> list[Report]:
                 return []
             return check_case(subject, kernel, case, machine=machine)
     except EmulationError as error:
+        if error.code == 0:
+            raise  # its grid may still run: this process is of no more use
         raise Mismatch(f"{kernel.name} {case.name} emulated: {error}") from error
     finally:
         cupy.get_default_memory_pool().free_all_blocks()
@@ -548,6 +550,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.command == "cases":
         return _run_plain(kernels, options)
+    if options.emulated and options.sanitizers:
+        parser.error("--sanitizers: none of what is emulated, which would be the model's affair")
     options.out.mkdir(parents=True, exist_ok=True)
     tools = options.sanitizers
     if tools is None:
@@ -564,7 +568,7 @@ def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], options: argparse
         # A pool hands out parts of large blocks, inside which an overrun goes unseen.
         cupy.cuda.set_allocator(None)
     for subject, kernel in kernels:
-        cases = small_grid(subject, kernel) if options.small else subject.cases_of(kernel)
+        cases = small_grid(subject, kernel) if options.small else subject.cases_run(kernel, bool(options.emulated))
         if options.case:
             cases = subject.those(subject.cases_of(kernel), options.case)
         print(kernel.name, run_cases(subject, kernel, cases, runner=Runner(emulated=options.emulated)))

@@ -24,7 +24,8 @@ from .. import arch as arches
 from .. import build, driver, tensormap
 from ..build import KernelSource, content_hash
 from ..emulate import EmulatedKernel, Settings, load
-from ..launch import Geometry, LaunchConfig
+from ..errors import DriverError
+from ..launch import LaunchConfig
 from ..tensormap import TileMap
 from .interpreted import geometry_of, requested, value_of
 
@@ -66,13 +67,10 @@ class Translated:
 
     Attributes:
         settings: mode, seed and checks of the next launches.
-        launches: the geometry of every launch so far.
     """
 
-    def __init__(self, arch: str, settings: Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.launches: list[Geometry] = []
-        self._arch = arches.named(arch)
         self._kernels: dict[int, Kernel] = {}
         self._maps: dict[bytes, TileMap] = {}
         self._function = driver.function
@@ -99,9 +97,13 @@ class Translated:
         return real
 
     def close(self) -> None:
-        """Give back what the kernels of this machine keep between launches."""
+        """Give back what the kernels of this machine keep between launches.
+
+        After a fault the driver refuses that too, and what is then raised is to be the fault.
+        """
         for kernel in self._kernels.values():
-            kernel.emulated.close()
+            with contextlib.suppress(DriverError):
+                kernel.emulated.close()
 
     def _encode(self, real: Callable[..., int], address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
         code = real(address, dtype, rank, ptr, *rest)
@@ -114,16 +116,14 @@ class Translated:
             return real(config, function, slots, extra)
         kernel = self._kernels[value_of(function)]
         wanted = LaunchConfig.from_address(value_of(config))
-        geometry = geometry_of(wanted)
         sizes = kernel.emulated.parameters
         places = (ctypes.c_void_p * len(sizes)).from_address(value_of(slots))
         parameters = [self._parameter(place or 0, size) for place, size in zip(places, sizes, strict=True)]
         self._inside.emulator = True
         try:
-            kernel.emulated.launch(geometry, parameters, wanted.stream or 0, self.settings)
+            kernel.emulated.launch(geometry_of(wanted), parameters, wanted.stream or 0, self.settings)
         finally:
             self._inside.emulator = False
-        self.launches.append(geometry)
         return 0
 
     def _parameter(self, place: int, size: int) -> _Parameter:
@@ -139,7 +139,7 @@ def translated(arch: str = "sm_100a", settings: Settings | None = None) -> Itera
         arch: the target that the GPU is taken to be.
         settings: mode, seed and checks of the launches.
     """
-    made = Translated(arch, settings or Settings())
+    made = Translated(settings or Settings())
     target = arches.named(arch)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(driver, "arch_of", lambda device: target))

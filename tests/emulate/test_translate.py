@@ -1,4 +1,4 @@
-"""The translator: what it changes, what it leaves alone, what it refuses; every sm_100a kernel here assembles."""
+"""The translator: what it changes, what it leaves alone, what it refuses; sm_100a kernels here assemble."""
 
 from __future__ import annotations
 
@@ -336,9 +336,11 @@ def test_every_product_assembles_for_both_targets(name: str, text: str, tmp_path
 
 
 def first_variants() -> dict[str, KernelSource]:
-    """A variant of each kernel for sm_100a."""
-    every = (source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100a"]))
-    return {source.entry: source for source in reversed(list(every))}
+    """Of each kernel for sm_100a a variant for each number of heads and each stage, which have code of their own."""
+    every = [source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100a"])]
+    own = ("CUPYMLA_HEADS", "CUPYMLA_STAGE")
+    named = (([source.entry, *(f"{n}={v}" for n, v in source.defines if n in own)], source) for source in every)
+    return {" ".join(name): source for name, source in reversed(list(named))}
 
 
 @pytest.mark.compile
