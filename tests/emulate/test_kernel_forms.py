@@ -229,7 +229,7 @@ LEAVE = """
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("form", ["st", "generic", "st.async", "bulk"])
+@pytest.mark.parametrize("form", ["st", "generic", "st.async", "bulk", "reduction"])
 def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
     """mapa, generic addresses of it, st.async and bulk copies between CTAs: each CTA gets the other one's numbers."""
     load = "mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];"
@@ -249,6 +249,13 @@ def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
             add.u32 %r7, %smem, 4096;
             mapa.shared::cluster.u32 %r5, %r7, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;
             @!%p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r5], [%smem], 1024, [%r6];
+            {WAIT} add.u32 %smem, %smem, 4096;""",
+        "reduction": f"""{FILL} {PEER} mov.b32 %r8, 0;
+            st.shared.v4.b32 [%r4+4096], {{%r8, %r8, %r8, %r8}}; fence.proxy.async.shared::cta; {EVERYBODY} {expect}
+            add.u32 %r7, %smem, 4096;
+            mapa.shared::cluster.u32 %r5, %r7, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;
+            @!%p cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32
+                [%r5], [%smem], 1024, [%r6];
             {WAIT} add.u32 %smem, %smem, 4096;""",
     }
     given = np.arange(CTAS * THREADS * 4, dtype=np.uint32)
