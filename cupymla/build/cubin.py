@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -183,10 +183,7 @@ class Image:
 
     def facts(self) -> dict[str, int]:
         """The launch facts, empty when the source states none. Raises ValueError when names and values disagree."""
-        names, values = self.content("cupymla_fact_names"), self.content("cupymla_fact_values")
-        if names is None or values is None:
-            return {}
-        return facts_of(names, values)
+        return facts_of(self.content)
 
     def _attributes(self, section_name: str) -> Iterator[tuple[int, int, bytes]]:
         """Attribute, 16-bit inline value and payload of each record in a `.nv.info` section."""
@@ -224,8 +221,15 @@ class Image:
         return tuple(size for _, size in sorted(sizes.items()))
 
 
-def facts_of(names: bytes, values: bytes) -> dict[str, int]:
-    """The launch facts that a source states (see `cuda/common/entry.cuh`). Raises ValueError when the two disagree."""
+def facts_of(content: Callable[[str], bytes | None]) -> dict[str, int]:
+    """The launch facts that a source states (see `cuda/common/entry.cuh`), empty when it states none.
+
+    `content` gives what a variable of that name holds, None where there is none. Raises ValueError when names and
+    values disagree.
+    """
+    names, values = content("cupymla_fact_names"), content("cupymla_fact_values")
+    if names is None or values is None:
+        return {}
     keys = _FACT_NAME.findall(names.rstrip(b"\0").decode())
     if len(keys) * 4 != len(values) or len(set(keys)) != len(keys):
         raise ValueError(f"{len(values) // 4} launch facts but {len(keys)} names: {', '.join(keys)}")

@@ -117,9 +117,8 @@ class _Translator:
         return Translation(self._source.name, text, sites, kernels, lines, alignment, self._facts())
 
     def _facts(self) -> dict[str, int]:
-        held = {n: v for v in self._module.items if isinstance(v, Variable) for n, _ in v.names}
-        names, values = held.get("cupymla_fact_names"), held.get("cupymla_fact_values")
-        return facts_of(initial_bytes(names), initial_bytes(values)) if names and values else {}
+        held = {name: item for item in self._module.items if isinstance(item, Variable) for name, _ in item.names}
+        return facts_of(lambda name: initial_bytes(held[name]) if name in held else None)
 
     def _alignment(self) -> int:
         variables = [item for item in self._module.items if isinstance(item, Variable)]

@@ -142,7 +142,8 @@ class Program:
         for item in module.items:
             if isinstance(item, Variable):
                 self._variable(item)
-        self.facts = _facts(self.constants)
+        held = self.constants
+        self.facts = facts_of(lambda name: held[name].tobytes() if name in held else None)
         self._flatten(found.body)
         for dynamic, alignment in self._dynamic:
             self.shared[dynamic] = Placed(-(-self.shared_bytes // alignment) * alignment, 0)
@@ -310,10 +311,3 @@ def _stored_bytes(step: Step) -> int:
     if step.parts[0] not in ("st", "atom", "red") or "local" in step.parts or "param" in step.parts:
         return 4
     return min([4, *(TYPES[part].itemsize for part in step.parts[1:] if part in TYPES)])
-
-
-def _facts(constants: dict[str, Array]) -> dict[str, int]:
-    names, values = constants.get("cupymla_fact_names"), constants.get("cupymla_fact_values")
-    if names is None or values is None:
-        return {}
-    return facts_of(names.tobytes(), values.tobytes())

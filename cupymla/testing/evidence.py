@@ -204,23 +204,23 @@ class Recorder:
         for (operator, kernel), passed in self._passed.items():
             subject = operators.Subject(operator)
             if {case.name for case in subject.cases_run(kernel, self._ran == "emulated")} <= passed.keys():
-                found = self._evidence(subject.entry, kernel, passed, device)
+                found = self._evidence(subject, kernel, passed, device)
                 if found is not None:
                     found = replace(found, repeats=dict(repeats or {}), sanitizers=dict(sanitizers or {}))
                     files.append(write(found, self._folder))
         return [file for file in files if file is not None]
 
     def _evidence(
-        self, entry: OperatorEntry, kernel: KernelEntry, passed: dict[str, list[Report]], device: int
+        self, subject: operators.Subject, kernel: KernelEntry, passed: dict[str, list[Report]], device: int
     ) -> Evidence | None:
         from .. import driver
         from ..build import compiler
 
-        digest = current_hash(entry, kernel)
+        digest = current_hash(subject.entry, kernel)
         if digest is None:
             return None
         return Evidence(
-            operator=entry.name,
+            operator=subject.name,
             kernel=kernel.name,
             arch=kernel.arch,
             content_hash=digest,
@@ -228,7 +228,7 @@ class Recorder:
             driver=machine.driver_text(),
             toolkit=str(compiler.toolchain()),
             cases=len(passed),
-            of=len(operators.Subject(entry.name).cases_of(kernel)),
+            of=len(subject.cases_of(kernel)),
             worst_errors=worst(passed.values()),
             ran=self._ran,
             date=machine.today(),

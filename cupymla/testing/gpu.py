@@ -378,8 +378,7 @@ def run_cases(
 def _repeat(subject: Subject, kernel: KernelEntry, found: dict[str, int], runner: Runner) -> str:
     cases = repeatable(subject, kernel)
     # What is translated is slow, and runs in each mode.
-    repeats = 1 if runner.emulated else REPEATS
-    runs = repeats * len(MODES) if runner.emulated else repeats
+    repeats, runs = (1, len(MODES)) if runner.emulated else (REPEATS, REPEATS)
     jobs = [Job(subject.name, kernel.name, case.name, repeats, runner.emulated) for case in cases]
     _require([failure for _, _, failure in runner.results(jobs)], jobs)
     found.update(cases=len(cases), runs=runs)
