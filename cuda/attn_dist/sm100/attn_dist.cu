@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::attn_dist::ThisConfig::kTh
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::attn_dist::ThisConfig::kThreads,
-                     cluster = cupymla::attn_dist::ThisConfig::kCtas,
+                     // A CTA by itself hands lengths on by st.async too, to itself.
+                     cluster = cupymla::attn_dist::ThisConfig::kCtas, clustered = 1,
                      smem_bytes = sizeof(cupymla::attn_dist::ThisStorage),
                      parameter_bytes = sizeof(cupymla::attn_dist::Parameters),
                      tile_heads = cupymla::attn_dist::ThisConfig::kCtaHeads,

@@ -113,7 +113,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
-                     cluster = cupymla::sparse_mla_fwd::ThisConfig::kMaxCluster,
+                     // A CTA by itself hands lengths on by st.async too, to itself.
+                     cluster = cupymla::sparse_mla_fwd::ThisConfig::kMaxCluster, clustered = 1,
                      smem_bytes = sizeof(cupymla::sparse_mla_fwd::ThisStorage),
                      parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
                      heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,

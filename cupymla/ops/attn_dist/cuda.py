@@ -60,10 +60,8 @@ class Binding:
         self._pointers: tuple[int, int] | None = None
         self.launcher: Launcher | None = None
         if chosen.tokens:
-            # Blackwell's kernel hands lengths on by st.async, to its own CTA too.
-            clustered = self._rows is not None and facts["cluster"] == 1
             shape = (dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"]
-            geometry = Geometry(*shape, clustered=clustered)
+            geometry = Geometry(*shape, clustered=bool(facts.get("clustered")))
             maps = [ctypes.c_byte() for _ in range(1 if self._rows is None else 2)]
             self.launcher = Launcher(kernel, geometry, (*maps, self._parameters))
 
