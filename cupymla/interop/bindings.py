@@ -19,15 +19,19 @@ Bound: TypeAlias = Callable[[int], object]
 
 
 def _sparse_mla_fwd(arguments: Mapping[str, View], options: Mapping[str, Any], overlaps: bool) -> Bound:
+    from ..ops import workspace
     from ..ops.sparse_mla_fwd import cuda, spec
 
     views, problem = spec.read(**arguments, **options)
     out, max_logits, lse = (arguments[name] for name in ("out", "max_logits", "lse"))
     sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
-    binding = cuda.bind(problem, views.q.device, (out, max_logits, lse), sink_stride)
+    memory = views.workspace
+    binding = cuda.bind(problem, views.q.device, (out, max_logits, lse), sink_stride, may_order=memory is not None)
+    if memory is not None:
+        workspace.require(memory, binding.workspace_bytes, spec.OPERATOR)
 
     def run(stream: int) -> None:
-        binding.point(views, (out.ptr, max_logits.ptr, lse.ptr))
+        binding.point(views, (out.ptr, max_logits.ptr, lse.ptr), 0 if memory is None else memory.ptr)
         binding.launch(stream)
 
     return run

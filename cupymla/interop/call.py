@@ -130,7 +130,10 @@ def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Resu
     plan: Any = import_module(f"cupymla.ops.{declaration.name}.plan")
     made = Call(declaration.name, tuple(arrays.items()), (), ())
     _, problem = spec.read(**_placed(made), **declaration.passed(options))
-    return {**results, "workspace": Facts((plan.workspace_limit(problem),), "uint8")}
+    size = plan.workspace_limit(problem)
+    if not size and declaration.replayable:
+        return results
+    return {**results, "workspace": Facts((size,), "uint8")}
 
 
 def is_replayable(declaration: Declaration, call: Call) -> bool:

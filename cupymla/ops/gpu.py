@@ -15,6 +15,7 @@ from ..errors import CompileError, DriverError, InputError, UnsupportedError
 from ..launch import Launcher
 from ..tensor import Allocation, View
 from ..tensormap import EncodedMap, TileMap, encoded
+from .workspace import require
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -169,6 +170,39 @@ class Captured:
 
 
 captured = Captured()
+
+
+def workspace(
+    given: View | None, size_bytes: int, like: View, stream: int | None, operator: str
+) -> View | Allocation | None:
+    """The caller's workspace, or one from the allocator of the caller's framework; None where none is needed.
+
+    Its memory may be given back as soon as the launches are queued, unless a graph is to run them: allocators hand it
+    out again in stream order.
+
+    Args:
+        given: the caller's.
+        size_bytes: how much the call needs.
+        like: a view of one of the caller's arrays.
+        stream: the one that it is used on, where that is not the current stream of `like`.
+        operator: whose call it is.
+
+    Raises InputError for one that is too small.
+    """
+    if given is not None:
+        require(given, size_bytes, operator)
+        return given
+    return tensor.allocate(like, (size_bytes,), "uint8", stream) if size_bytes else None
+
+
+def launch_workspace(
+    given: View | None, size_bytes: int, like: View, own: int | None, stream: int, operator: str
+) -> View | Allocation | None:
+    """The same for one launch on `stream`, kept for good where that is being captured; `own`: `workspace`'s stream."""
+    taken = workspace(given, size_bytes, like, own, operator)
+    if isinstance(taken, Allocation) and driver.capturing(stream):
+        captured.keep(taken)
+    return taken
 
 
 class ReadyKernel:

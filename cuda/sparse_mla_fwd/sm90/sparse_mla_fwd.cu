@@ -1,6 +1,6 @@
 // Sparse MLA attention, forward, for Hopper: a CTA takes a block of heads of one or several queries. The pipeline
 // and the barriers are drawn in storage.cuh and few_heads_storage.cuh, the mathematics are in
-// cupymla/ops/sparse_mla_fwd/README.md.
+// cupymla/ops/sparse_mla_fwd/README.md. And the stage ahead of it that puts slots into the order of tokens.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/registers.cuh"
@@ -8,6 +8,7 @@
 #include "few_heads_values.cuh"
 #include "merge.cuh"
 #include "producer.cuh"
+#include "token_order.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
@@ -16,6 +17,7 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64 (many) or 32 or 16 (few). CUPYMLA_FP16: 1 for fp16, 0
 // for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which costs a multiplication per score;
 // 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster share the slots of one query.
+// CUPYMLA_STAGE: 0 for the attention, 1 for the stage ahead of it, which depends on none of the others.
 
 namespace cupymla::sparse_mla_fwd {
 
@@ -69,6 +71,21 @@ __device__ __forceinline__ void consume(Storage<Config>& storage, const Paramete
 
 }  // namespace cupymla::sparse_mla_fwd
 
+#if CUPYMLA_STAGE == 1
+
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::kOrderThreads)
+    sparse_mla_fwd(const __grid_constant__ cupymla::sparse_mla_fwd::OrderParameters params) {
+  using namespace cupymla::sparse_mla_fwd;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  TokenOrder(*reinterpret_cast<OrderStorage*>(shared_memory), params).run();
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::kOrderThreads, cluster = 1,
+                     smem_bytes = sizeof(cupymla::sparse_mla_fwd::OrderStorage),
+                     parameter_bytes = sizeof(cupymla::sparse_mla_fwd::OrderParameters));
+
+#else
+
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig::kThreads, 1)
     sparse_mla_fwd(const __grid_constant__ cupymla::TensorMap q_map,
                    const __grid_constant__ cupymla::sparse_mla_fwd::Parameters params) {
@@ -102,3 +119,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::ThisConfig::kThreads,
                      parameter_bytes = sizeof(cupymla::sparse_mla_fwd::Parameters),
                      heads_per_cta = cupymla::sparse_mla_fwd::ThisConfig::kHeads,
                      warpgroup_registers = cupymla::sparse_mla_fwd::ThisConfig::kWarpgroupRegisters);
+
+#endif

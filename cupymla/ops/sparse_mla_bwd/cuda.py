@@ -14,12 +14,21 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
 from ...tensormap import encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record, tiles
+from ..gpu import (
+    OutputArrays,
+    PreparedKernel,
+    ReadyKernel,
+    ThreadMemo,
+    check_record,
+    launch_workspace,
+    tiles,
+    workspace,
+)
 from ..head_tiles import head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from . import plan
-from .spec import ARGUMENTS, OPERATOR, Problem, Views, require_workspace
+from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
 
@@ -260,27 +269,6 @@ def _bound(views: Views, problem: Problem, arrays: OutputArrays, overlaps: bool)
     return binding
 
 
-def _workspace(binding: Binding, views: Views, stream: int | None) -> View | Allocation | None:
-    """The caller's workspace, or one from the allocator of the caller's framework; None where none is needed.
-
-    Its memory may be given back as soon as the launches are queued, unless a graph is to run them: allocators hand it
-    out again in stream order. Raises InputError for one that is too small.
-    """
-    size = binding.plan.workspace.bytes
-    if views.workspace is not None:
-        require_workspace(views.workspace, size)
-        return views.workspace
-    return tensor.allocate(views.q, (size,), "uint8", stream) if size else None
-
-
-def _launch_workspace(binding: Binding, views: Views, own: int | None, stream: int) -> View | Allocation | None:
-    """The workspace of one launch on `stream`, kept for good where that is being captured."""
-    workspace = _workspace(binding, views, own)
-    if isinstance(workspace, Allocation) and driver.capturing(stream):
-        captured.keep(workspace)
-    return workspace
-
-
 def workspace_bytes(views: Views, problem: Problem) -> int:
     """How large a workspace a call needs, in bytes. Raises UnsupportedError."""
     device = views.q.device
@@ -298,8 +286,9 @@ def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) 
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
         binding = _bound(views, problem, arrays, overlaps)
-        workspace = _launch_workspace(binding, views, own_stream, pointer)
-        binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
+        size = binding.plan.workspace.bytes
+        memory = launch_workspace(views.workspace, size, views.q, own_stream, pointer, OPERATOR)
+        binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
         binding.launch(pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
@@ -312,8 +301,8 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         binding = Binding(problem, views.q.device, views, outputs)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            workspace = _launch_workspace(binding, views, None, stream)
-            binding.point(views, pointers, 0 if workspace is None else workspace.ptr)
+            memory = launch_workspace(views.workspace, binding.plan.workspace.bytes, views.q, None, stream, OPERATOR)
+            binding.point(views, pointers, 0 if memory is None else memory.ptr)
             binding.launch(stream)
 
         return launch
@@ -326,8 +315,9 @@ def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Re
 
     def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
         binding = Binding(problem, views.q.device, views, arrays.views)
-        workspace = _workspace(binding, views, None if stream is None else pointer)
-        binding.point(views, arrays.pointers, 0 if workspace is None else workspace.ptr)
-        return binding, workspace if isinstance(workspace, Allocation) else None
+        own = None if stream is None else pointer
+        memory = workspace(views.workspace, binding.plan.workspace.bytes, views.q, own, OPERATOR)
+        binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
+        return binding, memory if isinstance(memory, Allocation) else None
 
     return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), bind)

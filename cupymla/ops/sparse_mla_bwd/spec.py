@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ... import tensor
 from ...errors import InputError
 from ...tensor import View
 from .. import mla
+from .. import workspace as workspaces
 from ..arguments import Arguments, Choice, Flag, option
 
 OPERATOR = "sparse_mla_bwd"
-
-WORKSPACE_ALIGNMENT = 16
 
 
 @dataclass(slots=True)
@@ -92,26 +90,8 @@ def _read_outputs(
     views.dq = mla.check_output(dq, "dq", views.q.shape, shared.dtype, views.q, "rows")
     views.dkv = mla.check_output(dkv, "dkv", problem.dkv_shape, problem.dkv_dtype, views.q, "rows")
     views.d_sink = mla.check_output(d_sink, "d_sink", (shared.h_q,), "float32", views.q, "free")
-    views.workspace = _read_workspace(workspace, views.q)
+    views.workspace = workspaces.read(workspace, views.q)
     mla.check_overlap(ARGUMENTS, views)
-
-
-def _read_workspace(array: Any, like: View) -> View | None:
-    if array is None:
-        return None
-    seen = tensor.view_output(array, "workspace")
-    if len(seen.shape) != 1:
-        raise InputError("workspace", "one axis", f"shape {list(seen.shape)}")
-    mla.check_array(seen, "workspace", seen.shape, "uint8", like, "lists")
-    if seen.ptr % WORKSPACE_ALIGNMENT and seen.shape[0]:
-        raise InputError("workspace", f"an address that is a multiple of {WORKSPACE_ALIGNMENT} bytes", hex(seen.ptr))
-    return seen
-
-
-def require_workspace(workspace: View, size_bytes: int) -> None:
-    """Raise InputError when a workspace is smaller than a call needs."""
-    if workspace.shape[0] < size_bytes:
-        raise mla.attributed(InputError("workspace", f"at least {size_bytes} bytes", workspace.shape[0]), OPERATOR)
 
 
 DOOR = mla.Door(ARGUMENTS, _checked)

@@ -17,10 +17,15 @@ def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]
     return run.prepare(views, problem, stream)
 
 
+def _workspace_bytes(*, stream: object = None, **arguments: Any) -> int:
+    views, problem = spec.read(**arguments, stream=stream)
+    return run.workspace_bytes(views, problem)
+
+
 _repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
 
 
-@mla.public(_prepare)
+@mla.public(_prepare, _workspace_bytes)
 def sparse_mla_fwd(
     q: Any,
     kv: Any,
@@ -36,6 +41,7 @@ def sparse_mla_fwd(
     out: Any = None,
     max_logits: Any = None,
     lse: Any = None,
+    workspace: Any = None,
     check_indices: bool = False,
     stream: object = None,
 ) -> tuple[Any, Any, Any]:
@@ -68,6 +74,10 @@ def sparse_mla_fwd(
         out: array to write, [s_q, h_q, 512] in q's dtype, with strides as q's may have.
         max_logits: array to write, [s_q, h_q] float32, any strides.
         lse: array to write, [s_q, h_q] float32, any strides.
+        workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
+            `sparse_mla_fwd.workspace_bytes(...)` of the same arguments, which is 0 for most; what it holds means
+            nothing, before and after. Calls that may run at the same time need one each. By default it comes from the
+            allocator of q's framework.
         check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
@@ -86,9 +96,10 @@ def sparse_mla_fwd(
     """
     inputs = (q, kv, indices, topk_length, attn_sink)
     options = (causal, q_start, k_stride, sm_scale, lse_base)
-    if stream is None and out is None and max_logits is None and lse is None and check_indices is False:
+    fresh = out is None and max_logits is None and lse is None and workspace is None
+    if fresh and stream is None and check_indices is False:
         again: tuple[Any, Any, Any] | None = _repeats(inputs, options)
         if again is not None:
             return again
-    views, problem = spec.checked(inputs, options, (out, max_logits, lse), check_indices, stream)
+    views, problem = spec.checked(inputs, options, (out, max_logits, lse, workspace), check_indices, stream)
     return run.call(views, problem, stream)

@@ -22,6 +22,7 @@ from ..kv_rows import KvRows
 from ..log2_scales import lse_scales
 from ..mla import lead_strides, record_fields
 from . import blackwell_plan, plan
+from .order import Order, OrderParameters
 from .spec import OPERATOR, Problem, Views
 
 PlanT = TypeVar("PlanT", plan.Plan, blackwell_plan.BlackwellPlan)
@@ -73,15 +74,18 @@ class BlackwellParameters(ctypes.Structure):
     )
 
 
-def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters]:
+def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters] | type[OrderParameters]:
     """The parameter record of a kernel variant."""
-    return BlackwellParameters if source.arch in plan.BLACKWELL else Parameters
+    if source.arch in plan.BLACKWELL:
+        return BlackwellParameters
+    is_order = dict(source.defines)["CUPYMLA_STAGE"] == plan.STAGES.index("order")
+    return OrderParameters if is_order else Parameters
 
 
 def _geometry(kernel: Kernel, ctas: int, cluster: int) -> Geometry:
-    # Blackwell's kernels hand lengths on by st.async, to their own CTA too.
-    clustered = "tmem_columns" in kernel.facts and cluster == 1
-    return Geometry((ctas, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"], cluster, clustered=clustered)
+    facts = kernel.facts
+    clustered = bool(facts.get("clustered"))
+    return Geometry((ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster, clustered=clustered)
 
 
 def running_plan(
@@ -107,12 +111,13 @@ def running_plan(
 
 
 class Binding(ABC):
-    """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
+    """Loaded kernels with everything that one problem fixes; `point` adds the addresses, `launch` runs them.
 
     One thread at a time may use it.
 
     Attributes:
-        launcher: the laid-out launch; None when there is no query.
+        launcher: the laid-out launch of the attention; None when there is no query.
+        workspace_bytes: how large a workspace it needs.
     """
 
     def __init__(
@@ -133,19 +138,19 @@ class Binding(ABC):
             raise CompileError(source.path, f"{heads} heads a CTA, the kernel has {facts['heads_per_cta']}")
         self._q_ptr: int | None = None
         self.launcher: Launcher | None = None
+        self.workspace_bytes = 0
 
     def _lay_out(self, ctas: int, cluster: int, maps: int) -> None:
         """Make the launcher: a kernel whose parameters are that many tensor maps, and the record."""
         geometry = _geometry(self._kernel, ctas, cluster)
         self.launcher = Launcher(self._kernel, geometry, (*(ctypes.c_byte() for _ in range(maps)), self._parameters))
 
-    def point(self, views: Views, outputs: Sequence[int]) -> None:
-        """Set every address. The views' layouts are those the binding was made for."""
+    def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
+        """Set every address, the workspace's too. The views' layouts are those the binding was made for."""
         if self.launcher is None:
             return
         parameters = self._parameters
-        parameters.indices = views.indices.ptr
-        parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
+        self._point_selection(views, workspace)
         parameters.attn_sink = None if views.attn_sink is None else views.attn_sink.ptr
         parameters.out, parameters.max_logits, parameters.lse = outputs
         if self._q_ptr != views.q.ptr:
@@ -154,6 +159,11 @@ class Binding(ABC):
             self.launcher.replace(0, tiles(request, "q", OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
+
+    def _point_selection(self, views: Views, workspace: int) -> None:
+        """Set the addresses of indices and topk_length."""
+        self._parameters.indices = views.indices.ptr
+        self._parameters.topk_length = None if views.topk_length is None else views.topk_length.ptr
 
     @abstractmethod
     def _point_keys(self, launcher: Launcher, views: Views) -> None:
@@ -166,9 +176,12 @@ class Binding(ABC):
 
 
 class HopperBinding(Binding):
-    """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots."""
+    """Of the Hopper kernel: CTAs by themselves, or sharing a query's slots; a launch ahead lists rows in the order of
+    tokens where they are to be taken so."""
 
-    def __init__(self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> None:
+    def __init__(
+        self, problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int, may_order: bool
+    ) -> None:
         chosen = running_plan(plan.plan, problem, device)
         kv_batch, kv_token = problem.kv_strides
         self._record = Parameters(
@@ -182,9 +195,27 @@ class HopperBinding(Binding):
         super().__init__(problem, chosen.source, chosen.heads, self._record, device)
         if chosen.tokens:
             self._lay_out(chosen.ctas, chosen.parts, 1)
+        self._order: Order | None = None
+        if may_order and chosen.workspace is not None:
+            self.workspace_bytes = chosen.workspace.bytes
+            self._order = Order(problem, chosen, chosen.workspace, device)
+            for name, stride in self._order.strides.items():
+                setattr(self._record, name, stride)
+
+    def _point_selection(self, views: Views, workspace: int) -> None:
+        if self._order is None:
+            super()._point_selection(views, workspace)
+        else:
+            self._record.indices, self._record.topk_length = self._order.point(views, workspace)
 
     def _point_keys(self, launcher: Launcher, views: Views) -> None:
         self._record.kv = views.kv.ptr
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        if self._order is not None:
+            self._order.launch(stream)
+        super().launch(stream)
 
 
 class BlackwellBinding(Binding):
@@ -213,10 +244,14 @@ class BlackwellBinding(Binding):
             self._keys_ptr = ptr
 
 
-def bind(problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int) -> Binding:
-    """The binding of a device's kernel. Raises UnsupportedError when it has none, CompileError, DriverError."""
-    is_blackwell = driver.arch_of(device).name in plan.BLACKWELL
-    return (BlackwellBinding if is_blackwell else HopperBinding)(problem, device, outputs, sink_stride)
+def bind(
+    problem: Problem, device: Device, outputs: tuple[View, ...], sink_stride: int, may_order: bool = True
+) -> Binding:
+    """The binding of a device's kernels; `may_order`: whether it may ask for a workspace, to put rows into the order of
+    tokens. Raises UnsupportedError when there is no kernel, CompileError, DriverError."""
+    if driver.arch_of(device).name in plan.BLACKWELL:
+        return BlackwellBinding(problem, device, outputs, sink_stride)
+    return HopperBinding(problem, device, outputs, sink_stride, may_order)
 
 
 def _common_fields(problem: Problem, outputs: tuple[View, ...], sink_stride: int) -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import mla_cases
+from ..case import Choice
 from ..mla import D_V
 from ..mla_cases import MlaCase, sized
 from .spec import ARGUMENTS
 
 OUTPUTS = ARGUMENTS.results
 """The output parameters, in the order in which the call returns them."""
+
+CHOICES = {"sparse_mla_fwd": Choice("plan._ORDER_GAIN=1.0", further=(("order", "plan._ORDER_GAIN=-1.0"),))}
 
 
 def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
@@ -34,6 +38,27 @@ def _options(q: int, h: int, k: int, kv: int) -> tuple[MlaCase, ...]:
     )
 
 
+def _order() -> Iterator[MlaCase]:
+    """Queries that take their rows in the order of tokens, where their slots are not shared by several CTAs."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 512, name: str = "", **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_order{name}", "order", **traits)
+
+    # On a machine with few multiprocessors.
+    yield make(5, 5, 130, 300, d=576, batch=2, lengths="hostile")
+    yield make(65, 4, 70, 200, d=576, dtype="float16", layout="strided", sink="finite")
+    yield make(7, 4, 65, 50, selection="duplicates", sink="infinite", name="_duplicates")
+    yield make(20, 4, 400, 500, selection="few", lse_base="2", name="_few")
+    yield make(16, 9, 65, 20, causal=True, k_stride=4, q_start=3, name="_causal_stride4")
+    # On a GPU. The most slots, the most tokens; rows that do not all fit L2.
+    yield make(128, 70, 130, 200, batch=2, lengths="hostile", layout="strided", name="_strided")
+    yield make(65, 80, 130, 50, d=576, selection="duplicates", dtype="float16", name="_duplicates")
+    yield make(24, 140, 400, 500, d=576, selection="empty", sink="finite", name="_empty")
+    yield make(16, 140, 4096, 5000, selection="few", lengths="hostile", name="_few")
+    yield make(9, 140, 257, 1 << 18)
+    yield make(65, 140, 2048, 40000, d=576, causal=True, q_start=30000, lengths="hostile", name="_causal")
+
+
 CASES: tuple[MlaCase, ...] = (
     *(*mla_cases.COMMON, *mla_cases.SCALES, *mla_cases.EXTREMES, *mla_cases.SINKS),
     # Few queries: the slots of each go to several CTAs on a GPU; one query's 32 blocks to as many as there are.
@@ -49,6 +74,7 @@ CASES: tuple[MlaCase, ...] = (
     # So many that a CTA takes one query after another.
     sized(65, 576, 130, 280, 400, "_lengths", intent="parts", lengths="hostile"),
     sized(16, 576, 130, 540, 400, "_empty", intent="parts", selection="empty"),
+    *_order(),
 )
 
 BENCH: tuple[MlaCase, ...] = (

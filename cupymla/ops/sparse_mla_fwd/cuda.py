@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import driver, tensor
-from ...tensor import View
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo
-from .binding import Binding, Parameters, bind, record
-from .spec import ARGUMENTS, Problem, Views
+from ...tensor import Allocation, View
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, launch_workspace, workspace
+from . import plan
+from .binding import Binding, Parameters, bind, record, running_plan
+from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 __all__ = ["Binding", "Parameters", "bind", "call", "prepare", "record"]
 
@@ -33,12 +34,32 @@ def _sink_stride(views: Views) -> int:
     return 0 if views.attn_sink is None else views.attn_sink.strides[0]
 
 
-def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
+def _run(binding: Binding, views: Views, outputs: Sequence[int], own: int | None, stream: int) -> None:
+    """Launch; `own`: the stream where it is not the current one of q's framework."""
+    size = binding.workspace_bytes
+    if size or views.workspace is not None:
+        memory = launch_workspace(views.workspace, size, views.q, own, stream, OPERATOR)
+        binding.point(views, outputs, 0 if memory is None else memory.ptr)
+    else:
+        binding.point(views, outputs, 0)
+    binding.launch(stream)
+
+
+def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, own: int | None, stream: int) -> None:
     binding = _memo.entries.get(key)
     if binding is None:
         binding = _memo.add(key, bind(problem, views.q.device, arrays.views, _sink_stride(views)))
-    binding.point(views, arrays.pointers)
-    binding.launch(stream)
+    _run(binding, views, arrays.pointers, own, stream)
+
+
+def workspace_bytes(views: Views, problem: Problem) -> int:
+    """How large a workspace a call needs, in bytes. Raises UnsupportedError."""
+    device = views.q.device
+    if driver.arch_of(device).name in plan.BLACKWELL:
+        return 0
+    with driver.on_device(device.index):
+        layout = running_plan(plan.plan, problem, device).workspace
+    return 0 if layout is None else layout.bytes
 
 
 def call(views: Views, problem: Problem, stream: object) -> Result:
@@ -47,13 +68,14 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     pointer = tensor.launch_stream(given, stream)
     device = views.q.device
     current = driver.is_current(device.index)
-    arrays = _outputs(views, problem, None if stream is None else pointer, current)
+    own = None if stream is None else pointer
+    arrays = _outputs(views, problem, own, current)
     key = (problem, device.index, arrays.layouts, _sink_stride(views))
     if current:
-        _launch(key, views, problem, arrays, pointer)
+        _launch(key, views, problem, arrays, own, pointer)
     else:
         with driver.on_device(device.index):
-            _launch(key, views, problem, arrays, pointer)
+            _launch(key, views, problem, arrays, own, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
 
@@ -65,8 +87,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         binding = bind(problem, views.q.device, outputs, _sink_stride(views))
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            binding.point(views, pointers)
-            binding.launch(stream)
+            _run(binding, views, pointers, None, stream)
 
         return launch
 
@@ -74,11 +95,13 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
-    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
+    """A prepared call on a GPU, which keeps its workspace. Raises UnsupportedError, DriverError."""
 
-    def pointed(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
+    def pointed(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
         binding = bind(problem, views.q.device, arrays.views, _sink_stride(views))
-        binding.point(views, arrays.pointers)
-        return binding, None
+        own = None if stream is None else pointer
+        memory = workspace(views.workspace, binding.workspace_bytes, views.q, own, OPERATOR)
+        binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
+        return binding, memory if isinstance(memory, Allocation) else None
 
     return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), pointed)

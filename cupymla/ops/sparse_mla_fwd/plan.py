@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ... import arch as arches
@@ -41,6 +42,41 @@ _MERGE_PAIRS = 1
 SMALLEST_SCALE = 2.0**-100
 
 
+STAGES = ("attention", "order")
+"""What a launch of a Hopper kernel does, in the order of CUPYMLA_STAGE: the attention, or ahead of it listing each
+query's tokens in ascending order."""
+
+ORDER_TOKENS = 1 << 18
+"""Tokens of a batch entry that `order` has room for: twin of `kMaxOrderTokens` in
+cuda/sparse_mla_fwd/sm90/order_params.cuh."""
+
+ORDER_SLOTS = 4096
+"""Slots of a query that it has room for: twin of `kMaxOrderSlots` there."""
+
+_ORDER_GAIN = 0.05
+"""Rows are taken in the order of tokens where so much more of them is then expected to be found in L2."""
+
+_L2_BYTES = 25e6
+"""What an H200's multiprocessor has of L2 next to it: one of two partitions."""
+
+_PART_ALIGNMENT = 256  # of a workspace's parts from its start
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where parts of the workspace begin, in bytes.
+
+    Attributes:
+        lists: int32 [queries, topk].
+        lengths: int32 [queries].
+        bytes: all of it.
+    """
+
+    lists: int
+    lengths: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A kernel variant for one problem.
@@ -52,6 +88,8 @@ class Plan:
         head_blocks: CTAs that share a query's heads.
         parts: CTAs that share the slots of a query and a block of heads, as a cluster.
         shares: how queries are dealt to CTAs.
+        workspace: None where queries take their rows in the order of slots, else that for lists of them in the order of
+            tokens.
     """
 
     source: KernelSource
@@ -60,6 +98,7 @@ class Plan:
     head_blocks: int
     parts: int
     shares: Shares
+    workspace: Workspace | None = None
 
     @property
     def cluster(self) -> int:
@@ -125,7 +164,42 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
     split = parts(tokens * head_blocks, problem.topk, multiprocessors, without)
     dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
     source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
-    return Plan(source, heads, tokens, head_blocks, split, dealt)
+    at_once = max(1, multiprocessors // max(1, head_blocks))
+    in_order = split == 1 and tokens > 0 and takes_rows_in_order(problem, at_once)
+    return Plan(source, heads, tokens, head_blocks, split, dealt, workspace(problem) if in_order else None)
+
+
+def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
+    """Whether queries, `at_once` of them at a time, had better take their rows in the order of tokens.
+
+    Those that began together are then at about the same tokens at any time, so that of several that have a row the
+    first brings it into L2 for the others. In the order of slots it is found there as often as rows have room, those of
+    all batch entries under way. Selections are taken to be random. Lists take no more room than `out` does.
+    """
+    if not 0 < problem.s_kv <= ORDER_TOKENS or not 0 < problem.topk <= min(ORDER_SLOTS, problem.h_q * problem.d_v // 2):
+        return False
+    entries = max(1, min(problem.batch or 1, at_once // max(1, problem.s_q)))
+    missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * problem.s_kv * problem.d_qk * 2))
+    named = min(problem.s_q, at_once) * problem.topk / problem.s_kv  # how often a row is, by those under way
+    missed_in_order = -math.expm1(-named) / named if named else 1.0
+    return missed_in_slots - missed_in_order >= _ORDER_GAIN
+
+
+def workspace(problem: Problem) -> Workspace:
+    """Lay out the workspace of a problem whose queries take their rows in the order of tokens."""
+    tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
+    lengths = _aligned(tokens * problem.topk * 4)
+    return Workspace(lists=0, lengths=lengths, bytes=lengths + _aligned(tokens * 4))
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
+    tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
+    return workspace(problem).bytes if tokens and takes_rows_in_order(problem, tokens) else 0
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
 
 
 def raw_deal(
@@ -143,8 +217,11 @@ def raw_deal(
 
     Raises UnsupportedError for other variants.
     """
-    if dict(source.defines)["CUPYMLA_SPLIT"]:
+    defines = dict(source.defines)
+    if defines["CUPYMLA_SPLIT"]:
         raise UnsupportedError(f"a deal by sizes alone of {OPERATOR} with split", source.arch, "split=False")
+    if defines.get("CUPYMLA_STAGE") == STAGES.index("order"):
+        return Dealt(s_q * batch, {})
     ctas = facts["cluster"]
     head_blocks = max(1, -(-h_q // (facts["heads_per_cta"] * ctas)))
     if source.arch in BLACKWELL:
@@ -163,6 +240,7 @@ def variant(
     dtype: str = "bfloat16",
     any_scale: bool = False,
     split: bool = False,
+    stage: str = "attention",
 ) -> KernelSource:
     """One kernel variant.
 
@@ -174,6 +252,7 @@ def variant(
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
         split: whether the CTAs of a cluster, up to 16, share the slots of a query.
+        stage: one of `STAGES`, on Blackwell "attention"; nothing else changes "order".
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -190,26 +269,36 @@ def variant(
     for argument, value in (("any_scale", any_scale), ("split", split)):
         if type(value) is not bool:
             raise InputError(argument, "True or False", shown(value), OPERATOR)
-    defines = (
+    stages = STAGES[:1] if arch.name in BLACKWELL else STAGES
+    if type(stage) is not str or stage not in stages:
+        raise InputError("stage", " or ".join(map(repr, stages)) + f" on {arch.name}", shown(stage), OPERATOR)
+    if stage == "order":
+        d_qk, heads, dtype, any_scale, split = D_QK[0], CTA_HEADS[-1], DTYPES[0], False, False
+    numbers = (
         ("CUPYMLA_D_QK", d_qk),
         ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_FP16", int(dtype == "float16")),
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
         ("CUPYMLA_SPLIT", int(split)),
     )
-    family = "sm100" if arch.name in BLACKWELL else "sm90"
-    return KernelSource(f"sparse_mla_fwd/{family}/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
+    if arch.name in BLACKWELL:
+        return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, numbers, arch.name)
+    defines = (*numbers, ("CUPYMLA_STAGE", STAGES.index(stage)))
+    return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    targets = [name for name in ("sm_90a", *BLACKWELL) if arch_name in (None, name)]
-    return tuple(
-        variant(arches.named(name), d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
-        for name in targets
-        for heads in (CTA_HEADS if name == "sm_90a" else BLACKWELL_HEADS)
-        for d_qk in D_QK
-        for dtype in DTYPES
-        for any_scale in (False, True)
-        for split in (False, True)
-    )
+    return tuple(source for name in ("sm_90a", *BLACKWELL) if arch_name in (None, name) for source in _sources(name))
+
+
+def _sources(name: str) -> Iterator[KernelSource]:
+    target = arches.named(name)
+    for heads in CTA_HEADS if name == "sm_90a" else BLACKWELL_HEADS:
+        for d_qk in D_QK:
+            for dtype in DTYPES:
+                for any_scale in (False, True):
+                    for split in (False, True):
+                        yield variant(target, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
+    if name == "sm_90a":
+        yield variant(target, stage="order")

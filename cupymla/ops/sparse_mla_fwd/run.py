@@ -33,6 +33,11 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     return cuda.prepare(views, problem, stream)
 
 
+def workspace_bytes(views: Views, problem: Problem) -> int:
+    """How large a workspace a call needs, in bytes: none on the CPU."""
+    return 0 if views.q.device.kind == "cpu" else cuda.workspace_bytes(views, problem)
+
+
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
     out = CpuOutput("out", views.out, views.q)
     max_logits = CpuOutput("max_logits", views.max_logits, views.q)

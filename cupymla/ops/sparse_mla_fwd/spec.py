@@ -7,6 +7,7 @@ from typing import Any
 
 from ...tensor import View
 from .. import mla
+from .. import workspace as workspaces
 from ..arguments import Arguments
 
 OPERATOR = "sparse_mla_fwd"
@@ -24,6 +25,7 @@ class Views:
     out: View | None = None
     max_logits: View | None = None
     lse: View | None = None
+    workspace: View | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +33,23 @@ class Options(mla.SoftmaxOptions):
     """The options: those of every operator with a softmax."""
 
 
-ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "max_logits", "lse"))
+ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("out", "max_logits", "lse"), has_workspace=True)
 
 Problem = mla.MlaProblem[Options]
 
 
 def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Problem:
-    out, max_logits, lse = outputs
-    if out is not None or max_logits is not None or lse is not None:
-        _read_outputs(views, problem, out, max_logits, lse)
+    out, max_logits, lse, workspace = outputs
+    if any(array is not None for array in outputs):
+        _read_outputs(views, problem, out, max_logits, lse, workspace)
     return problem
 
 
-def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse: Any) -> None:
+def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse: Any, workspace: Any) -> None:
     views.out = mla.check_output(out, "out", problem.out_shape, problem.dtype, views.q, "rows")
     views.max_logits = mla.check_output(max_logits, "max_logits", problem.head_shape, "float32", views.q, "free")
     views.lse = mla.check_output(lse, "lse", problem.head_shape, "float32", views.q, "free")
+    views.workspace = workspaces.read(workspace, views.q)
     mla.check_overlap(ARGUMENTS, views)
 
 

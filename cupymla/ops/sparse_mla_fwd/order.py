@@ -1,0 +1,65 @@
+"""The launch ahead of Hopper's attention that lists each query's tokens in ascending order."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ... import arch, build
+from ...device import Device
+from ...launch import Geometry, Launcher
+from ..gpu import check_record
+from ..mla import record_fields
+from . import plan
+from .spec import Problem, Views
+
+
+class OrderParameters(ctypes.Structure):
+    """Twin of `OrderParameters` in cuda/sparse_mla_fwd/sm90/order_params.cuh; sizes are compared."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indices", "topk_length", "lists", "lengths")),
+        *((name, ctypes.c_int64) for name in ("indices_batch", "indices_query")),
+        *((name, ctypes.c_int64) for name in ("topk_length_batch", "topk_length_query", "q_start", "k_stride")),
+        *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "topk", "causal")),
+    )
+
+
+class Order:
+    """The launch, for one problem.
+
+    Attributes:
+        strides: of the lists and their lengths, by the names that parameter records have for those of indices and
+            topk_length.
+    """
+
+    def __init__(self, problem: Problem, chosen: plan.Plan, workspace: plan.Workspace, device: Device) -> None:
+        """Bind. Raises CompileError, DriverError."""
+        source = plan.variant(arch.named(chosen.source.arch), stage="order")
+        kernel = build.kernel(source, device.index)
+        facts = kernel.facts
+        check_record(source, facts, OrderParameters)
+        fields = record_fields(problem)
+        del fields["h_q"]
+        self._record = OrderParameters(**fields)
+        self._workspace = workspace
+        geometry = Geometry((chosen.tokens, 1, 1), facts["threads"], facts["smem_bytes"])
+        self._launcher = Launcher(kernel, geometry, (self._record,))
+        self.strides = {
+            "indices_batch": problem.s_q * problem.topk,
+            "indices_query": problem.topk,
+            "topk_length_batch": problem.s_q,
+            "topk_length_query": 1,
+        }
+
+    def point(self, views: Views, workspace: int) -> tuple[int, int]:
+        """Set every address; returns those of the lists and of their lengths."""
+        record = self._record
+        record.indices = views.indices.ptr
+        record.topk_length = None if views.topk_length is None else views.topk_length.ptr
+        record.lists = workspace + self._workspace.lists
+        record.lengths = workspace + self._workspace.lengths
+        return record.lists, record.lengths
+
+    def launch(self, stream: int) -> None:
+        """Run on `stream`, with the device's context current. Raises DriverError."""
+        self._launcher(stream)
