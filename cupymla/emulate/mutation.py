@@ -5,6 +5,7 @@ Nothing is translated again: a launch names one site, which then does nothing (`
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,9 @@ def survey(
 
     Returns:
         A verdict for each site and mode.
+
+    Raises RuntimeError where a mutant did away with the GPU: no kernel runs in this process any more, whatever is wrong
+    with it, so nothing more can be said here.
     """
     verdicts = []
     for site in sites:
@@ -66,18 +70,25 @@ def survey(
             how = ""
             for settings in runs:
                 if settings.mode == mode and not how:
-                    how = _caught(run, replace(settings, removed=site.number))
+                    how = _caught(run, settings, site)
             verdicts.append(Verdict(site, mode, how))
     return verdicts
 
 
-def _caught(run: Callable[[Settings], float], settings: Settings) -> str:
+def _caught(run: Callable[[Settings], float], settings: Settings, site: Site) -> str:
     try:
-        error = run(settings)
+        error = run(replace(settings, removed=site.number))
     except EmulationError as failure:
         return f"failure {failure.code}"
-    except CupymlaError as error_:
-        return type(error_).__name__
+    except CupymlaError as fault:
+        try:
+            left = run(settings)
+        except CupymlaError:
+            left = math.nan
+        if left != 0:
+            mutant = f"{site.mutation} {site.number} (line {site.line}: {site.text}) in {settings.mode}"
+            raise RuntimeError(f"nothing runs any more since {mutant} was removed: {fault}") from fault
+        return type(fault).__name__
     return "" if error == 0 else "wrong result"
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from .. import driver, tensormap
 from ..build import KernelSource, compiler, loader
@@ -205,14 +205,22 @@ class EmulatedKernel:
                 if code == 0:
                     break
                 if code != 600:
-                    self._raise_reported()
-                    raise driver.error(code, f"running {self.program.name} emulated")
+                    self._raise_fault(code)
                 if time.monotonic() > deadline:
                     self._raise_reported()
                     raise EmulationError(0)
                 time.sleep(pause)
                 pause = min(2 * pause, 1e-3)
         self._raise_reported()
+
+    def _raise_fault(self, code: int) -> NoReturn:
+        """Raise DriverError for a fault, after which the context is of no use, whatever the model reported before."""
+        doing = f"running {self.program.name} emulated"
+        try:
+            self._raise_reported()
+        except EmulationError as reported:
+            raise driver.error(code, f"{doing}, after a report: {reported}") from reported
+        raise driver.error(code, doing)
 
     def close(self) -> None:
         """Give the model's memory back."""

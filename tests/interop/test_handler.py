@@ -240,7 +240,7 @@ def test_an_operator_with_a_kernel_passes_its_door_once(
     driver: fake_driver.FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What serves an operator that is only declared: its own call, behind a door that was passed when it was bound."""
-    from cupymla.ops.sparse_mla_fwd import cuda, spec
+    from cupymla.ops.attn_dist import cuda, spec
 
     doors, calls = [], []
     read = spec.read
@@ -250,18 +250,19 @@ def test_an_operator_with_a_kernel_passes_its_door_once(
         return read(**arguments)
 
     def recorded_call(views: Any, problem: Any, stream: int) -> None:
-        calls.append((views.q.ptr, views.out.ptr, problem.topk, stream))
+        calls.append((views.q.ptr, views.dist.ptr, problem.topk, stream))
 
     monkeypatch.setattr(bindings, "BINDINGS", {})
     monkeypatch.setattr(spec, "read", counted)
     monkeypatch.setattr(cuda, "call", recorded_call)
     arrays = {"q": Facts((2, 4, 576), "bfloat16"), "kv": Facts((5, 576), "bfloat16"), "indices": Facts((2, 3), "int32")}
-    options = {name: p.default for name, p in declared("sparse_mla_fwd").options.items()}
-    runner = Runner.of(Call.of(declared("sparse_mla_fwd"), arrays, options), devices.cuda(0))
-    runner([n << 20 for n in range(1, 7)], 7)
-    runner([n << 21 for n in range(1, 7)], 8)
+    arrays["lse"] = Facts((2, 4), "float32")
+    options = {name: p.default for name, p in declared("attn_dist").options.items()}
+    runner = Runner.of(Call.of(declared("attn_dist"), arrays, options), devices.cuda(0))
+    runner([n << 20 for n in range(1, 6)], 7)
+    runner([n << 21 for n in range(1, 6)], 8)
     assert len(doors) == 1
-    assert calls == [(1 << 20, 4 << 20, 3, 7), (1 << 21, 4 << 21, 3, 8)]
+    assert calls == [(1 << 20, 5 << 20, 3, 7), (1 << 21, 5 << 21, 3, 8)]
 
 
 def test_odd_addresses_go_through_the_door(
@@ -294,8 +295,9 @@ def test_runners_are_not_shared_while_they_run() -> None:
 
 def test_text_holds_the_whole_call() -> None:
     given = {"q": Facts((2, 4, 576), "bfloat16"), "kv": Facts((5, 576), "bfloat16"), "indices": Facts((2, 3), "int32")}
-    options = {name: p.default for name, p in declared("sparse_mla_fwd").options.items()}
-    made = Call.of(declared("sparse_mla_fwd"), given, {**options, "sm_scale": float("inf"), "lse_base": "2"})
+    given["lse"] = Facts((2, 4), "float32")
+    options = {name: p.default for name, p in declared("attn_dist").options.items()}
+    made = Call.of(declared("attn_dist"), given, {**options, "sm_scale": float("inf"), "lse_base": "2"})
     assert call.parsed(made.text()) == made
     assert made.is_static and not call.lacks_shapes(made.text())
 

@@ -157,6 +157,8 @@ def public(declaration: Declaration) -> Callable[..., Any]:
         "transformed": gradients.transformed,
         "functional": functools.partial(_functional, declaration),
         "again": on_gpu(declaration).again,
+        "unheard": on_gpu(declaration).unheard,
+        "function": declaration.function(),
         "is_compiling": torch.compiler.is_compiling,
         "Tensor": torch.Tensor,
         "require": functools.partial(_require, declaration.name),
@@ -209,6 +211,11 @@ def _source(declaration: Declaration) -> str:
         ]
     # Plans of the short way are of options that have been looked at: their types are part of the key.
     lines += looks
+    if on_gpu(declaration).passes:
+        arrays = ", ".join(declaration.arrays)
+        named = ", ".join(f"{name}={name}" for name in (*declaration.arrays, *declaration.options))
+        lines += [f"    if {declaration.arrays[0]}.is_cuda and not is_compiling() and unheard({arrays}):"]
+        lines += [f"        return function({named})"]
     if declaration.updates:
         call = f"operator({', '.join(passed)})"
     else:

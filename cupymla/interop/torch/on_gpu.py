@@ -59,12 +59,15 @@ class OnGpu:
     Attributes:
         serves: whether there is a kernel, and one that needs no memory but what torch gives it here.
         serves_again: whether `again` does.
+        passes: whether a call that nothing listens to may go to the public function itself, which has a kernel and writes
+            to nothing that it is given.
     """
 
     def __init__(self, declaration: Declaration) -> None:
         self.serves = has_kernel(declaration.name) and (declaration.replayable or declaration.has_workspace)
         # A number in the place of a tensor is an option of the operator's own.
         self.serves_again = self.serves and not declaration.either
+        self.passes = not self.serves_again and has_kernel(declaration.name) and not declaration.updates
         self._declaration = declaration
         self._single = len(declaration.outputs) == 1 and not declaration.varies
         self._plans: dict[object, _Plan] = {}
@@ -97,6 +100,19 @@ class OnGpu:
             # Tensors without strides, options that cannot be hashed: the dispatcher says what is wrong.
             return None
         return None if plan is None else self._run(plan, addresses, arguments[0].device)
+
+    @staticmethod
+    def unheard(*arguments: Any) -> bool:
+        """Whether torch would do nothing with a call of these arrays, or numbers in their place, but run it."""
+        if not _nothing_listens():
+            return False
+        differentiable = torch.is_grad_enabled()
+        for tensor in arguments:
+            if tensor is None or type(tensor) in (int, float):
+                continue
+            if type(tensor) is not torch.Tensor or (differentiable and tensor.requires_grad) or tensor.is_neg():
+                return False
+        return True
 
     def __call__(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The operator's implementation: its arguments as the dispatcher gives them."""
