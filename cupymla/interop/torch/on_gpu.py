@@ -59,8 +59,8 @@ class OnGpu:
     Attributes:
         serves: whether there is a kernel, and one that needs no memory but what torch gives it here.
         serves_again: whether `again` does.
-        passes: whether a call that nothing listens to may go to the public function itself, which has a kernel and writes
-            to nothing that it is given.
+        passes: whether a call that nothing listens to may go to the public function itself: it has a kernel, and
+            writes to nothing that it is given.
     """
 
     def __init__(self, declaration: Declaration) -> None:
