@@ -190,7 +190,7 @@ def profiled(operator: str, cases: Sequence[str], ncu: str, seconds: float = 300
         metrics = wanted(known(ncu, "gh100"))
         options = ["--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
         options += ["--print-units", "base", "--metrics", ",".join(metrics)]
-        inner = [sys.executable, "-m", __name__, operator, "--note", str(note)]
+        inner = [sys.executable, "-m", "cupymla.testing.profile", operator, "--note", str(note)]
         inner += [word for name in cases for word in ("--case", name)]
         try:
             run = subprocess.run([ncu, *options, *inner], capture_output=True, text=True, check=False, timeout=seconds)

@@ -81,8 +81,11 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::kOrderThre
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_fwd::kOrderThreads, cluster = 1,
+                     // And so many more for each word of a token's bit, in groups of words.
                      smem_bytes = sizeof(cupymla::sparse_mla_fwd::OrderStorage),
-                     parameter_bytes = sizeof(cupymla::sparse_mla_fwd::OrderParameters));
+                     parameter_bytes = sizeof(cupymla::sparse_mla_fwd::OrderParameters),
+                     word_bytes = cupymla::sparse_mla_fwd::kOrderWordBytes,
+                     word_group = cupymla::sparse_mla_fwd::kOrderWordGroup);
 
 #else
 

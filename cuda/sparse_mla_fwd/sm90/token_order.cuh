@@ -1,6 +1,10 @@
 // Stage `order`: lists the tokens of each query's valid slots in ascending order, for the attention behind it to take
 // in the place of indices and lengths. Queries that began together are then at about the same tokens at any time, and
 // find each other's rows in L2. A CTA to a query.
+//
+// A bit for each token says which are named. Tokens ahead of each word's first are counted, so that every slot knows
+// its token's place: nothing is sorted. Instructions bind this stage (README.md), hence words in fours and no loop over
+// bits.
 #pragma once
 
 #include "../../common/sparse_query.cuh"
@@ -9,109 +13,145 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-constexpr int kOrderThreads = 512, kOrderWarps = kOrderThreads / 32;
+constexpr int kOrderThreads = 256, kOrderWarps = kOrderThreads / 32;
+// Bytes of shared memory for each word of bits, behind OrderStorage, in whole fours of words for each thread: its bits,
+// and how many tokens are ahead of them.
+constexpr int kOrderWordBytes = sizeof(uint32_t) + sizeof(uint16_t);
+constexpr int kOrderWordGroup = 4 * kOrderThreads;
 
-struct OrderStorage {
-  uint32_t named[kMaxOrderTokens / 32];  // one bit for each token of a valid slot
-  int32_t again[kMaxOrderSlots];         // tokens of slots whose bit another slot had set, in the order of chance
-  int32_t again_count;
-  uint32_t warp_tokens[kOrderWarps];  // tokens that a warp finds in its words
+struct alignas(16) OrderStorage {
+  // From the first entry on, tokens in order; from the last one backwards, those of slots that named a token after
+  // another slot had, in the order of chance.
+  int32_t list[kMaxOrderSlots];
+  uint32_t warp_tokens[kOrderWarps];  // tokens in the words of each warp's threads
+  int32_t again;                      // how many tokens were named again
 };
 
 struct TokenOrder {
+  static constexpr int kOwn = kMaxOrderSlots / kOrderThreads;  // slots of a thread
+
   OrderStorage& storage;
   const OrderParameters& params;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int words;                 // that hold the bits of all tokens
-  const int begin, end;            // this warp's, neighbours in whole steps of 32
-  int32_t* const list;             // the query's
+  const int fours;         // of words that a thread has, neighbours
+  uint32_t* const named;   // bits of tokens
+  uint16_t* const before;  // of each word: tokens ahead of it
+  int32_t tokens[kOwn];    // of this thread's slots, -1 where there is none or it is not valid
+  uint32_t is_again = 0;   // a bit for each of them
 
   __device__ __forceinline__ TokenOrder(OrderStorage& storage, const OrderParameters& params)
       : storage(storage),
         params(params),
-        words((params.s_kv + 31) / 32),
-        begin(min(warp * warp_words(), words)),
-        end(min(begin + warp_words(), words)),
-        list(params.lists + static_cast<int64_t>(blockIdx.x) * params.topk) {}
+        fours((params.s_kv + 32 * kOrderWordGroup - 1) / (32 * kOrderWordGroup)),
+        named(reinterpret_cast<uint32_t*>(&storage + 1)),
+        before(reinterpret_cast<uint16_t*>(named + fours * kOrderWordGroup)) {}
 
   __device__ __forceinline__ void run() {
-    for (int word = static_cast<int>(threadIdx.x); word < words; word += kOrderThreads) storage.named[word] = 0;
-    if (threadIdx.x == 0) storage.again_count = 0;
+    for (int own = 0; own < fours; ++own) {
+      reinterpret_cast<uint4*>(named)[own * kOrderThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
+    }
+    if (threadIdx.x == 0) storage.again = 0;
+    read_slots();
     __syncthreads();
     name_tokens();
     __syncthreads();
-    count_tokens();
+    const uint32_t own = count_tokens();
     __syncthreads();
-    const uint32_t tokens = list_tokens();
-    list_again(tokens);
-    if (threadIdx.x == 0) params.lengths[blockIdx.x] = static_cast<int32_t>(tokens) + storage.again_count;
+    const int32_t count = place_words(own);
+    __syncthreads();
+    place_tokens();
+    __syncthreads();
+    write_list(count);
   }
 
-  __device__ __forceinline__ int warp_words() const {
-    return (words + 32 * kOrderWarps - 1) / (32 * kOrderWarps) * 32;
-  }
-
-  // Reads every slot once: what another kernel writes to indices or lengths meanwhile changes which tokens are listed,
-  // not where, and each slot gives one entry at most.
-  __device__ __forceinline__ void name_tokens() {
+  // Every slot once: what another kernel writes to indices or lengths meanwhile changes which tokens are listed, not
+  // where, and each slot gives one entry at most.
+  __device__ __forceinline__ void read_slots() {
     const SparseQuery<64> query(params, blockIdx.x);
     const int32_t* const indices =
         params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
-    constexpr int kOwn = kMaxOrderSlots / kOrderThreads;
-    int32_t tokens[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      if (i * kOrderThreads >= params.topk) break;
       const int32_t slot = i * kOrderThreads + static_cast<int32_t>(threadIdx.x);
       tokens[i] = slot < query.slots ? __ldg(indices + slot) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (static_cast<uint32_t>(tokens[i]) >= query.token_limit) continue;
+      if (i * kOrderThreads >= params.topk) break;
+      if (static_cast<uint32_t>(tokens[i]) >= query.token_limit) tokens[i] = -1;
+    }
+  }
+
+  __device__ __forceinline__ void name_tokens() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (i * kOrderThreads >= params.topk) break;
+      if (tokens[i] < 0) continue;
       const uint32_t bit = 1u << tokens[i] % 32;
-      if ((atomicOr(&storage.named[tokens[i] / 32], bit) & bit) != 0) {
-        storage.again[atomicAdd(&storage.again_count, 1)] = tokens[i];
+      if ((atomicOr(named + tokens[i] / 32, bit) & bit) != 0) {
+        is_again |= 1u << i;
+        storage.list[kMaxOrderSlots - 1 - atomicAdd(&storage.again, 1)] = tokens[i];
       }
     }
   }
 
-  __device__ __forceinline__ void count_tokens() {
+  // Tokens in this thread's words, and the warp's in shared memory. Returns those ahead of this thread's in its warp.
+  __device__ __forceinline__ uint32_t count_tokens() {
     uint32_t count = 0;
-    for (int word = begin + lane; word < end; word += 32) count += __popc(storage.named[word]);
-    count = __reduce_add_sync(0xffffffffu, count);
-    if (lane == 0) storage.warp_tokens[warp] = count;
+    for (int own = 0; own < fours; ++own) {
+      const uint4 words = reinterpret_cast<const uint4*>(named)[threadIdx.x * fours + own];
+      count += __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
+    }
+    const uint32_t through = warp_scan(count, lane);
+    if (lane == 31) storage.warp_tokens[warp] = through;
+    return through - count;
   }
 
-  // Lists each token once, and says how many there are.
-  __device__ __forceinline__ uint32_t list_tokens() {
-    uint32_t place = 0, tokens = 0;
+  // How many tokens are ahead of each of this thread's words. Returns how many there are in all.
+  __device__ __forceinline__ int32_t place_words(uint32_t place) {
+    uint32_t all = 0;
 #pragma unroll
     for (int other = 0; other < kOrderWarps; ++other) {
       if (other < warp) place += storage.warp_tokens[other];
-      tokens += storage.warp_tokens[other];
+      all += storage.warp_tokens[other];
     }
-    for (int first = begin; first < end; first += 32) {
-      const int word = first + lane;
-      uint32_t bits = word < end ? storage.named[word] : 0;
-      const uint32_t count = __popc(bits), through = warp_scan(count, lane);
-      for (uint32_t own = place + through - count; bits != 0; bits &= bits - 1) {
-        list[own++] = word * 32 + __ffs(static_cast<int>(bits)) - 1;
-      }
-      place += __shfl_sync(0xffffffffu, through, 31);
+    for (int own = 0; own < fours; ++own) {
+      const uint4 words = reinterpret_cast<const uint4*>(named)[threadIdx.x * fours + own];
+      const uint32_t second = place + __popc(words.x), third = second + __popc(words.y);
+      const uint32_t fourth = third + __popc(words.z);
+      reinterpret_cast<uint2*>(before)[threadIdx.x * fours + own] = make_uint2(place | second << 16, third | fourth << 16);
+      place = fourth + __popc(words.w);
     }
-    return tokens;
+    return static_cast<int32_t>(all);
   }
 
-  // Behind them tokens that are named once more, in their order too: a result must not depend on chance.
-  __device__ __forceinline__ void list_again(uint32_t tokens) {
-    const int32_t count = storage.again_count;
-    for (int32_t own = static_cast<int32_t>(threadIdx.x); own < count; own += kOrderThreads) {
-      const int32_t token = storage.again[own];
-      int32_t before = 0;
-      for (int32_t other = 0; other < count; ++other) {
-        before += storage.again[other] < token || (storage.again[other] == token && other < own);
-      }
-      list[static_cast<int32_t>(tokens) + before] = token;
+  __device__ __forceinline__ void place_tokens() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (i * kOrderThreads >= params.topk) break;
+      if (tokens[i] < 0 || (is_again >> i & 1u) != 0) continue;
+      const int word = tokens[i] / 32;
+      const uint32_t lower = named[word] & ((1u << tokens[i] % 32) - 1u);
+      storage.list[before[word] + __popc(lower)] = tokens[i];
     }
+  }
+
+  // Behind the tokens those that are named again, in their order too: a result must not depend on chance.
+  __device__ __forceinline__ void write_list(int32_t count) {
+    int32_t* const list = params.lists + static_cast<int64_t>(blockIdx.x) * params.topk;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x), again = storage.again;
+    for (int32_t place = thread; place < count; place += kOrderThreads) list[place] = storage.list[place];
+    const int32_t* const named_again = storage.list + kMaxOrderSlots - again;
+    for (int32_t own = thread; own < again; own += kOrderThreads) {
+      const int32_t token = named_again[own];
+      int32_t place = count;
+      for (int32_t other = 0; other < again; ++other) {
+        place += named_again[other] < token || (named_again[other] == token && other < own);
+      }
+      list[place] = token;
+    }
+    if (thread == 0) params.lengths[blockIdx.x] = count + again;
   }
 };
 

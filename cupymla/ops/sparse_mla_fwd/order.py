@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 from ... import arch, build
 from ...device import Device
@@ -24,6 +25,12 @@ class OrderParameters(ctypes.Structure):
     )
 
 
+def smem_bytes(facts: Mapping[str, int], s_kv: int) -> int:
+    """Shared memory of a launch, by the launch facts of its kernel: with a bit for each token and what goes with it."""
+    groups = -(-s_kv // (32 * facts["word_group"]))
+    return facts["smem_bytes"] + groups * facts["word_group"] * facts["word_bytes"]
+
+
 class Order:
     """The launch, for one problem.
 
@@ -42,7 +49,7 @@ class Order:
         del fields["h_q"]
         self._record = OrderParameters(**fields)
         self._workspace = workspace
-        geometry = Geometry((chosen.tokens, 1, 1), facts["threads"], facts["smem_bytes"])
+        geometry = Geometry((chosen.tokens, 1, 1), facts["threads"], smem_bytes(facts, problem.s_kv))
         self._launcher = Launcher(kernel, geometry, (self._record,))
         self.strides = {
             "indices_batch": problem.s_q * problem.topk,

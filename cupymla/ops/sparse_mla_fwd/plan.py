@@ -252,7 +252,8 @@ def variant(
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
         split: whether the CTAs of a cluster, up to 16, share the slots of a query.
-        stage: one of `STAGES`, on Blackwell "attention"; nothing else changes "order".
+        stage: one of `STAGES`, on Blackwell "attention"; nothing else changes "order", whose shared memory is
+            `order.smem_bytes`.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
