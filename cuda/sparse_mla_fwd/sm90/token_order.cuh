@@ -3,8 +3,8 @@
 // find each other's rows in L2. A CTA to a query.
 //
 // A bit for each token says which are named. Tokens ahead of each word's first are counted, so that every slot knows
-// its token's place: nothing is sorted. Instructions bind this stage (README.md), hence words in fours and no loop over
-// bits.
+// its token's place: nothing is sorted. Instructions and banks bind this stage (README.md), hence words in fours, a
+// thread's neighbours so far apart that a warp's are in different banks, and no loop over bits.
 #pragma once
 
 #include "../../common/sparse_query.cuh"
@@ -14,8 +14,8 @@
 namespace cupymla::sparse_mla_fwd {
 
 constexpr int kOrderThreads = 256, kOrderWarps = kOrderThreads / 32;
-// Bytes of shared memory for each word of bits, behind OrderStorage, in whole fours of words for each thread: its bits,
-// and how many tokens are ahead of them.
+// Bytes of shared memory for each word of bits, behind OrderStorage, its bits and how many tokens are ahead of them. A
+// thread has a power of two of words in fours.
 constexpr int kOrderWordBytes = sizeof(uint32_t) + sizeof(uint16_t);
 constexpr int kOrderWordGroup = 4 * kOrderThreads;
 
@@ -33,7 +33,7 @@ struct TokenOrder {
   OrderStorage& storage;
   const OrderParameters& params;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int fours;         // of words that a thread has, neighbours
+  const int fours_log2;    // of words that a thread has, which hold the bits of neighbouring tokens
   uint32_t* const named;   // bits of tokens
   uint16_t* const before;  // of each word: tokens ahead of it
   int32_t tokens[kOwn];    // of this thread's slots, -1 where there is none or it is not valid
@@ -42,12 +42,23 @@ struct TokenOrder {
   __device__ __forceinline__ TokenOrder(OrderStorage& storage, const OrderParameters& params)
       : storage(storage),
         params(params),
-        fours((params.s_kv + 32 * kOrderWordGroup - 1) / (32 * kOrderWordGroup)),
+        fours_log2(32 - __clz(max(0, params.s_kv - 1) / (32 * kOrderWordGroup))),
         named(reinterpret_cast<uint32_t*>(&storage + 1)),
-        before(reinterpret_cast<uint16_t*>(named + fours * kOrderWordGroup)) {}
+        before(reinterpret_cast<uint16_t*>(named + (kOrderWordGroup << fours_log2))) {}
+
+  // Where the word with a token's bit is.
+  __device__ __forceinline__ int word_of(int32_t token) const {
+    const int four = token / 128;
+    const int own = four & ((1 << fours_log2) - 1);
+    return (own * kOrderThreads + (four >> fours_log2)) * 4 + token / 32 % 4;
+  }
+
+  __device__ __forceinline__ uint4 own_words(int own) const {
+    return reinterpret_cast<const uint4*>(named)[own * kOrderThreads + threadIdx.x];
+  }
 
   __device__ __forceinline__ void run() {
-    for (int own = 0; own < fours; ++own) {
+    for (int own = 0; own < 1 << fours_log2; ++own) {
       reinterpret_cast<uint4*>(named)[own * kOrderThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
     }
     if (threadIdx.x == 0) storage.again = 0;
@@ -89,7 +100,7 @@ struct TokenOrder {
       if (i * kOrderThreads >= params.topk) break;
       if (tokens[i] < 0) continue;
       const uint32_t bit = 1u << tokens[i] % 32;
-      if ((atomicOr(named + tokens[i] / 32, bit) & bit) != 0) {
+      if ((atomicOr(named + word_of(tokens[i]), bit) & bit) != 0) {
         is_again |= 1u << i;
         storage.list[kMaxOrderSlots - 1 - atomicAdd(&storage.again, 1)] = tokens[i];
       }
@@ -99,8 +110,8 @@ struct TokenOrder {
   // Tokens in this thread's words, and the warp's in shared memory. Returns those ahead of this thread's in its warp.
   __device__ __forceinline__ uint32_t count_tokens() {
     uint32_t count = 0;
-    for (int own = 0; own < fours; ++own) {
-      const uint4 words = reinterpret_cast<const uint4*>(named)[threadIdx.x * fours + own];
+    for (int own = 0; own < 1 << fours_log2; ++own) {
+      const uint4 words = own_words(own);
       count += __popc(words.x) + __popc(words.y) + __popc(words.z) + __popc(words.w);
     }
     const uint32_t through = warp_scan(count, lane);
@@ -116,11 +127,12 @@ struct TokenOrder {
       if (other < warp) place += storage.warp_tokens[other];
       all += storage.warp_tokens[other];
     }
-    for (int own = 0; own < fours; ++own) {
-      const uint4 words = reinterpret_cast<const uint4*>(named)[threadIdx.x * fours + own];
+    for (int own = 0; own < 1 << fours_log2; ++own) {
+      const uint4 words = own_words(own);
       const uint32_t second = place + __popc(words.x), third = second + __popc(words.y);
       const uint32_t fourth = third + __popc(words.z);
-      reinterpret_cast<uint2*>(before)[threadIdx.x * fours + own] = make_uint2(place | second << 16, third | fourth << 16);
+      reinterpret_cast<uint2*>(before)[own * kOrderThreads + threadIdx.x] =
+          make_uint2(place | second << 16, third | fourth << 16);
       place = fourth + __popc(words.w);
     }
     return static_cast<int32_t>(all);
@@ -131,7 +143,7 @@ struct TokenOrder {
     for (int i = 0; i < kOwn; ++i) {
       if (i * kOrderThreads >= params.topk) break;
       if (tokens[i] < 0 || (is_again >> i & 1u) != 0) continue;
-      const int word = tokens[i] / 32;
+      const int word = word_of(tokens[i]);
       const uint32_t lower = named[word] & ((1u << tokens[i] % 32) - 1u);
       storage.list[before[word] + __popc(lower)] = tokens[i];
     }

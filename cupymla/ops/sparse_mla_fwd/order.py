@@ -27,7 +27,7 @@ class OrderParameters(ctypes.Structure):
 
 def smem_bytes(facts: Mapping[str, int], s_kv: int) -> int:
     """Shared memory of a launch, by the launch facts of its kernel: with a bit for each token and what goes with it."""
-    groups = -(-s_kv // (32 * facts["word_group"]))
+    groups = 1 << (max(0, s_kv - 1) // (32 * facts["word_group"])).bit_length()
     return facts["smem_bytes"] + groups * facts["word_group"] * facts["word_bytes"]
 
 
