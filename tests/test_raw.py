@@ -91,6 +91,9 @@ def test_an_operator_without_a_deal_by_sizes_says_so(no_module: None) -> None:
     kernel = cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", d_qk=512, dtype="float16", heads=16, split=True)
     with pytest.raises(UnsupportedError, match="split=False"):
         kernel.deal(132, s_q=1, h_q=1)
+    with pytest.raises(InputError, match="False with heads=64"):
+        cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", split=True)
+    assert cupymla.raw_module("sparse_mla_fwd", arch="sm_90a", stage="order").deal(132, s_q=7, h_q=1).ctas == 7
     kernel = cupymla.raw_module("sparse_mla_bwd", arch="sm_90a")
     with pytest.raises(UnsupportedError, match=r"plan\.py"):
         kernel.deal(132, s_q=1)
@@ -137,7 +140,7 @@ def test_standalone_script_says_that_it_needs_a_gpu(script: str) -> None:
 
 def test_every_variant_is_a_source() -> None:
     sources = plan.sources("sm_90a")
-    assert len(set(sources)) == len(sources) == 48 + 1
+    assert len(set(sources)) == len(sources) == 40 + 1
     blackwell = plan.sources("sm_100a")
     assert len(set(blackwell)) == len(blackwell) == 32
     assert plan.sources() == (*sources, *blackwell, *plan.sources("sm_103a"))

@@ -67,7 +67,7 @@ def lists(machine: Interpreted, given: dict[str, Any]) -> list[list[int]]:
         (128, 2048, 4096, 32768, True),
         (128, 2048, 4096, 131072, True),
         (64, 2048, 4096, 65536, True),
-        (128, 2048, 33, 131072, False),  # a query's slots are shared
+        (128, 2048, 16, 131072, False),  # a query's slots are shared
         (128, 64, 4096, 131072, False),  # hardly a row is named twice at a time
         (128, 4097, 4096, 131072, False),  # no room for the slots
         (128, 2048, 4096, plan.ORDER_TOKENS + 1, False),  # or for the tokens

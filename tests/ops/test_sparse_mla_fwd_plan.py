@@ -86,9 +86,10 @@ SMALL_CLUSTERS = {2: 60, 4: 28, 8: 12, 16: 0}
     ("active", "s_q", "parts"),
     [
         (H200_CLUSTERS, 1, 16),
-        (H200_CLUSTERS, 16, 4),
+        (H200_CLUSTERS, 16, 2),
+        (H200_CLUSTERS, 8, 4),
         (H200_CLUSTERS, 0, 16),
-        (H200_CLUSTERS | {4: 31}, 16, 2),
+        (H200_CLUSTERS | {4: 31}, 8, 2),
         (SMALL_CLUSTERS, 1, 8),
         (SMALL_CLUSTERS, 33, 1),
         (dict.fromkeys((2, 4, 8, 16), 0), 1, 1),
@@ -111,14 +112,32 @@ def test_clusters_that_do_not_all_run_at_once_are_not_asked_for(
 def test_few_queries_take_the_split_kernel_as_clusters() -> None:
     chosen = plan.plan(replace(MLA, s_q=1, topk=2048), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_SPLIT"] == 1
-    assert (chosen.parts, chosen.ctas) == (16, 32)
+    assert (chosen.heads, chosen.parts, chosen.ctas) == (16, 16, 128)
+
+
+@pytest.mark.parametrize(
+    ("h_q", "s_q", "heads", "parts"),
+    [(128, 1, 16, 16), (128, 4, 32, 8), (128, 16, 32, 2), (128, 32, 32, 1), (128, 60, 64, 1), (64, 8, 32, 8)],
+)
+def test_few_queries_divide_their_heads_among_more_ctas(h_q: int, s_q: int, heads: int, parts: int) -> None:
+    chosen = plan.plan(replace(MLA, h_q=h_q, s_q=s_q, topk=2048), arch.named("sm_90a"), 132)
+    assert (chosen.heads, chosen.parts) == (heads, parts)
+    assert chosen.head_blocks == h_q // heads and chosen.ctas <= 132
+
+
+@given(h_q=st.integers(1, 300), s_q=st.integers(0, 300), topk=st.integers(1, 9000), count=st.integers(1, 200))
+def test_ctas_of_the_most_heads_share_no_query(h_q: int, s_q: int, topk: int, count: int) -> None:
+    chosen = plan.plan(replace(MLA, h_q=h_q, s_q=s_q, topk=topk), arch.named("sm_90a"), count)
+    assert chosen.heads < 64 or chosen.parts == 1
+    assert chosen.heads <= plan.cta_heads(h_q) and chosen.heads * chosen.head_blocks >= h_q
+    assert chosen.source in plan.sources("sm_90a")
 
 
 @pytest.mark.parametrize(
     ("h_q", "heads", "head_blocks"), [(1, 16, 1), (16, 16, 1), (17, 32, 1), (32, 32, 1), (33, 64, 1), (65, 64, 2)]
 )
 def test_few_heads_are_not_padded_to_many(h_q: int, heads: int, head_blocks: int) -> None:
-    chosen = plan.plan(replace(MLA, h_q=h_q), arch.named("sm_90a"), 132)
+    chosen = plan.plan(replace(MLA, h_q=h_q, s_q=4096), arch.named("sm_90a"), 132)
     assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == chosen.heads == heads
     assert chosen.head_blocks == head_blocks
 

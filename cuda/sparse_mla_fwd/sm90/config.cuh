@@ -34,9 +34,9 @@ struct Sizes {
 };
 
 // As many heads as a wgmma has rows. Both consumers do the same.
-template <int kDQk, bool kSplit>
-struct ManyHeads : Sizes<kDQk, 64, kSplit> {
-  using Base = Sizes<kDQk, 64, kSplit>;
+template <int kDQk>
+struct ManyHeads : Sizes<kDQk, 64, false> {
+  using Base = Sizes<kDQk, 64, false>;
   static constexpr bool kFewHeads = false;
   static constexpr int kBuffers = 2;                        // KV blocks in shared memory; block i lives in buffer i % 2
   static constexpr int kHalfTiles = Base::kValueTiles / 2;  // column tiles of the output that one consumer owns

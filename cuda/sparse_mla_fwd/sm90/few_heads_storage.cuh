@@ -44,7 +44,7 @@ namespace cupymla::sparse_mla_fwd {
 template <int kDQk, int kHeads, bool kSplit>
 struct alignas(1024) Storage<FewHeads<kDQk, kHeads, kSplit>> {
   using Config = FewHeads<kDQk, kHeads, kSplit>;
-  static constexpr int kQueryAndKeyBytes = Config::kBuffers * Config::kKeyTiles * Config::kTileBytes;
+  static constexpr int kKeyBytes = Config::kBuffers * Config::kKeyTiles * Config::kTileBytes;
 
   uint8_t k[Config::kBuffers][Config::kKeyTiles][Config::kTileBytes];  // of Q a tile has the first rows
   uint8_t p[Config::kHandovers][Config::kHeadTileBytes];               // [heads][slots], swizzled
@@ -106,6 +106,14 @@ struct Places {
 
   __device__ __forceinline__ void advance() { ring.advance(); }
 };
+
+// Where a query is shared, which is a CTA's only one: until no consumer reads keys or P, as what they leave comes over
+// them. Not a named barrier: the consumers come here at different places of the code.
+template <typename Config>
+__device__ __forceinline__ void meet_behind_tiles(Storage<Config>& storage) {
+  storage.tiles_read.arrive();
+  storage.tiles_read.wait(0);
+}
 
 static_assert(sizeof(Storage<FewHeads<576, 32, false>>) <= kSharedMemoryLimit);
 static_assert(sizeof(Storage<FewHeads<576, 16, false>>) <= kSharedMemoryLimit);

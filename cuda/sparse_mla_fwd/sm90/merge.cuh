@@ -1,6 +1,6 @@
-// Where the CTAs of a cluster share the slots of a query: their outputs and statistics become one, each brought to the
-// largest base. A CTA leaves what it has in its own shared memory and then finishes some of the heads, reading what the
-// others left. Sums run over the CTAs in their order, so the result is the same every time.
+// Where the CTAs of a cluster share the slots of a query, which CTAs of few heads do: their outputs and statistics become
+// one, each brought to the largest base. A CTA leaves what it has in its own shared memory and then finishes some of the
+// heads, reading what the others left. Sums run over the CTAs in their order, so the result is the same every time.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -8,7 +8,7 @@
 
 namespace cupymla::sparse_mla_fwd {
 
-// What a CTA leaves for the others, over its query and key tiles, which are done with: they come first in `Storage`.
+// What a CTA leaves for the others, over its key tiles, which are done with: they come first in `Storage`.
 template <typename Config>
 struct alignas(16) Leavings {
   // Eight rows of a quad's 32 bytes lie in banks of their own.
@@ -19,31 +19,8 @@ struct alignas(16) Leavings {
 
 template <typename Config>
 __device__ __forceinline__ Leavings<Config>& leavings(Storage<Config>& storage) {
-  static_assert(sizeof(Leavings<Config>) <= Storage<Config>::kQueryAndKeyBytes);
+  static_assert(sizeof(Leavings<Config>) <= Storage<Config>::kKeyBytes);
   return *reinterpret_cast<Leavings<Config>*>(&storage);
-}
-
-template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void leave_rows(Consumer<Config, Element, kWho, kAnyScale>& consumer) {
-  RowStatistics rows[2];
-  join_statistics(consumer, rows);
-  // No warp of either consumer multiplies by these tiles any more.
-  meet_behind_tiles(consumer.storage);
-  auto& left = leavings(consumer.storage);
-  const int quad_lane = consumer.lane % 4;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = consumer.row + 8 * r;
-    float* line = left.output[row] + kWho * Config::kDV / 2 + quad_lane * 2;
-#pragma unroll
-    for (int i = 0; i < Config::kDV / 2 / 8; ++i) {
-      *reinterpret_cast<float2*>(line + i * 8) =
-          make_float2(consumer.output[i * 4 + 2 * r], consumer.output[i * 4 + 2 * r + 1]);
-    }
-    if (kWho == 0 && quad_lane == 0) {
-      left.statistics[row] = packed(rows[r]);
-    }
-  }
 }
 
 // Of a CTA whose slots all score -inf, or that has none, the output is 0 times what its values are.
@@ -118,13 +95,6 @@ __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Para
   // Nobody leaves while another may still read what it left.
   cluster_arrive();
   cluster_wait();
-}
-
-template <typename Config, typename Element, int kWho, bool kAnyScale>
-__device__ __forceinline__ void merge_output(Consumer<Config, Element, kWho, kAnyScale>& consumer,
-                                             const Query& query, const Share<Config>& share) {
-  leave_rows(consumer);
-  merge_parts<Element>(consumer.storage, consumer.params, query, share, kWho);
 }
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -16,13 +16,15 @@
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: heads of a CTA, 64 (many) or 32 or 16 (few). CUPYMLA_FP16: 1 for fp16, 0
 // for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which costs a multiplication per score;
-// 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster share the slots of one query.
+// 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where the CTAs of each cluster, of few heads, share the slots
+// of one query.
 // CUPYMLA_STAGE: 0 for the attention, 1 for the stage ahead of it, which depends on none of the others.
 
 namespace cupymla::sparse_mla_fwd {
 
 #if CUPYMLA_HEADS == 64
-using ThisConfig = ManyHeads<CUPYMLA_D_QK, CUPYMLA_SPLIT>;
+static_assert(!CUPYMLA_SPLIT, "few heads have less to merge");
+using ThisConfig = ManyHeads<CUPYMLA_D_QK>;
 #else
 using ThisConfig = FewHeads<CUPYMLA_D_QK, CUPYMLA_HEADS, CUPYMLA_SPLIT>;
 #endif
@@ -52,12 +54,7 @@ __device__ __forceinline__ void consume(Storage<Config>& storage, const Paramete
     Consumer<Config, Element, kWho, CUPYMLA_ANY_SCALE> consumer(storage, params, share.first_head);
     for (uint32_t token = share.token; token < share.end; ++token) {
       consumer.accumulate();
-      const Query query(params, token);
-      if constexpr (Config::kSplit) {
-        merge_output(consumer, query, share);
-      } else {
-        store_output(consumer, query);
-      }
+      store_output(consumer, Query(params, token));
       consumer.q_parity ^= 1u;
     }
   } else if constexpr (kWho == 0) {

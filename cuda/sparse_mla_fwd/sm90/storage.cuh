@@ -13,10 +13,7 @@
 // p_ready[w]         | 128 consumer w                          | the other     | P of w's block is out, and its base
 // statistics_ready[w]| 128 consumer w                          | the other     | row statistics of w are out
 // named 1            | 128 consumer 0                          | consumer 0    | all its warps have read their keys
-// tiles_read (split) | 256 consumers                           | consumers     | Q and all keys are done with
 // named 2            | 128 producers                           | producers     | valid slots of the query are counted
-// cluster (split)    | 256 consumers of each CTA               | all of them   | what the CTAs leave is out; then: it
-//                    |                                         |               | has been read
 //
 // Every thread arrives for itself. One lane for its warp, behind a __syncwarp, was 3% slower (2026-11-21, H200).
 //
@@ -51,7 +48,6 @@ constexpr int kSharedMemoryLimit = 227 * 1024;
 
 template <typename Config>
 struct alignas(1024) Storage {
-  static constexpr int kQueryAndKeyBytes = (1 + Config::kBuffers) * Config::kKeyTiles * Config::kTileBytes;
   uint8_t q[Config::kKeyTiles][Config::kTileBytes];
   uint8_t k[Config::kBuffers][Config::kKeyTiles][Config::kTileBytes];
   // P of the blocks that do not find room in a key tile: see `probabilities`.
@@ -80,14 +76,12 @@ struct alignas(1024) Storage {
   Mbarrier base_ready;
   Mbarrier p_ready[Config::kConsumers];
   Mbarrier statistics_ready[Config::kConsumers];
-  Mbarrier tiles_read;
 
   __device__ __forceinline__ void init() {
     constexpr uint32_t kEveryThread = Config::kWarpgroup;
     q_full.init(1);
     q_free.init(kEveryThread * Config::kConsumers);
     base_ready.init(kEveryThread);
-    tiles_read.init(kEveryThread * Config::kConsumers);
     for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
       p_ready[consumer].init(kEveryThread);
       statistics_ready[consumer].init(kEveryThread);
@@ -110,15 +104,7 @@ struct alignas(1024) Storage {
   }
 };
 
-// Where a query is shared, which is a CTA's only one: until no consumer reads Q, keys or P, as what they leave comes
-// over them. Not a named barrier: the consumers come here at different places of the code.
-template <typename Config>
-__device__ __forceinline__ void meet_behind_tiles(Storage<Config>& storage) {
-  storage.tiles_read.arrive();
-  storage.tiles_read.wait(0);
-}
-
-static_assert(sizeof(Storage<ManyHeads<576, false>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<ManyHeads<512, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<576>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<ManyHeads<512>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_fwd

@@ -38,6 +38,11 @@ _PAIR_SLOTS = 128  # slots of the two KV blocks that a CTA works on at a time
 # What merging the parts of a query costs, in units of the time a CTA takes for two KV blocks.
 _MERGE_PAIRS = 1
 
+# Cycles that a CTA of so many heads takes for two KV blocks and for a merge, where queries are so few that heads may be
+# divided among more CTAs than need be: measured on an H200 (cuda/sparse_mla_fwd/sm90/README.md).
+_PAIR_CYCLES = {16: 4000, 32: 4300, 64: 6800}
+_MERGE_CYCLES = {16: 4000, 32: 8000}
+
 # sm_scale * log2(e) is a factor of -inf in the kernel that wants it positive, so it must not vanish in fp32.
 SMALLEST_SCALE = 2.0**-100
 
@@ -144,6 +149,26 @@ def parts(work: int, topk: int, multiprocessors: int, without: Collection[int] =
     return cheapest_parts(-(-topk // _PAIR_SLOTS), _MERGE_PAIRS, sizes, without)
 
 
+def few_queries_heads(h_q: int, tokens: int, topk: int, multiprocessors: int, without: Collection[int] = ()) -> int:
+    """Query heads of a CTA, where there are so few queries that CTAs of the heads that `cta_heads` says are not more
+    than multiprocessors: fewer heads bring more CTAs to a query, each of which has less to merge. `without`: as `parts`
+    takes it."""
+    most = cta_heads(h_q)
+
+    def cost(heads: int) -> int:
+        split = _split(heads, tokens * -(-h_q // heads), topk, multiprocessors, without)
+        pairs = -(-topk // _PAIR_SLOTS)
+        return -(-pairs // split) * _PAIR_CYCLES[heads] + (_MERGE_CYCLES[heads] if split > 1 else 0)
+
+    fitting = [heads for heads in CTA_HEADS if heads <= most and tokens * -(-h_q // heads) <= multiprocessors]
+    return min(reversed(fitting), key=cost) if most in fitting else most
+
+
+def _split(heads: int, work: int, topk: int, multiprocessors: int, without: Collection[int]) -> int:
+    """`parts` for CTAs of so many heads; those of the most heads share no query."""
+    return 1 if heads == CTA_HEADS[-1] else parts(work, topk, multiprocessors, without)
+
+
 def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection[int] = ()) -> Plan:
     """Choose the Hopper kernel and its grid, for a GPU with that many multiprocessors, without clusters of some sizes.
 
@@ -159,9 +184,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
             f"{OPERATOR} on {tokens} queries of {problem.h_q} heads", arch.name, f"up to {MAX_CTAS} heads in all"
         )
     any_scale = problem.options.scale(problem.d_qk) < SMALLEST_SCALE
-    heads = cta_heads(problem.h_q)
+    heads = few_queries_heads(problem.h_q, tokens, problem.topk, multiprocessors, without)
     head_blocks = -(-problem.h_q // heads)
-    split = parts(tokens * head_blocks, problem.topk, multiprocessors, without)
+    split = _split(heads, tokens * head_blocks, problem.topk, multiprocessors, without)
     dealt = shares(tokens, head_blocks, multiprocessors) if split == 1 else Shares(0, 1, tokens)
     source = variant(arch, d_qk=problem.d_qk, heads=heads, dtype=problem.dtype, any_scale=any_scale, split=split > 1)
     at_once = max(1, multiprocessors // max(1, head_blocks))
@@ -251,7 +276,7 @@ def variant(
             h_q, in as many CTAs as it takes.
         dtype: "bfloat16" or "float16".
         any_scale: whether sm_scale may be zero or negative.
-        split: whether the CTAs of a cluster, up to 16, share the slots of a query.
+        split: whether the CTAs of a cluster, up to 16, share the slots of a query; on sm_90a those of 16 or 32 heads.
         stage: one of `STAGES`, on Blackwell "attention"; nothing else changes "order", whose shared memory is
             `order.smem_bytes`.
 
@@ -270,6 +295,8 @@ def variant(
     for argument, value in (("any_scale", any_scale), ("split", split)):
         if type(value) is not bool:
             raise InputError(argument, "True or False", shown(value), OPERATOR)
+    if split and arch.name == "sm_90a" and heads == CTA_HEADS[-1] and stage != "order":
+        raise InputError("split", f"False with heads={heads} on {arch.name}", shown(split), OPERATOR)
     stages = STAGES[:1] if arch.name in BLACKWELL else STAGES
     if type(stage) is not str or stage not in stages:
         raise InputError("stage", " or ".join(map(repr, stages)) + f" on {arch.name}", shown(stage), OPERATOR)
@@ -299,7 +326,7 @@ def _sources(name: str) -> Iterator[KernelSource]:
         for d_qk in D_QK:
             for dtype in DTYPES:
                 for any_scale in (False, True):
-                    for split in (False, True):
+                    for split in (False,) if name == "sm_90a" and heads == CTA_HEADS[-1] else (False, True):
                         yield variant(target, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
     if name == "sm_90a":
         yield variant(target, stage="order")
