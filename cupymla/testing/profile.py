@@ -1,10 +1,12 @@
 """What binds a kernel: hardware counters of an operator's benchmark cases, read by Nsight Compute.
 
     python -m cupymla.testing.profile [OP ...] [--case NAME] --out docs/benchmarks
+    python -m cupymla.testing.profile --page docs/counters.md --out docs/benchmarks/h200
 
-Writes <out>/<gpu>/<op>.profile.json and prints a table. Caches are flushed before a kernel and clocks left alone, as in
-the benchmark; a kernel runs once for each few counters, so times are those of kernels, not of calls. Needs `ncu`, from
-the CUDA toolkit or of its own, and a driver that lets this user read counters.
+The first writes <out>/<gpu>/<op>.profile.json and prints a table, the second renews a page's tables. Caches are flushed
+before a kernel and clocks left alone, as in the benchmark; a kernel runs once for each few counters, so times are those
+of kernels, not of calls. Needs `ncu`, from the CUDA toolkit or of its own, and a driver that lets this user read
+counters.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.terminal import Terminal, exit_with
-from ..errors import InputError, UnsupportedError
+from ..errors import CupymlaError, InputError, UnsupportedError
 from ..ops import registry
 from . import bench, machine, report, timing
 from .operators import Subject
@@ -225,6 +227,12 @@ COLUMNS = (
 )
 
 
+SUFFIX = ".profile.json"
+
+PAGE_SHARE = 0.05
+"""Of a case's time that a launch takes at least to have a row on a page."""
+
+
 def table(found: Iterable[Profiled], least_share: float = 0.02) -> list[tuple[str, ...]]:
     """Rows of `COLUMNS`, but for launches that take less than that share of their case's time."""
     rows = []
@@ -234,6 +242,33 @@ def table(found: Iterable[Profiled], least_share: float = 0.02) -> list[tuple[st
             (case.case, *_cells(launch)) for launch in case.launches if launch.counters["us"] >= least_share * total
         ]
     return rows
+
+
+def markdown(file: Path) -> str:
+    """A file of profiles as a table, with what it is of, between the markers that a page keeps it in."""
+    content = json.loads(file.read_text())
+    found = [Profiled(row["case"], [Launch(**launch) for launch in row["launches"]]) for row in content["rows"]]
+    operator = file.name.removesuffix(SUFFIX)
+    lines = [
+        f"<!-- {operator}:begin -->",
+        f"{content['gpu']}, driver {content['driver']}, {content['date']}.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{' --- |' * len(COLUMNS)}",
+        *(f"| {' | '.join(cells)} |" for cells in table(found, PAGE_SHARE)),
+        f"<!-- {operator}:end -->",
+    ]
+    return "\n".join(lines)
+
+
+def renewed(page: str, folder: Path) -> str:
+    """A page with the tables of a folder's files in the place of those it has. Raises ValueError for one it lacks."""
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
+        made = markdown(file)
+        first, last = made.splitlines()[0], made.splitlines()[-1]
+        begin, end = page.index(first), page.index(last) + len(last)
+        page = page[:begin] + made + page[end:]
+    return page
 
 
 def _cells(launch: Launch) -> tuple[str, ...]:
@@ -266,11 +301,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/<op>.profile.json")
     parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--seconds", type=float, default=300, help="how long an operator may take (default: 300)")
+    parser.add_argument(
+        "--page", type=Path, help="renew this page's tables from the files in FOLDER, and do nothing else"
+    )
     parser.add_argument("--note", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.note is not None:
         run_cases(options.operators[0], options.case, options.note)
         return 0
+    try:
+        return _page(options) if options.page is not None else _profile(options)
+    except CupymlaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _page(options: argparse.Namespace) -> int:
+    if options.out is None:
+        raise InputError("--out", "a GPU's folder of profiles, beside --page", None)
+    options.page.write_text(renewed(options.page.read_text(), options.out))
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise UnsupportedError("profiling", "a machine without ncu", "Nsight Compute on the PATH")
