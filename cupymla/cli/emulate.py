@@ -83,8 +83,8 @@ def emulate(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, terminal: Terminal, translation: Translation, text: str) -> list[dict[str, Any]]:
     from .. import driver
-    from ..emulate import MODES, EmulationError, Settings
-    from ..emulate.host.machine import HostError
+    from ..emulate import MODES, EmulationError, HostError, Settings
+    from ..errors import DriverError
     from ..launch import Geometry
 
     where = options.on or ("gpu" if driver.available() else "host")
@@ -99,8 +99,9 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
         raise InputError("--grid", "three numbers, such as 4,1,1", options.grid) from error
     geometry = Geometry((x, y, z), options.block, options.smem, options.cluster)
     checks = tuple(check for check in CHECKS if check not in options.without)
-    machine = _Machine(where, translation, text, entry)
+    machine = _Machine(where, translation, text, entry, options.block)
     results = []
+    first: tuple[str, list[Any]] | None = None
     for mode in options.mode or MODES:
         outcome = None
         arguments = [_argument(spec) for spec in options.arg]
@@ -108,13 +109,27 @@ def _run(options: argparse.Namespace, terminal: Terminal, translation: Translati
             resident = options.resident_clusters
             settings = Settings(mode, options.seed, checks, resident_clusters=resident)  # type: ignore[arg-type]
             outcome = machine.run(geometry, arguments, settings)
-        except (EmulationError, HostError) as failure:
+            if outcome is None:
+                first = first or (mode, arguments)
+                outcome = _difference(*first, arguments)
+        except (EmulationError, HostError, DriverError) as failure:
             outcome = str(failure)
         results.append({"mode": mode, "on": where, "error": outcome})
         terminal.line(f"{mode} on the {where}: {outcome or 'no failure'}")
         if options.out:
             _save(options.out, mode, options.arg, arguments)
     return results
+
+
+def _difference(mode: str, wanted: list[Any], found: list[Any]) -> str | None:
+    """Which array another mode has left otherwise, bit by bit; None where all are the same."""
+    import numpy as np
+
+    pairs = [pair for pair in zip(wanted, found, strict=True) if isinstance(pair[0], np.ndarray)]
+    for number, (one, other) in enumerate(pairs, start=1):
+        if one.tobytes() != other.tobytes():
+            return f"array {number} is not what mode {mode} left"
+    return None
 
 
 def _argument(spec: str) -> Any:
@@ -154,14 +169,14 @@ def _save(folder: Path, mode: str, specs: list[str], arguments: list[Any]) -> No
 class _Machine:
     """A kernel on the GPU or the host, with arrays that are copied there and back."""
 
-    def __init__(self, where: str, translation: Translation, text: str, entry: str) -> None:
+    def __init__(self, where: str, translation: Translation, text: str, entry: str, threads: int) -> None:
         from ..emulate import build
         from ..emulate.host import machine
         from ..emulate.run import load
 
         if where == "host" and not machine.available():
             raise UnsupportedError("running on the host", "this machine", "x86-64 with a C++ compiler, or a GPU")
-        self._gpu = load(build(text, translation.name), entry) if where == "gpu" else None
+        self._gpu = load(build(text, translation.name, threads), entry) if where == "gpu" else None
         self._host = machine.HostProgram(translation, entry) if where == "host" else None
 
     def run(self, geometry: Any, arguments: list[Any], settings: Any) -> str | None:

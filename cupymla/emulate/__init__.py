@@ -7,7 +7,7 @@ this proves and what it does not.
 from __future__ import annotations
 
 from ..ptx import PtxError
-from .failures import EmulationError
+from .failures import EmulationError, HostError
 from .maps import ForeignMap
 from .program import Program, build
 from .run import CHECKS, MODES, EmulatedKernel, Settings, load
@@ -19,6 +19,7 @@ __all__ = [
     "EmulatedKernel",
     "EmulationError",
     "ForeignMap",
+    "HostError",
     "Program",
     "PtxError",
     "Settings",

@@ -99,3 +99,10 @@ class EmulationError(CupymlaError, RuntimeError):
         at = f", PTX line {self.line}, {self.instruction}" if site else ""
         at += f" ({self.place})" if self.place else ""
         super().__init__(f"{where}{at}: {sentence}")
+
+
+class HostError(CupymlaError, RuntimeError):
+    """A kernel on the host's processor did what no GPU allows, such as an access outside shared memory, or never ended.
+
+    Its words name the thread, its CTA and, for accesses, calls and traps, the line of the PTX that was translated.
+    """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,3 +167,30 @@ def test_a_file_that_is_no_ptx_is_refused(tmp_path: Path, capsys: pytest.Capture
     file.write_bytes(b"\x7fELF\xff\xfe")
     assert main(["emulate", str(file)]) == 2
     assert "expected a file of text" in capsys.readouterr().err
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not machine.available(), reason="needs a C++ compiler on x86-64")
+def test_modes_that_leave_different_arrays_are_an_error(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kernel is right when all modes give its result."""
+    launch = machine.HostProgram.launch
+
+    def uneven(program: Any, geometry: Any, parameters: Any, settings: Any) -> None:
+        launch(program, geometry, parameters, settings)
+        if settings.mode == "lazy":
+            ctypes.c_float.from_address(parameters[0].value + 8).value = 7.5
+
+    words = ["emulate", str(kernel), "--on", "host", "--block", "32", "--json"]
+    words += ["--arg", str(kernel.parent / "data.npy"), "--arg", "f32:1.5"]
+    assert main(words) == 0
+    monkeypatch.setattr(machine.HostProgram, "launch", uneven)
+    capsys.readouterr()
+    assert main(words) == 1
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["mode"]: run["error"] for run in runs} == {
+        "eager": None,
+        "lazy": "array 1 is not what mode eager left",
+        "random": None,
+    }

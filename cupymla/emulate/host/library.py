@@ -37,7 +37,17 @@ _HERE = Path(__file__).resolve().parent
 _STANDARD = ("-std=c++17", "-fPIC", "-w", f"-I{_HERE}")
 _KERNEL_FLAGS = ("-O1", *_STANDARD)
 _MODEL_FLAGS = ("-O2", "-DCUPYMLA_HOST_MACHINE", *_STANDARD, f"-I{_HERE / 'include'}")
-_NEVER_CALLED = (("vprintf", 3), ("__assertfail", 5))
+# Functions of the CUDA runtime that device code may call, with the number of their parameters, each of which is a
+# place, and what is done here. What is printed is not shown.
+_RUNTIME = (
+    ("vprintf", 3, ""),
+    (
+        "__assertfail",
+        5,
+        'machine::broken("assertion `%s\' of %s fails, %s:%u", *(const char**)p0, *(const char**)p3,'
+        " *(const char**)p1, *(unsigned*)p2);",
+    ),
+)
 
 _lock = threading.Lock()
 
@@ -58,7 +68,7 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
         facts = file.with_suffix(".json")
         if not (file.is_file() and facts.is_file()):
             unit = _recompiled(translation, entry)
-            text = unit.text + "".join(_stub(name, count) for name, count in _NEVER_CALLED)
+            text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
             with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
                 kernel = Path(folder) / "kernel.o"
                 _run((*_command(text, Path(folder), (*_header_flags(), *_KERNEL_FLAGS)), str(kernel)), translation.name)
@@ -147,10 +157,10 @@ def _from_ptx() -> Path:
     return _object(recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
 
 
-def _stub(name: str, count: int) -> str:
-    """A function of the CUDA runtime that device code may call and nothing here needs: weak, and it does nothing."""
-    parameters = ", ".join(("machine::Thread&", *("void*",) * count))
-    return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{}}\n'
+def _stub(name: str, count: int, body: str) -> str:
+    """A function of the CUDA runtime, weak, for a kernel that calls it."""
+    parameters = ", ".join(("machine::Thread&", *(f"void* p{place}" for place in range(count))))
+    return f'\nextern "C" __attribute__((weak)) void {mangled(name)}({parameters}) {{ {body} }}\n'
 
 
 # Compiling ---------------------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence
 
 from ... import arch
-from ...errors import CupymlaError, InputError
+from ...errors import InputError
 from ...launch import Geometry, Parameter, check
 from ...ptx import Places
 from ...ptx.approximation import APPROXIMATIONS
 from ...ptx.races import RACES
 from ...tensormap import TileMap
 from .. import maps as tables
-from ..failures import EmulationError
+from ..failures import EmulationError, HostError
 from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
 from ..run import CHECKS, MODES, LaunchState, Report, Settings
 from ..translate import Translation, translate
@@ -30,10 +30,6 @@ _SWITCHES = 100_000_000
 
 # `Number` of runtime.hpp: what reductions by a tensor map take its elements for.
 NUMBERS = {"uint32": 0, "int32": 1, "uint64": 2, "int64": 3, "float32": 4, "float64": 5, "float16": 6, "bfloat16": 7}
-
-
-class HostError(CupymlaError, RuntimeError):
-    """A kernel did what no GPU allows, such as an access outside shared memory, or never ended."""
 
 
 class _Request(ctypes.Structure):

@@ -42,13 +42,24 @@ cupymla_switch:
   ret
 )");
 
+// A failure with the thread that met it and the last instruction of its that is remembered with its line, where the
+// failure does not say so itself.
+std::string told_of(const Thread& t, const std::string& what) {
+  if (what.rfind("race: ", 0) == 0 || what.rfind("thread ", 0) == 0) return what;
+  const uint32_t* at = t.cta->position;
+  char who[128];
+  std::snprintf(who, sizeof who, t.line ? "thread %u of CTA (%u, %u, %u), PTX line %u: " : "thread %u of CTA (%u, %u, %u): ",
+                t.index, at[0], at[1], at[2], t.line);
+  return who + what;
+}
+
 void fiber() {
   Thread& t = *current;
   try {
     the->entry(t);
   } catch (const Ended&) {
   } catch (const Broken& error) {
-    if (the->failure.empty()) the->failure = error.what;
+    if (the->failure.empty()) the->failure = told_of(t, error.what);
   }
   t.ended = true;
   t.warp->ended |= 1u << t.lane;
