@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from cupymla import arch, driver
 from cupymla.errors import InputError
 from cupymla.ops.mla import MlaProblem
 from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.rows_in_order import first_of_those
 from cupymla.ops.sparse_mla_fwd import cases, order, plan, spec
 from cupymla.testing import compare
 from cupymla.testing.interpreted import Interpreted, interpreted
@@ -61,25 +63,28 @@ def lists(machine: Interpreted, given: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "topk", "s_q", "s_kv", "in_order"),
+    ("heads", "topk", "s_q", "s_kv", "in_order", "batch"),
     [
-        (128, 2048, 4096, 8192, False),  # rows are in L2 anyhow
-        (128, 2048, 4096, 32768, True),
-        (128, 2048, 4096, 131072, True),
-        (64, 2048, 4096, 65536, True),
-        (128, 2048, 16, 131072, False),  # a query's slots are shared
-        (128, 64, 4096, 131072, False),  # hardly a row is named twice at a time
-        (128, 4097, 4096, 131072, False),  # no room for the slots
-        (128, 2048, 4096, plan.ORDER_TOKENS + 1, False),  # or for the tokens
-        (4, 2048, 4096, 65536, False),  # lists would be larger than the result
-        (128, 2048, 0, 65536, False),
+        (128, 2048, 4096, 8192, False, None),  # rows are in L2 anyhow
+        (128, 2048, 4096, 32768, True, None),
+        (128, 2048, 4096, 131072, True, None),
+        (64, 2048, 4096, 65536, True, None),
+        (128, 2048, 16, 131072, False, None),  # a query's slots are shared
+        (128, 64, 4096, 131072, False, None),  # hardly a row is named twice at a time
+        (128, 4097, 4096, 131072, False, None),  # no room for the slots
+        (128, 2048, 4096, plan.ORDER_TOKENS + 1, False, None),  # or for the tokens
+        (4, 2048, 4096, 65536, False, None),  # lists would be larger than the result
+        (128, 2048, 0, 65536, False, None),
+        (128, 2048, 1, 8192, False, 100),  # none of a batch entry's rows is another's
+        (128, 2048, 16, 8192, True, 256),  # rows of the entries under way are more than there is room for
+        (128, 2048, 1 << 18, 65536, False, None),  # lists of 2 GiB
     ],
 )
 def test_rows_are_taken_in_order_where_that_finds_more_in_l2(
-    heads: int, topk: int, s_q: int, s_kv: int, in_order: bool
+    heads: int, topk: int, s_q: int, s_kv: int, in_order: bool, batch: int | None
 ) -> None:
     problem = MlaProblem(
-        batch=None,
+        batch=batch,
         s_q=s_q,
         s_kv=s_kv,
         h_q=heads,
@@ -99,8 +104,18 @@ def test_rows_are_taken_in_order_where_that_finds_more_in_l2(
     limit = plan.workspace_limit(problem)
     assert limit >= (chosen.workspace.bytes if chosen.workspace is not None else 0)
     if chosen.workspace is not None:
-        assert chosen.workspace.lengths >= s_q * topk * 4
-        assert limit == chosen.workspace.bytes >= chosen.workspace.lengths + s_q * 4
+        queries = s_q * (batch or 1)
+        assert chosen.workspace.lengths >= queries * topk * 4
+        assert limit == chosen.workspace.bytes >= chosen.workspace.lengths + queries * 4
+
+
+def test_the_share_that_is_read_from_memory() -> None:
+    """As counted for small numbers: queries that name two of three rows."""
+    assert first_of_those(1, 2 / 3) == 1.0 and first_of_those(7, 0.0) == 1.0
+    chosen = list(itertools.product(itertools.combinations(range(3), 2), repeat=2))
+    counted = sum(len({*one, *other}) for one, other in chosen) / (4 * len(chosen))
+    assert first_of_those(2, 2 / 3) == pytest.approx(counted)
+    assert first_of_those(4, 1.5) == 0.25
 
 
 def test_twins_agree() -> None:

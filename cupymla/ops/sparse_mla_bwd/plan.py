@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -14,6 +13,7 @@ from ...errors import InputError, UnsupportedError, shown
 from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
+from ..rows_in_order import first_of_those
 from .spec import OPERATOR, Problem
 
 Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
@@ -300,8 +300,7 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
         return False
     entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
     missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * shared.s_kv * shared.d_qk * (2 + 4)))
-    named = min(shared.s_q, max(1, at_once)) * shared.topk / shared.s_kv  # how often a row is, by those under way
-    missed_in_order = -math.expm1(-named) / named if named else 1.0
+    missed_in_order = first_of_those(min(shared.s_q, max(1, at_once)), shared.topk / shared.s_kv)
     return missed_in_slots - missed_in_order >= _ORDER_GAIN
 
 

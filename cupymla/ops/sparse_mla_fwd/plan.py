@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
+from ..rows_in_order import first_of_those
 from ..shares import Shares, shares
 from .spec import OPERATOR, Problem
 
@@ -63,6 +63,12 @@ _ORDER_GAIN = 0.05
 
 _L2_BYTES = 25e6
 """What an H200's multiprocessor has of L2 next to it: one of two partitions."""
+
+LIST_BYTES = 1 << 30
+"""What lists may take; where they need more, rows are taken in the order of slots."""
+
+_MOST_MULTIPROCESSORS = 144
+"""Of any Hopper GPU: the whole die's."""
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 
@@ -199,14 +205,16 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
 
     Those that began together are then at about the same tokens at any time, so that of several that have a row the
     first brings it into L2 for the others. In the order of slots it is found there as often as rows have room, those of
-    all batch entries under way. Selections are taken to be random. Lists take no more room than `out` does.
+    all batch entries under way. Selections are taken to be random, and a query to name no row twice. Lists take no more
+    room than `out` does, nor than `LIST_BYTES`.
     """
     if not 0 < problem.s_kv <= ORDER_TOKENS or not 0 < problem.topk <= min(ORDER_SLOTS, problem.h_q * problem.d_v // 2):
         return False
+    if workspace(problem).bytes > LIST_BYTES:
+        return False
     entries = max(1, min(problem.batch or 1, at_once // max(1, problem.s_q)))
     missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * problem.s_kv * problem.d_qk * 2))
-    named = min(problem.s_q, at_once) * problem.topk / problem.s_kv  # how often a row is, by those under way
-    missed_in_order = -math.expm1(-named) / named if named else 1.0
+    missed_in_order = first_of_those(min(problem.s_q, at_once), problem.topk / problem.s_kv)
     return missed_in_slots - missed_in_order >= _ORDER_GAIN
 
 
@@ -220,7 +228,8 @@ def workspace(problem: Problem) -> Workspace:
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     tokens = problem.s_q * (1 if problem.batch is None else problem.batch)
-    return workspace(problem).bytes if tokens and takes_rows_in_order(problem, tokens) else 0
+    at_once = min(tokens, _MOST_MULTIPROCESSORS)
+    return workspace(problem).bytes if tokens and takes_rows_in_order(problem, at_once) else 0
 
 
 def _aligned(size: int) -> int:
