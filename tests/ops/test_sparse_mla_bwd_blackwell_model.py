@@ -104,6 +104,26 @@ def test_the_pages_cycles_are_those_of_the_time_line(row: str, room_parts: float
         assert BLOCK_FLOPS / cycles * SMS / 2 * HERTZ / 1e15 == pytest.approx(pflops, abs=0.0051)
 
 
+def test_the_chain_with_products_as_others_measured_them() -> None:
+    """63, 141 and 56 cycles an instruction, which is slower than the data sheet's rate and than shared memory."""
+    wide, row, rope = 141, 63, 56
+    s, dp, dq, part, rope_part = 20 * row, 16 * row, 4 * wide + 4 * row, 16 * row, 8 * rope
+    page = PAGE.read_text()
+    many = dq + 2 * part + rope_part + s + dp + REST + P_AND_DS + ROUNDS
+    assert f"S takes {s}, dP {dp}, dQ {dq} and dKV {2 * part + rope_part}, and the chain {round(many, -1)}: " in page
+    assert f": {BLOCK_FLOPS / many * SMS / 2 * HERTZ / 1e15:.2f} PFLOPS.\n- It takes the mean" in page
+    few = 16 * row + 8 * rope + 2 * part + rope_part + s + dp + REST + P_AND_DS + ROUNDS
+    assert f"chain is {round(few, -1)}, still below reductions" in page and few < 9380
+
+
+def test_loads_from_tensor_memory() -> None:
+    """136 and 208 KB a block, at what 32 KB are taken to take."""
+    for kilobytes in (64 + 72, 64 + 144):
+        cycles = kilobytes / (PART_BYTES / 1024) * LOAD
+        assert f"| Tensor Memory, loads | {kilobytes} KB:" in PAGE.read_text()
+        assert re.search(rf"\| {kilobytes} KB: .* assumed, {cycles:.0f}; no stores \|", PAGE.read_text())
+
+
 def test_reductions_bind_where_heads_are_few() -> None:
     """Products and workers take 7750 cycles of a block of 128 slots, reductions with six loads between them 9380."""
     page = PAGE.read_text()
