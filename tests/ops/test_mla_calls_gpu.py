@@ -11,6 +11,7 @@ from mla_gpu_kit import OnGpu, in_jax, in_torch, jax_with_gpu, overwrite, torch_
 from threads_kit import in_threads
 
 from cupymla import InputError
+from cupymla.ops.sparse_mla_fwd import plan as fwd_plan
 from cupymla.testing.operators import as_tuple
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -22,9 +23,16 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
-def on_gpu(request: pytest.FixtureRequest) -> OnGpu:
-    return OnGpu(request.param, CASES[request.param])
+ORDER = "h65_d576_k130_q80_kv50_order_duplicates"
+"""Of the forward, whose queries a GPU can take in the order of tokens; it has a workspace then."""
+
+
+@pytest.fixture(params=[*CASES, "order"])
+def on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OnGpu:
+    if request.param != "order":
+        return OnGpu(request.param, CASES[request.param])
+    monkeypatch.setattr(fwd_plan, "_ORDER_GAIN", -1.0)
+    return OnGpu("sparse_mla_fwd", ORDER)
 
 
 def test_prepared_call_follows_its_inputs(cp: Any, on_gpu: OnGpu) -> None:
@@ -39,7 +47,7 @@ def test_prepared_call_follows_its_inputs(cp: Any, on_gpu: OnGpu) -> None:
     on_gpu.require_right(other, second)
 
 
-@pytest.mark.parametrize("on_gpu", ["sparse_mla_fwd", "attn_dist"], indirect=True)
+@pytest.mark.parametrize("on_gpu", ["sparse_mla_fwd", "attn_dist", "order"], indirect=True)
 def test_cupy_graph_replays_prepared_and_ordinary_calls(cp: Any, on_gpu: OnGpu) -> None:
     """That of the backward, which has several kernels, is in test_sparse_mla_bwd_gpu.py."""
     _, arguments = on_gpu.problem(cp)
