@@ -273,7 +273,7 @@ def test_lines_are_kept_track_of() -> None:
             "im2col::w::128 is left out",
         ),
         (
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.ignore_oob [%r1], [%rd1], 16, [%r2], 1, 1;",
+            "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.ignore_oob [%r1], [%rd1], 16, 1, 1, [%r2];",
             "ignore_oob is left out",
         ),
         (
