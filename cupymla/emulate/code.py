@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -85,6 +86,12 @@ def prototypes() -> str:
     return "\n".join(lines)
 
 
+def _bits_of(type_name: str) -> int:
+    """Size of a type such as b32 or f16x2; 0 for what has no number."""
+    found = re.fullmatch(r"[a-z]+(\d+)(?:x(\d+))?", type_name)
+    return int(found[1]) * int(found[2] or 1) if found else 0
+
+
 _BITS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16}
 
 
@@ -100,7 +107,7 @@ class Registers:
             found = ({}, [])
             for statement in block.statements:
                 if isinstance(statement, Variable) and statement.space == "reg":
-                    bits = _BITS.get(statement.type) or int(statement.type.lstrip("bfusx") or 0)
+                    bits = _BITS.get(statement.type) or _bits_of(statement.type)
                     for name, count in statement.names:
                         if count is None:
                             found[0][name] = bits

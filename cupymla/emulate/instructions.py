@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -118,7 +119,7 @@ ROWS: tuple[Row, ...] = (
         lambda parts: parts[:2] == ("tcgen05", "ld") and "red" not in parts,
         lower_tensor.load,
     ),
-    Row("`tcgen05.ld.red`", "left out", "sm_100a does not have it", _tcgen05("ld")),
+    Row("`tcgen05.ld.red`", "left out", "of the two targets sm_103a alone has it", _tcgen05("ld")),
     Row(
         "`tcgen05.st`",
         "model",
@@ -178,7 +179,8 @@ ROWS: tuple[Row, ...] = (
         "other `cp.async.bulk`, `cp.reduce.async.bulk`",
         "model",
         "executed by the TMA; when, is the mode's choice. On a GPU, from shared memory to shared memory, copies are "
-        "carried out by threads and reductions at once. Prefetches are dropped",
+        "carried out by threads and reductions at once. Prefetches are dropped. `.im2col::w`, `.im2col::w::128`, "
+        "`.cp_mask` and `.ignore_oob` are left out",
         _begins("cp.async.bulk", "cp.reduce.async.bulk"),
         lower_copy.bulk,
     ),
@@ -334,6 +336,19 @@ _PLAIN_WORDS = """
     vadd vabsdiff vmax vmin vset vshl vshr vsub wgmma wmma xor barrier bar
 """
 PLAIN = frozenset(_PLAIN_WORDS.split())
+
+# Types and qualifiers that came after sm_90, wherever no row above lowers them: products by kind and with scale
+# factors, elements of 4 and 6 bits and scale factors, pairs of 32-bit floats, packed integers below 16 bits.
+_NEWER = re.compile(
+    r"""kind::.* | block_scale | scale_vec::.* | scaled::.*
+      | (?:e2m1|e2m3|e3m2|s2f6|ue\d+m\d+)(?:x\d+)? | f32x2 | [bsu][468]x\d+""",
+    re.VERBOSE,
+)
+
+
+def newer_qualifier(parts: Parts) -> str:
+    """Of an instruction that no row translates, the first qualifier that sm_90a does not have, or ""."""
+    return next((part for part in parts[1:] if _NEWER.fullmatch(part)), "")
 
 
 def row_for(opcode: str, operands: int) -> Row | None:

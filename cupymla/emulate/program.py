@@ -33,7 +33,7 @@ MODEL = KernelSource("emulate/model.cu", "", arch=TARGET)
 # Of the kernel, which ptxas otherwise arranges for warps whose lanes come out of calls together. The model's calls let
 # them come apart, and lanes then passed one another at shuffles: seen on an H100 (docs/emulation.md).
 OPTIMISATION = 0
-_REGISTER_FILE = 65536
+REGISTER_FILE = 65536
 _MOST_REGISTERS = 128
 
 
@@ -177,7 +177,7 @@ def _bound(text: str) -> int:
 
 def _registers(threads: int) -> int:
     """How many registers the model's functions may use in a CTA of that many threads."""
-    return max(32, min(_MOST_REGISTERS, _REGISTER_FILE // max(threads, 1) // 8 * 8))
+    return max(32, min(_MOST_REGISTERS, REGISTER_FILE // max(threads, 1) // 8 * 8))
 
 
 _lock = threading.Lock()

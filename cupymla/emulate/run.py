@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
-from .. import driver, tensormap
+from .. import driver, launch, tensormap
 from ..build import KernelSource, compiler, loader
 from ..build.cubin import Cubin, Image, Resources
-from ..errors import DriverError, InputError
+from ..errors import DriverError, InputError, UnsupportedError
 from ..launch import Geometry, Launcher, Parameter
 from ..ptx.approximation import APPROXIMATIONS, Approximation
 from ..ptx.races import RACES, Races
 from . import maps as tables
 from .failures import EmulationError
 from .maps import ForeignMap, KnownMap
-from .program import Program, build, kept
+from .program import REGISTER_FILE, Program, build, kept
 from .translate import TARGET
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4}
 
 _WAIT_SECONDS = 120.0
 _MAP_BYTES = 16384
+_HOPPER = (9, 0)
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+# Registers are given to warps, 256 at a time, and a launch is refused as if its warps were a multiple of four
+# (cuda_occupancy.h, CUDA 13.0).
+_WARP_REGISTERS, _WARPS = 256, 4
 
 
 class LaunchState(ctypes.Structure):
@@ -128,9 +133,11 @@ class EmulatedKernel:
     def __init__(self, program: Program, entry: str, device: int) -> None:
         if entry not in program.kernels:
             raise InputError("entry", "one of " + ", ".join(program.kernels), repr(entry))
+        _require_hopper(device)
         self.program = program
         self.facts = program.facts
-        self.parameters = Image(program.cubin).parameters(entry)
+        image = Image(program.cubin)
+        self.parameters, self._registers = image.parameters(entry), image.registers(entry)
         self._device = device
         # Launches allow what they need themselves.
         cubin = Cubin(program.cubin, entry, TARGET, {}, self.parameters, Resources())
@@ -168,6 +175,7 @@ class EmulatedKernel:
                 copies for a pair of CTAs need to know the request behind their map.
 
         Raises:
+            InputError: the launch cannot be, or its block needs more registers than there are; see `threads` of `load`.
             EmulationError: the kernel did what the ISA does not allow, or stood still.
             DriverError: the driver refuses, or the kernel faulted.
         """
@@ -188,12 +196,25 @@ class EmulatedKernel:
             raise InputError("resident_clusters", expected, settings.resident_clusters)
         if settings.races != "unchecked":
             raise InputError("races", "'unchecked' on a GPU, where they are not looked for", repr(settings.races))
+        launch.check(geometry)
+        self._require_registers(geometry.block)
         with driver.on_device(self._device):
             self._prepare(geometry, stream, settings, tables.table(parameters, maps))
             Launcher(self, replace(geometry, pdl=False), parameters)(stream)
             code = driver.function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)(self._finished, stream)
             if code:
                 raise driver.error(code, "recording the end of an emulated launch")
+
+    def _require_registers(self, threads: int) -> None:
+        """Raise InputError for a block whose warps do not fit the register file: the driver's error names no reason."""
+        per_warp = -(-self._registers * 32 // _WARP_REGISTERS) * _WARP_REGISTERS
+        if not per_warp:
+            return
+        most = REGISTER_FILE // per_warp // _WARPS * _WARPS * 32
+        if threads > most:
+            fewer = f"load(..., threads={threads}) leaves each thread fewer, and so does __launch_bounds__({threads})"
+            takes = f"of {self._registers} registers each, which is what {self.program.name} was linked for"
+            raise InputError("block", f"at most {most} threads {takes}; {fewer}", threads)
 
     def finish(self, seconds: float = _WAIT_SECONDS) -> None:
         """Wait for the launch under way. Raises EmulationError and DriverError like `launch`."""
@@ -300,8 +321,10 @@ def load(
             built before.
         entry: the kernel; may be left out where there is one only, or where `source` names it.
         device: CUDA ordinal, on a GPU.
-        on: "gpu" for a Hopper GPU, "host" for this machine's processor, "auto" for a GPU where there is a driver.
-        threads: the largest CTA it is launched with, on a GPU; 0 takes what the kernel's own bounds say.
+        on: "gpu" for a Hopper GPU, "host" for this machine's processor, "auto" for the GPU where `device` is a Hopper
+            GPU, and the host elsewhere.
+        threads: the largest CTA it is launched with, on a GPU; 0 takes what the kernel's own bounds say, and 512 where
+            they say nothing.
 
     Returns:
         What has `launch(geometry, parameters, settings=..., maps=...)` and `tensor_map(request)`.
@@ -309,10 +332,13 @@ def load(
     Raises:
         PtxError: the PTX cannot be translated.
         InputError: no kernel of that name, or several and no name; no such file; a program for the host.
+        UnsupportedError: the GPU is no Hopper GPU.
         CompileError, DriverError: like `program.build` and the loader, or there is no C++ compiler.
     """
     if on == "auto":
-        on = "gpu" if driver.available() else "host"
+        on = "gpu" if driver.available() and _capability(device) == _HOPPER else "host"
+    if on == "gpu":
+        _require_hopper(device)
     if isinstance(source, Program):
         if on == "host":
             raise InputError("source", "PTX or a kernel's source for the host", "a program for a GPU")
@@ -326,6 +352,25 @@ def load(
         return load_host(text, entry or named, name)
     program = build(text, name, threads)
     return EmulatedKernel(program, _only(entry or named, program.kernels), device)
+
+
+def _capability(device: int) -> tuple[int, int]:
+    """The compute capability of the GPU itself; in `testing.translated`, `driver` tells that of what it passes for."""
+    handle, found = ctypes.c_int(), ctypes.c_int()
+    _call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+    numbers = []
+    for attribute in _CAPABILITY:
+        _call("cuDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(attribute), handle)
+        numbers.append(found.value)
+    return numbers[0], numbers[1]
+
+
+def _require_hopper(device: int) -> None:
+    major, minor = _capability(device)
+    if (major, minor) != _HOPPER:
+        name = f"{driver.device_name(device)} (compute capability {major}.{minor})"
+        instead = 'a Hopper GPU (compute capability 9.0), or the processor of this machine with on="host"'
+        raise UnsupportedError("running a kernel that was translated to sm_90a", name, instead)
 
 
 def _only(entry: str | None, kernels: Sequence[str]) -> str:

@@ -5,20 +5,31 @@ Everything that is not translated stays byte for byte as it was, debug informati
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..build.cubin import facts_of
 from ..ptx import Places, PtxError, Source, parse
-from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable
+from ..ptx.syntax import Block, Directive, Function, Instruction, Label, Module, Variable, names_in
 from ..ptx.variables import initial_bytes
 from .code import BUFFER, BUFFER_BYTES, Code, Registers, Thunks, body_of, prototypes
-from .instructions import PLAIN, row_for
+from .instructions import PLAIN, newer_qualifier, row_for
 from .lower_sync import leave
 
 TARGET = "sm_90a"
 SOURCES = ("sm_100", "sm_103")
 """What is translated: these, their "a" and their "f" variants. What sm_103 alone has is left out."""
+
+# PTX ISA 9.0, "Special Registers".
+_SPECIAL_REGISTER = re.compile(
+    r"""%(?:n?tid | n?ctaid | n?clusterid | cluster_n?ctaid)(?:\.[xyzw])?
+      | %cluster_n?ctarank | %is_explicit_cluster | %gridid
+      | %laneid | %n?warpid | %n?smid | %lanemask_(?:eq|le|lt|ge|gt)
+      | %clock(?:_hi|64)? | %globaltimer(?:_lo|_hi)? | %pm\d(?:_64)? | %envreg\d+
+      | %(?:total|aggr|dynamic)_smem_size | %reserved_smem_offset_\w+ | %current_graph_exec""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,7 @@ class _Translator:
         self._sites: list[Site] = []
         self._thunks = Thunks()
         self._registers = Registers()
+        self._names: dict[str, frozenset[str]] = {}
 
     def run(self) -> Translation:
         edits = [self._target()]
@@ -174,6 +186,7 @@ class _Translator:
         return body.end - 1
 
     def _instruction(self, instruction: Instruction, around: Sequence[Block], function: Function) -> Code | None:
+        self._require_declared(instruction, around, function)
         stem = instruction.parts[0]
         row = row_for(instruction.opcode, len(instruction.operands))
         leaves = stem == "exit" or (stem == "ret" and function.kernel)
@@ -204,8 +217,38 @@ class _Translator:
 
     def _require_plain(self, instruction: Instruction) -> None:
         if instruction.parts[0] not in PLAIN:
-            text = self._source.text[instruction.start : instruction.end]
-            raise self._source.error(instruction.start, "an instruction that no translation is known for", text)
+            raise self._error(instruction, "an instruction that no translation is known for")
+        newer = newer_qualifier(instruction.parts)
+        if newer:
+            raise self._error(instruction, f"no translation is known for {instruction.parts[0]} with .{newer}")
+
+    def _require_declared(self, instruction: Instruction, around: Sequence[Block], function: Function) -> None:
+        named = [name for operand in instruction.operands for name in names_in(operand)]
+        if instruction.guard:
+            named.append(instruction.guard.register)
+        for name in named:
+            if not name.startswith("%") or _SPECIAL_REGISTER.fullmatch(name):
+                continue
+            register = name.split(".", 1)[0]  # of %v.x, an element of a vector
+            if self._registers.bits(register, around) is None and register not in self._names_in(function):
+                raise self._error(instruction, f"the register {name} is declared nowhere")
+
+    def _names_in(self, function: Function) -> frozenset[str]:
+        """What a function's instructions may name beside the registers of its scopes: it begins with % but seldom."""
+        if function.name not in self._names:
+            found = {*function.heading, *declared(self._module), *(each.name for each in self._module.functions)}
+            for statement, _ in body_of(function).walk():
+                if isinstance(statement, Variable) and statement.space != "reg":
+                    found.update(name for name, _ in statement.names)
+                elif isinstance(statement, Label):
+                    found.add(statement.name)
+                elif isinstance(statement, Directive):
+                    found.add(statement.words[0])
+            self._names[function.name] = frozenset(found)
+        return self._names[function.name]
+
+    def _error(self, instruction: Instruction, what: str) -> PtxError:
+        return self._source.error(instruction.start, what, self._source.text[instruction.start : instruction.end])
 
     # Text ------------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import fake_driver
 import gemm
 import numpy as np
 import pytest
 from device import Memory, Where
+from fake_driver import FakeDriver
 
 from cupymla import driver
-from cupymla.build import KernelSource
-from cupymla.emulate import MODES, Program, Settings, load
+from cupymla.build import KernelSource, loader
+from cupymla.build.cubin import Image
+from cupymla.emulate import MODES, EmulatedKernel, Program, Settings, build, load, run
 from cupymla.emulate.host import library, machine
-from cupymla.errors import InputError
+from cupymla.errors import InputError, UnsupportedError
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
 
@@ -51,6 +57,102 @@ def test_without_a_gpu_the_host_is_taken(where: Where) -> None:
     if where == "gpu" or driver.available():
         pytest.skip("this is about machines without a GPU")
     assert type(load(gemm.SOURCE, on="auto")).__name__ == "HostProgram"
+
+
+def of_capability(fake: FakeDriver, capability: tuple[int, int]) -> None:
+    """Have every GPU answer with it."""
+
+    def device(place: int, index: int) -> int:
+        ctypes.c_int.from_address(place).value = index
+        return 0
+
+    def attribute(place: int, number: int, index: int) -> int:
+        ctypes.c_int.from_address(place).value = dict(zip((75, 76), capability, strict=True))[number]
+        return 0
+
+    fake.answer("cuDeviceGet", [ctypes.c_void_p, ctypes.c_int], device)
+    fake.answer("cuDeviceGetAttribute", [ctypes.c_void_p, ctypes.c_int, ctypes.c_int], attribute)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    with fake_driver.installed(monkeypatch) as made:
+        yield made
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0), (12, 0)])
+def test_a_gpu_that_is_no_hopper_gpu_is_refused_by_name(fake: FakeDriver, capability: tuple[int, int]) -> None:
+    """Before anything is built or loaded, whatever the source is."""
+    of_capability(fake, capability)
+    for source in (gemm.SOURCE, Path(__file__), Program("p", b"", ("k",), (), 0, {})):
+        with pytest.raises(UnsupportedError, match="a Hopper GPU") as caught:
+            load(source, "k")
+        assert caught.value.device == "Test GPU (compute capability {}.{})".format(*capability)
+        assert 'on="host"' in caught.value.supported
+    with pytest.raises(UnsupportedError):
+        EmulatedKernel(Program("p", b"", ("k",), (), 0, {}), "k", 0)
+
+
+def test_auto_takes_a_hopper_gpu_and_the_host_beside_others(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("p", b"", ("k",), (), 0, {})
+    monkeypatch.setattr(run, "EmulatedKernel", lambda program, entry, device: (program, entry, device))
+    of_capability(fake, (9, 0))
+    taken: object = load(program, "k", 1, on="auto")
+    assert taken == (program, "k", 1)
+    of_capability(fake, (10, 0))
+    driver.function.cache_clear()
+    assert type(load(gemm.SOURCE, on="auto")).__name__ == "HostProgram"
+
+
+def test_the_gpu_itself_is_asked_where_it_passes_for_another(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`testing.translated` has `driver.compute_capability` answer for a Blackwell GPU."""
+    of_capability(fake, (9, 0))
+    monkeypatch.setattr(driver, "compute_capability", lambda index: (10, 0))
+    monkeypatch.setattr(run, "EmulatedKernel", lambda program, entry, device: entry)
+    taken: object = load(Program("p", b"", ("k",), (), 0, {}))
+    assert taken == "k"
+
+
+def test_blocks_that_do_not_fit_the_register_file_are_refused(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is launched, nor prepared; `threads` of `load` makes room."""
+    of_capability(fake, (9, 0))
+    monkeypatch.setattr(loader, "load", lambda cubin, device: SimpleNamespace(function=1, library=2))
+    monkeypatch.setattr(run, "_global", lambda *_: 3)
+    monkeypatch.setattr(run, "_mapped_report", lambda: (None, 4))
+    monkeypatch.setattr(run, "_new_event", lambda: 5)
+    prepared: list[int] = []
+    monkeypatch.setattr(EmulatedKernel, "_prepare", lambda self, geometry, *_: prepared.append(geometry.block))
+    monkeypatch.setattr(run, "Launcher", lambda *_: lambda stream: None)
+    fake.answer("cuEventRecord", [ctypes.c_void_p, ctypes.c_void_p], lambda event, stream: 0)
+    head = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+    text = head + ".visible .entry k() {\ntcgen05.wait::ld.sync.aligned;\nret;\n}\n"
+    small, large = build(text, "k.ptx"), build(text, "k.ptx", threads=1024)
+
+    def start(program: Program, threads: int) -> None:
+        EmulatedKernel(program, "k", 0).start(Geometry((1, 1, 1), threads, 0), [], 0, Settings())
+
+    with pytest.raises(InputError, match=r"load\(\.\.\., threads=1024\)") as caught:
+        start(small, 1024)
+    assert caught.value.argument == "block" and f" {Image(small.cubin).registers('k')} registers" in str(caught.value)
+    with pytest.raises(InputError, match="1 to 1024 threads"):
+        start(small, 2048)
+    assert prepared == []
+    start(small, 512)
+    start(large, 1024)
+    assert prepared == [512, 1024]
+
+
+@pytest.mark.parametrize(("registers", "most"), [(128, 512), (136, 384), (168, 384), (64, 1024), (65, 896), (0, 1024)])
+def test_registers_are_counted_as_a_launch_counts_them(registers: int, most: int) -> None:
+    """In units of 256 for each warp, of which there are a multiple of four."""
+    kernel = object.__new__(EmulatedKernel)
+    kernel._registers, kernel.program = registers, Program("p", b"", ("k",), (), 0, {})
+    kernel._require_registers(most)
+    if most < 1024:
+        with pytest.raises(InputError):
+            kernel._require_registers(most + 1)
 
 
 def test_what_cannot_be_loaded_is_refused() -> None:

@@ -227,10 +227,10 @@ def test_untouched_text_stays_byte_for_byte() -> None:
 
 def test_lines_are_kept_track_of() -> None:
     """An error of the assembler about the translation is told as one about the original."""
-    text = kernel("tcgen05.wait::ld.sync.aligned;\nmov.b32 %r1, %undeclared;")
-    with pytest.raises(PtxError, match="undeclared") as caught:
+    text = kernel("tcgen05.wait::ld.sync.aligned;\nmov.b32 %r1, %rd1;")
+    with pytest.raises(PtxError, match="does not assemble") as caught:
         link(translate(text, "bad.ptx"), model(128))
-    assert text.splitlines()[caught.value.line - 1] == "mov.b32 %r1, %undeclared;"
+    assert text.splitlines()[caught.value.line - 1] == "mov.b32 %r1, %rd1;"
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,34 @@ def test_lines_are_kept_track_of() -> None:
         ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], %r2, %h1;", "cp_mask is left out"),
         ("quantum.leap.b32 %r1, %r2;", "no translation is known"),
         (
+            "cp.async.bulk.tensor.3d.shared::cluster.global.im2col::w::128.mbarrier::complete_tx::bytes "
+            "[%r1], [%rd1, {%r2, %r3, %r4}], [%r5], {%h1, %h2};",
+            "im2col::w::128 is left out",
+        ),
+        (
+            "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.ignore_oob [%r1], [%rd1], 16, 1, 1, [%r2];",
+            "ignore_oob is left out",
+        ),
+        (
+            "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 "
+            "{%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f1, %f2, %f3, %f4}, "
+            "%r7, {%h1, %h2}, %r8, {%h1, %h2};",
+            "known for mma with .kind::mxf4nvf4",
+        ),
+        (
+            "mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e2m3.f32 "
+            "{%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f1, %f2, %f3, %f4};",
+            "known for mma with .e3m2",
+        ),
+        ("add.u8x4 %r1, %r2, %r3;", "known for add with .u8x4"),
+        ("@%p1 min.s8x4 %r1, %r2, %r3;", "known for min with .s8x4"),
+        ("max.f32x2 %rd1, %rd2, %rd3;", "known for max with .f32x2"),
+        ("cvt.rn.satfinite.s2f6x2.f32 %h1, %f1, %f2;", "known for cvt with .s2f6x2"),
+        ("cvt.rn.bf16x2.scaled::n2::ue8m0.e4m3x2 %r1, %h1, %h2;", "known for cvt with .scaled::n2::ue8m0"),
+        ("mov.b32 %r1, %missing;", "the register %missing is declared nowhere"),
+        ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd20];", "the register %rd20 is declared nowhere"),
+        ("@%q bra DONE; DONE:", "the register %q is declared nowhere"),
+        (
             "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, {%r2, %r3, %r5, %r6}], [%r1];",
             "four rows",
         ),
@@ -277,7 +305,35 @@ def test_what_is_left_out_is_an_error_that_names_instruction_and_line(text: str,
     with pytest.raises(PtxError, match=part) as caught:
         translate(kernel(text), "new.ptx")
     assert caught.value.line == 8 and text.split(maxsplit=1)[0] in caught.value.instruction
-    assert str(caught.value).count("new.ptx:8") == 1 and str(caught.value).count(text) == 1
+    instruction = text.removesuffix(" DONE:")
+    assert str(caught.value).count("new.ptx:8") == 1 and str(caught.value).count(instruction) == 1
+
+
+def test_what_sm_90_has_passes() -> None:
+    """Types that look like newer ones, special registers, registers of scopes, vectors and functions' headings."""
+    body = """add.u16x2 %r1, %r2, %r3;
+    mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32
+        {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f1, %f2, %f3, %f4};
+    cvt.rn.f16x2.e4m3x2 %r1, %h1;
+    { .reg .v4 .b32 %v; .reg .f16x2 %pair; mov.b32 %v.x, %tid.x; mov.b32 %pair, %r1; }
+    mov.v4.u32 {%r1, %r2, %r3, _}, %cluster_ctaid;
+    mov.u32 %r1, %lanemask_lt; mov.u64 %rd1, %globaltimer; mov.u32 %r1, %envreg3; mov.u32 %r1, %smid;
+    mov.pred %p1, %is_explicit_cluster; mov.b32 %r1, %reserved_smem_offset_begin; mov.u64 %rd1, %pm1_64;"""
+    function = ".func (.reg .b32 %back) twice(.reg .b32 %given) { add.s32 %back, %given, %given; ret; }\n"
+    made = translate(kernel(body).replace(".extern", function + ".extern", 1))
+    assert body in made.text and function.strip() in made.text
+
+
+def test_registers_of_a_scope_are_not_known_outside_it() -> None:
+    with pytest.raises(PtxError, match="%inner is declared nowhere"):
+        translate(kernel("{ .reg .b32 %inner; mov.b32 %inner, 1; }\nmov.b32 %r1, %inner;"))
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
+def test_loads_that_reduce_are_left_out_for_either_target(target: str) -> None:
+    text = kernel("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%r1, %r2}, %r3, [%r4];")
+    with pytest.raises(PtxError, match="of the two targets sm_103a alone has it"):
+        translate(text.replace("sm_100a", target))
 
 
 @pytest.mark.parametrize(
