@@ -197,6 +197,17 @@ class Image:
             yield attribute, value, self._data[at + 4 : at + 4 + extra]
             at += 4 + extra
 
+    def machine_code(self) -> dict[str, bytes]:
+        """What a GPU is given of the image, by section: code, constants, variables, what launches need; no lines."""
+        kept = (".text.", ".nv.constant", ".nv.info", ".nv.global", ".nv.shared", ".nv.local")
+        return {
+            section.name: section.size.to_bytes(8, "little")
+            if section.kind == _NOBITS
+            else self._data[section.offset : section.offset + section.size]
+            for section in self._sections
+            if section.name.startswith(kept)
+        }
+
     def registers(self, kernel: str) -> int:
         """Registers per thread of a kernel; 0 when the image does not say."""
         for attribute, _, payload in self._attributes(".nv.info"):

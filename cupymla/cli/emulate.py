@@ -41,7 +41,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help=f"a check to turn off, of {', '.join(CHECKS)}; repeatable",
     )  # fmt: skip
     run.add_argument("--resident-clusters", type=int, default=0, metavar="N", help="that run at a time (default: all)")
-    run.add_argument("--on", choices=("gpu", "host"), help="default: a GPU where there is one")
+    run.add_argument("--on", choices=("gpu", "host"), help="default: a Hopper GPU where there is one")
 
 
 def emulate(options: argparse.Namespace) -> int:
@@ -84,10 +84,11 @@ def emulate(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, terminal: Terminal, translation: Translation, text: str) -> list[dict[str, Any]]:
     from .. import driver
     from ..emulate import MODES, EmulationError, HostError, Settings
+    from ..emulate.run import fitting_machine
     from ..errors import DriverError
     from ..launch import Geometry
 
-    where = options.on or ("gpu" if driver.available() else "host")
+    where = options.on or fitting_machine()
     entry = options.entry or (translation.kernels[0] if len(translation.kernels) == 1 else None)
     if entry is None:
         raise InputError("--entry", "one of " + ", ".join(translation.kernels), None)

@@ -336,7 +336,7 @@ def load(
         CompileError, DriverError: like `program.build` and the loader, or there is no C++ compiler.
     """
     if on == "auto":
-        on = "gpu" if driver.available() and _capability(device) == _HOPPER else "host"
+        on = fitting_machine(device)
     if on == "gpu":
         _require_hopper(device)
     if isinstance(source, Program):
@@ -352,6 +352,11 @@ def load(
         return load_host(text, entry or named, name)
     program = build(text, name, threads)
     return EmulatedKernel(program, _only(entry or named, program.kernels), device)
+
+
+def fitting_machine(device: int = 0) -> Literal["gpu", "host"]:
+    """Where translated kernels run here: on the GPU where that is a Hopper, else on the processor."""
+    return "gpu" if driver.available() and _capability(device) == _HOPPER else "host"
 
 
 def _capability(device: int) -> tuple[int, int]:

@@ -45,6 +45,8 @@ class Evidence:
         date: ISO 8601, UTC.
         repeats: "cases" that gave equal bits in "runs" runs each; empty when repetition was not checked.
         sanitizers: each compute-sanitizer tool that ran, with its summary line; empty when none did.
+        same_code_as: content hash of the sources that ran, where those of `content_hash` are others that compile to the
+            same machine code (`cupymla.testing.same_code`).
     """
 
     operator: str
@@ -61,6 +63,7 @@ class Evidence:
     repeats: dict[str, int] = field(default_factory=dict)
     of: int = 0
     sanitizers: dict[str, str] = field(default_factory=dict)
+    same_code_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +284,8 @@ def status(row: Support) -> str:
     compiler = " ".join(row.found.toolkit.split()[:2])
     of = f" of {row.found.of}" if row.found.of > row.found.cases else ""
     run = f"{row.found.cases}{of} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
+    if row.current and row.found.same_code_as:
+        run += " (words of its sources have changed since, its machine code has not)"
     return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"
 
 

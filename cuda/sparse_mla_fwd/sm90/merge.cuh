@@ -1,6 +1,7 @@
-// Where the CTAs of a cluster share the slots of a query, which CTAs of few heads do: their outputs and statistics become
-// one, each brought to the largest base. A CTA leaves what it has in its own shared memory and then finishes some of the
-// heads, reading what the others left. Sums run over the CTAs in their order, so the result is the same every time.
+// Where the CTAs of a cluster share the slots of a query, which CTAs of few heads do: their outputs and statistics
+// become one, each brought to the largest base. A CTA leaves what it has in its own shared memory and then finishes
+// some of the heads, reading what the others left. Sums run over the CTAs in their order, so the result is the same
+// every time.
 #pragma once
 
 #include "../../common/cluster.cuh"
