@@ -81,6 +81,6 @@ def test_the_page_has_the_tables_of_the_files() -> None:
 
 
 def test_without_nsight_compute_it_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(profile.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert profile.main([]) == 2
     assert "Nsight Compute on the PATH" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_twins_agree() -> None:
         if declaration.strip()
         for name in re.sub(r"^(const )?\w+\*? ", "", declaration.strip()).split(",")
     ]
-    assert names == [name for name, _ in order.OrderParameters._fields_]
+    assert names == [field[0] for field in order.OrderParameters._fields_]
 
 
 # How -----------------------------------------------------------------------------------------------------------------
