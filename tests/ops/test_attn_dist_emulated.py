@@ -133,11 +133,12 @@ def test_tensor_memory_and_shared_memory_are_within_budget(source: build.KernelS
     assert facts["tmem_columns"] <= 512 and facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
 
 
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
-def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, tmp_path: Path) -> None:
+def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, target: str, tmp_path: Path) -> None:
     """One thread issues products and gathers, without the loops over lanes that the compiler makes where it cannot
     tell; Tensor Memory is read 32 columns at a time, arithmetic is in pairs."""
-    sass = machine_code(build.cubin(plan.variant(arch.named("sm_100a"), pass_heads=pass_heads)), tmp_path)
+    sass = machine_code(build.cubin(plan.variant(arch.named(target), pass_heads=pass_heads)), tmp_path)
     pair = r"\.2CTA" if pass_heads == 128 else r""
     counts = {name: len(re.findall(name, sass)) for name in (rf"UTCHMMA{pair} ", rf"GATHER4{pair} ", "FFMA2 ")}
     assert list(counts.values()) == [4, 8, 64], counts
