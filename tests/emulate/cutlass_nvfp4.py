@@ -1,9 +1,9 @@
-"""CUTLASS's NVFP4 GEMM for Blackwell, example 72a of the installed nvidia-cutlass package, on the host machine.
+"""CUTLASS's NVFP4 GEMM for Blackwell, example 72a of the installed nvidia-cutlass package, translated.
 
 The kernel is the example's own: `cutlass_nvfp4.cu` includes its file, and only fills the arguments in another way.
 
     python tests/emulate/cutlass_nvfp4.py compile FOLDER   # needs nvcc and the package; some minutes
-    python tests/emulate/cutlass_nvfp4.py run FOLDER
+    python tests/emulate/cutlass_nvfp4.py run FOLDER [gpu]   # on the host's processor, or on a Hopper GPU
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from device import Memory
+from device import Memory, Where
 from isa_oracle import Array
 
+from cupymla import driver, tensormap
 from cupymla.build.source import package_folder
 from cupymla.emulate import MODES, ForeignMap, Settings, load
 from cupymla.launch import Geometry
@@ -97,15 +98,15 @@ def scale_places(rows: int, blocks: int) -> Array:
 class Operand:
     """A matrix of (rows, k) NVFP4: codes, factors, and the numbers they stand for."""
 
-    def __init__(self, rows: int, k: int, seed: int) -> None:
+    def __init__(self, rows: int, k: int, seed: int, where: Where) -> None:
         rng = np.random.default_rng(seed)
         codes = rng.integers(0, 16, (rows, k)).astype(np.uint8)
         factors = rng.choice(np.array([0.5, 1, 2, 3], np.float32), (rows, k // 16))
         self.numbers: Array = E2M1[codes] * np.repeat(factors, 16, axis=1)
-        self.data = Memory(codes[:, ::2] | codes[:, 1::2] << 4, "host")
+        self.data = Memory(codes[:, ::2] | codes[:, 1::2] << 4, where)
         bytes_ = np.zeros(factors.size, np.uint8)
         bytes_[scale_places(*factors.shape)] = factors.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        self.scales = Memory(bytes_, "host")
+        self.scales = Memory(bytes_, where)
 
 
 class _At:
@@ -117,10 +118,11 @@ class _At:
 class Runner:
     """The example's kernel with a problem in memory."""
 
-    def __init__(self, folder: Path, m: int = 256, n: int = 1024, k: int = 512) -> None:
-        self._a, self._b = Operand(m, k, 1), Operand(n, k, 2)
+    def __init__(self, folder: Path, m: int = 256, n: int = 1024, k: int = 512, where: Where = "host") -> None:
+        self._where: Where = where
+        self._a, self._b = Operand(m, k, 1, where), Operand(n, k, 2, where)
         self._c = np.random.default_rng(3).integers(-8, 9, (m, n)).astype(ml_dtypes.bfloat16)
-        self._shape, self._c_memory = (m, n, k), Memory(self._c, "host")
+        self._shape, self._c_memory = (m, n, k), Memory(self._c, where)
         self._host = ctypes.CDLL(str(folder / "cutlass_nvfp4.so"), mode=1)
         text = (folder / "cutlass_nvfp4.ptx").read_text()
         (entry,) = re.findall(r"\.entry (\w*device_kernel\w*)", text)
@@ -129,7 +131,9 @@ class Runner:
         x, y, z = self._launch.cluster
         body = text.index("{", text.index(")", text.index(entry)))
         cluster = f".explicitcluster .reqnctapercluster {x}, {y}, {z}\n"
-        self.kernel = load(text[:body] + cluster + text[body:], entry, on="host")
+        # The example's own bound is its block's threads.
+        clustered = text[:body] + cluster + text[body:]
+        self.kernel: Any = load(clustered, entry, on="host") if where == "host" else load(clustered, entry)
 
     def _describe(self, d: int) -> ctypes.Array[Any]:
         m, n, k = self._shape
@@ -149,13 +153,25 @@ class Runner:
             if made.magic == MAGIC:
                 rank, address = made.rank, ctypes.addressof(parameters) + at
                 lists = tuple(made.shape[:rank]), tuple(made.strides[: rank - 1]), tuple(made.box[:rank])
-                found.append(ForeignMap(address, made.pointer, *lists, made.element_bits, made.swizzle))
+                known = ForeignMap(address, made.pointer, *lists, made.element_bits, made.swizzle)
+                if self._where == "gpu" and known.element_bits == 16:
+                    self._encode(known)
+                found.append(known)
         return found
+
+    @staticmethod
+    def _encode(known: ForeignMap) -> None:
+        """Puts what the TMA reads in a map's place. C and D come and go by it; the operands' copies are for pairs of
+        CTAs, so the model makes them, and what stands in the place of their maps only has to be told apart."""
+        request = tensormap.TileMap(known.ptr, "bfloat16", known.shape, known.strides_bytes, known.box, known.swizzle)
+        with driver.on_device(0):
+            encoded = tensormap.encode(request)
+        ctypes.memmove(known.address, encoded.address, tensormap.BYTES)
 
     def run(self, settings: Settings) -> tuple[Array, Array]:
         """The result and NumPy's, both as bfloat16. Every sum is exact in float, so they have to be equal."""
         m, n, _ = self._shape
-        d = Memory(np.full((m, n), np.nan, ml_dtypes.bfloat16), "host")
+        d = Memory(np.full((m, n), np.nan, ml_dtypes.bfloat16), self._where)
         parameters = self._describe(d.pointer)
         launch = self._launch
         x, y, z = launch.grid
@@ -171,11 +187,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("action", choices=("compile", "run"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("where", choices=("host", "gpu"), nargs="?", default="host")
     options = parser.parse_args()
     if options.action == "compile":
         compile_both(options.folder)
         return
-    runner = Runner(options.folder)
+    runner = Runner(options.folder, where=options.where)
     for mode in MODES:
         started = time.monotonic()
         found, wanted = runner.run(Settings(mode, 1, ("proxy", "init")))
