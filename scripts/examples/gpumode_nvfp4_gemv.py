@@ -41,7 +41,16 @@ def _blocks(permuted: Any) -> Any:
     """128x4 blocks `[bytes, l]` from their six-dimensional view."""
     order = (5, 2, 4, 0, 1, 3)
     memory = permuted.permute(*order) if hasattr(permuted, "permute") else permuted.transpose(*order)
-    return memory.reshape(memory.shape[0], -1).T
+    blocks = memory.reshape(memory.shape[0], -1)
+    if _address(blocks) != _address(memory):
+        raise ValueError("permuted scales are to be a view of 128x4 blocks, and these would have to be copied")
+    return blocks.T
+
+
+def _address(array: Any) -> int:
+    if hasattr(array, "data_ptr"):
+        return int(array.data_ptr())
+    return int(array.data.ptr if hasattr(array.data, "ptr") else array.ctypes.data)
 
 
 def problem(m: int, k: int, batches: int, xp: Any, seed: int = 0) -> tuple[Any, ...]:

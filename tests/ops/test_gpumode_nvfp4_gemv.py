@@ -54,6 +54,8 @@ def test_entry_takes_torch_tensors(entry: Any) -> None:
 def test_blocks_are_views(entry: Any) -> None:
     data = entry.problem(256, 512, 2, np)
     assert np.shares_memory(entry._blocks(data[4]), data[4])
+    with pytest.raises(ValueError, match="would have to be copied"):
+        entry._blocks(np.ascontiguousarray(data[4]))
 
 
 @pytest.mark.gpu
