@@ -258,7 +258,7 @@ def test_warps_of_a_scheduler_share_its_issue_slots() -> None:
 def test_a_kernel_takes_no_less_than_its_products() -> None:
     subject = Subject("sparse_mla_fwd")
     case = mla_cases.sized(64, 576, 256, 1, 300)
-    launches = cycles.record(subject, case, against.here())
+    launches = cycles.record(subject, case, against.here(), multiprocessors=1)
     assert [launch.kernel for launch in launches] == ["sparse_mla_fwd"]
     found = replay(launches[0].trace)
     # 4 blocks of 64 slots: 64 heads x 64 slots x (576 + 512) multiply-adds at 2048 a cycle.
@@ -293,7 +293,7 @@ def test_the_command_compares_variants(
 def test_a_variant_is_what_is_recorded() -> None:
     """Where merging costs more, the slots of the only query are not shared."""
     subject = Subject("sparse_mla_fwd")
-    case = mla_cases.sized(64, 576, 512, 1, 600)
+    case = mla_cases.sized(16, 576, 512, 1, 600)
 
     def warps(variant: against.Variant) -> int:
         (launch,) = cycles.record(subject, case, variant, multiprocessors=2)
