@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strange_kit import STRANGE_QUERY, STRANGE_TOKEN, WHERE, strange, strange_problem
-from writer_kit import Writer
+from writer_kit import turns_of_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
@@ -37,18 +37,8 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> N
     """No hang, and no access out of bounds, whatever they hold by then."""
     given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
-    machine.strict = True
-    machine.max_steps = 20_000_000
-    written: list[Writer] = []
-
-    def watch(_: object) -> Writer:
-        arrays = [(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]
-        written.append(Writer(arrays, plan.JOINT_TOKENS))
-        return written[-1]
-
-    machine.watch = watch
-    machine.call(SUBJECT.call, **arguments)
-    assert sum(writer.turns for writer in written) > 1000
+    limits = {"indices": 400, "topk_length": 71}
+    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.JOINT_TOKENS)) > 1000
 
 
 @pytest.mark.compile

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from writer_kit import Writer
+from writer_kit import turns_of_a_call
 
 import cupymla
 from cupymla import arch, driver
@@ -190,17 +190,8 @@ def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted, head
     """No hang, and no access out of bounds, whatever they hold by then."""
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile"), 2)
     arguments = machine.arguments(given, SUBJECT.written)
-    machine.max_steps = 20_000_000
-    written: list[Writer] = []
-
-    def watch(_: object) -> Writer:
-        arrays = [(arguments["indices"].host, 400), (arguments["topk_length"].host, 71)]
-        written.append(Writer(arrays, plan.ORDER_TOKENS))
-        return written[-1]
-
-    machine.watch = watch
-    machine.call(SUBJECT.call, **arguments)
-    assert sum(writer.turns for writer in written) > 500
+    limits = {"indices": 400, "topk_length": 71}
+    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 500
 
 
 @pytest.mark.compile

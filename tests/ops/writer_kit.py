@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cupymla.testing.interpreted import Interpreted
+
 Ints = npt.NDArray[np.int32]
 
 
@@ -44,3 +46,28 @@ class Writer:
     def overlooks(self, *_: Any) -> bool:
         """Looks at an mbarrier find what there is."""
         return False
+
+
+def turns_of_a_call(
+    machine: Interpreted, function: Any, arguments: dict[str, Any], limits: dict[str, int], tokens: int
+) -> list[int]:
+    """Call a function while some of its arguments are written to; how many turns a writer had in each launch.
+
+    Args:
+        machine: strict, as no access out of bounds may be made.
+        function: the operator.
+        arguments: its arguments.
+        limits: as of `Writer`, by the names of the arguments that change.
+        tokens: as of `Writer`.
+    """
+    machine.strict = True
+    machine.max_steps = 20_000_000
+    written: list[Writer] = []
+
+    def watch(_: object) -> Writer:
+        written.append(Writer([(arguments[name].host, limit) for name, limit in limits.items()], tokens))
+        return written[-1]
+
+    machine.watch = watch
+    machine.call(function, **arguments)
+    return [writer.turns for writer in written]

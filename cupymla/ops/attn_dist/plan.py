@@ -11,6 +11,7 @@ from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
+from ..rows_in_order import named_by_any
 from ..shares import shares
 from .spec import OPERATOR, Problem
 
@@ -115,8 +116,7 @@ def takes_rows_together(problem: Problem, tokens: int, multiprocessors: int) -> 
     """
     if problem.h_q > JOINT_HEADS or problem.topk > JOINT_SLOTS or not 0 < problem.s_kv <= JOINT_TOKENS or not tokens:
         return False
-    missed = 1 - min(1.0, problem.topk / problem.s_kv)
-    rows = problem.s_kv * (1 - missed ** min(JOINT_QUERIES, problem.s_q))
+    rows = problem.s_kv * named_by_any(min(JOINT_QUERIES, problem.s_q), problem.topk / problem.s_kv)
     together = -(-_bunches(problem.s_q, problem.batch or 1) // multiprocessors) * (_BUNCH + rows / 64 * _JOINT_BLOCK)
     # Several multiprocessors share a query where there are more of them, but not if its row is to be normalised.
     rounds = tokens / multiprocessors

@@ -27,6 +27,7 @@ from ..gpu import (
 from ..head_tiles import head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
+from ..rows_in_order import list_strides
 from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
@@ -150,11 +151,11 @@ def put_in_order(listed: Parameters, record: Parameters, chosen: plan.Plan, begi
         return None if start is None else (start - begin * query_bytes) % 2**64
 
     listed.indices = from_query_0(record.rows, shared.topk * 4)
-    listed.indices_batch, listed.indices_query = shared.s_q * shared.topk, shared.topk
     listed.topk_length = from_query_0(record.row_counts, 4)
-    listed.topk_length_batch, listed.topk_length_query = shared.s_q, 1
+    for name, stride in list_strides(shared).items():
+        setattr(listed, name, stride)
     listed.attn_dist = from_query_0(record.listed_dist, shared.topk * 4)
-    listed.attn_dist_batch, listed.attn_dist_query = shared.s_q * shared.topk, shared.topk
+    listed.attn_dist_batch, listed.attn_dist_query = listed.indices_batch, listed.indices_query
 
 
 class Binding:

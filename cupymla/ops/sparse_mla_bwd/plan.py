@@ -13,7 +13,7 @@ from ...errors import InputError, UnsupportedError, shown
 from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
-from ..rows_in_order import first_of_those
+from ..rows_in_order import found_more, named_by_any
 from .spec import OPERATOR, Problem
 
 Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
@@ -281,8 +281,7 @@ def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) ->
     taken to be what random selections have; real ones have more.
     """
     shared = problem.shared
-    missed = 1 - min(1.0, shared.topk / shared.s_kv)
-    rows = shared.s_kv * (1 - missed ** min(queries, shared.s_q))
+    rows = shared.s_kv * named_by_any(min(queries, shared.s_q), shared.topk / shared.s_kv)
     together = -(-_bunches(problem, queries) // multiprocessors) * (_BUNCH + rows / 64 * _BLOCK)
     apart = -(-_bunches(problem, 1) // multiprocessors) * (_QUERY + shared.topk / 64 * _BLOCK)
     return together < _MARGIN * apart
@@ -291,17 +290,12 @@ def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) ->
 def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
     """Whether queries, `at_once` of them at a time, had better take their rows in the order of tokens.
 
-    Those that began together are then at about the same tokens at any time, so that of several that have a row the
-    first brings it, and its gradient's sums, into L2 for the others. In the order of slots they are found there as
-    often as rows and sums have room, those of all batch entries under way. Selections are taken to be random.
+    To L2 a row is its channels and its gradient's sums.
     """
     shared = problem.shared
     if shared.options.deterministic or not 0 < shared.s_kv <= ORDER_TOKENS or not 0 < shared.topk <= JOINT_ENTRIES:
         return False
-    entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
-    missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * shared.s_kv * shared.d_qk * (2 + 4)))
-    missed_in_order = first_of_those(min(shared.s_q, max(1, at_once)), shared.topk / shared.s_kv)
-    return missed_in_slots - missed_in_order >= _ORDER_GAIN
+    return found_more(shared, at_once, shared.d_qk * (2 + 4), _L2_BYTES) >= _ORDER_GAIN
 
 
 def _bunches(problem: Problem, queries: int) -> int:

@@ -21,6 +21,7 @@ from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
 from ..log2_scales import lse_scales
 from ..mla import lead_strides, record_fields
+from ..rows_in_order import list_strides
 from . import blackwell_plan, plan
 from .order import Order, OrderParameters
 from .spec import OPERATOR, Problem, Views
@@ -199,7 +200,7 @@ class HopperBinding(Binding):
         if may_order and chosen.workspace is not None:
             self.workspace_bytes = chosen.workspace.bytes
             self._order = Order(problem, chosen, chosen.workspace, device)
-            for name, stride in self._order.strides.items():
+            for name, stride in list_strides(problem).items():
                 setattr(self._record, name, stride)
 
     def _point_selection(self, views: Views, workspace: int) -> None:

@@ -36,12 +36,8 @@ def _sink_stride(views: Views) -> int:
 
 def _run(binding: Binding, views: Views, outputs: Sequence[int], own: int | None, stream: int) -> None:
     """Launch; `own`: the stream where it is not the current one of q's framework."""
-    size = binding.workspace_bytes
-    if size or views.workspace is not None:
-        memory = launch_workspace(views.workspace, size, views.q, own, stream, OPERATOR)
-        binding.point(views, outputs, 0 if memory is None else memory.ptr)
-    else:
-        binding.point(views, outputs, 0)
+    memory = launch_workspace(views.workspace, binding.workspace_bytes, views.q, own, stream, OPERATOR)
+    binding.point(views, outputs, 0 if memory is None else memory.ptr)
     binding.launch(stream)
 
 

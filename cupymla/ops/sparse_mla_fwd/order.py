@@ -32,12 +32,7 @@ def smem_bytes(facts: Mapping[str, int], s_kv: int) -> int:
 
 
 class Order:
-    """The launch, for one problem.
-
-    Attributes:
-        strides: of the lists and their lengths, by the names that parameter records have for those of indices and
-            topk_length.
-    """
+    """The launch, for one problem."""
 
     def __init__(self, problem: Problem, chosen: plan.Plan, workspace: plan.Workspace, device: Device) -> None:
         """Bind. Raises CompileError, DriverError."""
@@ -51,12 +46,6 @@ class Order:
         self._workspace = workspace
         geometry = Geometry((chosen.tokens, 1, 1), facts["threads"], smem_bytes(facts, problem.s_kv))
         self._launcher = Launcher(kernel, geometry, (self._record,))
-        self.strides = {
-            "indices_batch": problem.s_q * problem.topk,
-            "indices_query": problem.topk,
-            "topk_length_batch": problem.s_q,
-            "topk_length_query": 1,
-        }
 
     def point(self, views: Views, workspace: int) -> tuple[int, int]:
         """Set every address; returns those of the lists and of their lengths."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
 from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
-from ..rows_in_order import first_of_those
+from ..rows_in_order import found_more
 from ..shares import Shares, shares
 from .spec import OPERATOR, Problem
 
@@ -203,19 +204,13 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int, without: Collection
 def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
     """Whether queries, `at_once` of them at a time, had better take their rows in the order of tokens.
 
-    Those that began together are then at about the same tokens at any time, so that of several that have a row the
-    first brings it into L2 for the others. In the order of slots it is found there as often as rows have room, those of
-    all batch entries under way. Selections are taken to be random, and a query to name no row twice. Lists take no more
-    room than `out` does, nor than `LIST_BYTES`.
+    Lists take no more room than `out` does, nor than `LIST_BYTES`.
     """
     if not 0 < problem.s_kv <= ORDER_TOKENS or not 0 < problem.topk <= min(ORDER_SLOTS, problem.h_q * problem.d_v // 2):
         return False
     if workspace(problem).bytes > LIST_BYTES:
         return False
-    entries = max(1, min(problem.batch or 1, at_once // max(1, problem.s_q)))
-    missed_in_slots = max(0.0, 1 - _L2_BYTES / (entries * problem.s_kv * problem.d_qk * 2))
-    missed_in_order = first_of_those(min(problem.s_q, at_once), problem.topk / problem.s_kv)
-    return missed_in_slots - missed_in_order >= _ORDER_GAIN
+    return found_more(problem, at_once, problem.d_qk * 2, _L2_BYTES) >= _ORDER_GAIN
 
 
 def workspace(problem: Problem) -> Workspace:
@@ -330,12 +325,11 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 
 def _sources(name: str) -> Iterator[KernelSource]:
-    target = arches.named(name)
-    for heads in CTA_HEADS if name == "sm_90a" else BLACKWELL_HEADS:
-        for d_qk in D_QK:
-            for dtype in DTYPES:
-                for any_scale in (False, True):
-                    for split in (False,) if name == "sm_90a" and heads == CTA_HEADS[-1] else (False, True):
-                        yield variant(target, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
-    if name == "sm_90a":
+    target, is_hopper = arches.named(name), name == "sm_90a"
+    flags = (False, True)
+    every = itertools.product(CTA_HEADS if is_hopper else BLACKWELL_HEADS, D_QK, DTYPES, flags, flags)
+    for heads, d_qk, dtype, any_scale, split in every:
+        if not (split and is_hopper and heads == CTA_HEADS[-1]):
+            yield variant(target, d_qk=d_qk, heads=heads, dtype=dtype, any_scale=any_scale, split=split)
+    if is_hopper:
         yield variant(target, stage="order")
