@@ -107,11 +107,12 @@ def solve(
         valid = valid_mask(indices[entry], kv.shape[1], lengths, causal, q_start, k_stride)
         step = max(1, _SCORES // max(1, q.shape[2] * kv.shape[1]))
         some = [slice(first, first + step) for first in range(0, max(1, q.shape[1]), step)]
+        dkv = np.zeros(kv[entry].shape)
         blocks = [
-            _solve_one(q[entry, s], kv[entry], indices[entry, s], valid[s], dout[entry, s], attn_sink, sm_scale)
+            _solve_one(q[entry, s], kv[entry], indices[entry, s], valid[s], dout[entry, s], attn_sink, sm_scale, dkv)
             for s in some
         ]
-        parts.append(_queries_joined(blocks))
+        parts.append(_queries_joined(blocks, dkv))
     if not has_batch:
         return parts[0]
     if not parts:
@@ -121,11 +122,11 @@ def solve(
     return Oracle(**joined)
 
 
-def _queries_joined(blocks: list[Oracle]) -> Oracle:
-    """One batch entry of all its queries: what all of them add to is summed."""
-    found = {name: [getattr(block, name) for block in blocks] for name in Oracle.__dataclass_fields__}
-    summed = ("dkv", "d_sink")
-    return Oracle(**{n: np.sum(each, axis=0) if n in summed else np.concatenate(each) for n, each in found.items()})
+def _queries_joined(blocks: list[Oracle], dkv: Array) -> Oracle:
+    """One batch entry of all its queries, which have all added to dkv; d_sink is summed here."""
+    found = {name: [getattr(block, name) for block in blocks] for name in Oracle.__dataclass_fields__ if name != "dkv"}
+    joined = {n: np.sum(each, axis=0) if n == "d_sink" else np.concatenate(each) for n, each in found.items()}
+    return Oracle(**joined, dkv=dkv)
 
 
 def _empty(q: Array, kv: Array, indices: Array) -> Oracle:
@@ -136,8 +137,16 @@ def _empty(q: Array, kv: Array, indices: Array) -> Oracle:
 
 
 def _solve_one(
-    q: Array, kv: Array, indices: Array, valid: Array, dout: Array, attn_sink: Array | None, sm_scale: float | None
+    q: Array,
+    kv: Array,
+    indices: Array,
+    valid: Array,
+    dout: Array,
+    attn_sink: Array | None,
+    sm_scale: float | None,
+    dkv: Array,
 ) -> Oracle:
+    """Of some queries; their part of dkv, of all tokens, is added in place: a long context has no room for many."""
     s_q, heads, d_qk = q.shape
     multiplicity = np.zeros((s_q, kv.shape[0]))
     for query, slot in np.argwhere(valid):
@@ -178,8 +187,7 @@ def _solve_one(
         highest[query] = scores.max(axis=-1)
         dist[query, valid[query]] = np.exp(scores - full_lse[query][:, None]).sum(axis=0)
     assert tq.grad is not None and tkv.grad is not None
-    dkv = np.zeros(kv.shape)
-    dkv[named] = tkv.grad.numpy()
+    dkv[named] += tkv.grad.numpy()
     d_sink = np.zeros(heads) if finite.grad is None else finite.grad.numpy()
     delta = (full_out * dout.astype(np.float64)).sum(axis=-1)
     return Oracle(full_out, highest, full_lse, tq.grad.numpy(), dkv, d_sink, p, delta, dist, valid)
