@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,16 @@ ASKED_FOR = {
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)
 settings.load_profile("cupymla")
+
+
+@pytest.fixture
+def signals_heard() -> Iterator[None]:
+    """Signals that end a program, as one in the foreground has them: `nohup` and a shell's `&` have them ignored."""
+    wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {each: signal.signal(each, handler) for each, handler in wanted.items()}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @functools.cache

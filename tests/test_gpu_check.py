@@ -250,6 +250,7 @@ def sanitizer(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+@pytest.mark.usefixtures("signals_heard")
 @pytest.mark.parametrize("jobs", [0, 1])
 @pytest.mark.parametrize(
     ("by", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]

@@ -168,6 +168,7 @@ def test_work_that_cannot_be_sent_or_read_costs_nothing_else() -> None:
         assert processes.result("two")[0] == "two"
 
 
+@pytest.mark.usefixtures("signals_heard")
 def test_an_interrupted_wait_leaves_no_answer_to_other_work() -> None:
     """Ctrl-C that a caller survives: the next answer is that of the next work."""
     with Processes(work, 1, 60) as processes:
