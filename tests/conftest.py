@@ -31,8 +31,8 @@ settings.load_profile("cupymla")
 @pytest.fixture
 def signals_heard() -> Iterator[None]:
     """Signals that end a program, as one in the foreground has them: `nohup` and a shell's `&` have them ignored."""
-    wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
-    before = {each: signal.signal(each, handler) for each, handler in wanted.items()}
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for each, handler in before.items():
         signal.signal(each, handler)

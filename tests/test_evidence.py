@@ -15,7 +15,7 @@ import pytest
 
 from cupymla import driver
 from cupymla.build.source import cuda_root
-from cupymla.emulate import MODES
+from cupymla.emulate import MODES, program
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
@@ -105,12 +105,20 @@ def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.
     report = Report("out", 1e-3, 0.0, 2e-3, 0.0)
     runs: tuple[tuple[evidence.Ran, int], ...] = ("hardware", 0), ("emulated", 1)
     for ran, files in runs:
-        recorder = evidence.Recorder(tmp_path, ran)
+        recorder = evidence.Recorder(tmp_path, ran, how="modes: eager" if ran == "emulated" else "")
         recorder.record(entry.name, kernel, small, [report])
         written = recorder.write()
         assert len(written) == files
     found = evidence.read(written[0])
     assert found is not None and (found.ran, found.cases, found.of) == ("emulated", 1, 2)
+    assert (found.how, found.emulator) == ("modes: eager", program.identity())
+
+
+def test_evidence_names_every_mode_that_a_case_ran_in() -> None:
+    told = gpu.modes_text()
+    assert all(settings.mode in told for settings in gpu.MODES)
+    assert all(f"seed {settings.seed}" in told for settings in gpu.MODES if settings.mode == "random")
+    assert "tcgen05" in told and "proxy" in told and "init" in told
 
 
 def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import json
 import re
 import shutil
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import driver
-from ..build import cache, compiler
+from ..build import compiler
 from ..build.cubin import Image
 from ..build.source import KernelSource, content_hash
 from ..errors import CompileError
 from ..ptx import PtxError
+from . import by_content
 from .translate import TARGET, Site, Translation, translate
 
 MODEL = KernelSource("emulate/model.cu", "", arch=TARGET)
@@ -64,6 +64,10 @@ class Program:
     def save(self, file: Path) -> None:
         """Write the cubin to `file` and everything else to a `.json` beside it."""
         file.write_bytes(self.cubin)
+        file.with_suffix(".json").write_text(self.rest())
+
+    def rest(self) -> str:
+        """All but the cubin, as JSON."""
         rest = {
             "name": self.name,
             "kernels": self.kernels,
@@ -71,7 +75,7 @@ class Program:
             "cta_bytes": self.cta_bytes,
             "facts": self.facts,
         }
-        file.with_suffix(".json").write_text(json.dumps(rest))
+        return json.dumps(rest)
 
     @staticmethod
     def read(file: Path) -> Program:
@@ -114,28 +118,24 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
 
     Raises PtxError and CompileError.
     """
-    folder = cache.location()
+    try:
+        folder = by_content.folder()
+    except OSError:
+        folder = None
     if folder is None:
         return build(compiler.ptx(source), str(source), threads)
     chain = compiler.toolchain()
-    made_of = (str(source), content_hash(source), content_hash(MODEL), str(chain), *_linkers(), threads)
+    made_of = (str(source), content_hash(source), str(chain), *_linkers(), str(threads), identity())
     options = (*compiler.flags(chain.backend, source.arch), *compiler.flags(chain.backend, TARGET))
-    key = hashlib.sha256("\0".join(map(str, (*made_of, *options, *_own_files()))).encode()).hexdigest()[:32]
-    file = folder / cache.HOST_FOLDER / f"program-{key}.cubin"
+    file = folder / f"program-{by_content.digest(*made_of, *options)}.cubin"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Program.read(file)
     made = build(compiler.ptx(source), str(source), threads)
-    # Under other names first, so that nobody sees half of it; the cubin, which is looked for, last.
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="cupymla-", dir=_made(file.parent)) as place:
-        made.save(Path(place) / file.name)
-        for part in (file.with_suffix(".json"), file):
-            (Path(place) / part.name).replace(part)
+    # The cubin, which is looked for, last.
+    with contextlib.suppress(OSError):
+        by_content.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
+        by_content.keep(file, lambda part: part.write_bytes(made.cubin))
     return made
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @functools.lru_cache(maxsize=1)
@@ -147,13 +147,17 @@ def _linkers() -> tuple[str, ...]:
     return release, told, str(driver.version()) if driver.available() else ""
 
 
+def identity() -> str:
+    """A digest of the emulator: translator, model, and what reads a translation. Another one is another emulator."""
+    return by_content.digest(content_hash(MODEL), *_own_files())
+
+
 @functools.lru_cache(maxsize=1)
 def _own_files() -> tuple[str, ...]:
     """Digests of what decides on a translation and on what is read of it."""
     here = Path(__file__).resolve().parent
     build_files = [here.parent / "build" / name for name in ("compiler.py", "cubin.py")]
-    files = sorted([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py"), *build_files])
-    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return by_content.digests([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py"), *build_files])
 
 
 def missing_bytes(translation: Translation, cubin: bytes) -> dict[str, int]:

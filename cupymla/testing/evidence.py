@@ -47,6 +47,8 @@ class Evidence:
         sanitizers: each compute-sanitizer tool that ran, with its summary line; empty when none did.
         same_code_as: content hash of the sources that ran, where those of `content_hash` are others that compile to the
             same machine code (`cupymla.testing.same_code`).
+        how: for what was emulated, in which modes and with which seeds each case ran.
+        emulator: and the digest of the emulator it ran in (`emulate.program.identity`).
     """
 
     operator: str
@@ -64,6 +66,8 @@ class Evidence:
     of: int = 0
     sanitizers: dict[str, str] = field(default_factory=dict)
     same_code_as: str = ""
+    how: str = ""
+    emulator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +190,10 @@ def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
 class Recorder:
     """Collects the reports of passed cases, and writes the evidence of each kernel whose cases all passed."""
 
-    def __init__(self, folder: Path = FOLDER, ran: Ran = "hardware") -> None:
+    def __init__(self, folder: Path = FOLDER, ran: Ran = "hardware", how: str = "") -> None:
         self._folder = folder
         self._ran: Ran = ran
+        self._how = how
         self._passed: dict[tuple[str, KernelEntry], dict[str, list[Report]]] = {}
 
     def record(self, operator: str, kernel: KernelEntry, case: Case, reports: Sequence[Report]) -> None:
@@ -218,6 +223,7 @@ class Recorder:
     ) -> Evidence | None:
         from .. import driver
         from ..build import compiler
+        from ..emulate import program
 
         digest = current_hash(subject.entry, kernel)
         if digest is None:
@@ -235,6 +241,8 @@ class Recorder:
             worst_errors=worst(passed.values()),
             ran=self._ran,
             date=machine.today(),
+            how=self._how,
+            emulator=program.identity() if self._ran == "emulated" else "",
         )
 
 

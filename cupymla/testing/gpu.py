@@ -59,6 +59,14 @@ MODES = (
     Settings("eager", patience_seconds=30.0),
 )
 
+
+def modes_text() -> str:
+    """`MODES` and their checks in words, for evidence."""
+    named = [settings.mode + (f" (seed {settings.seed})" if settings.mode == "random" else "") for settings in MODES]
+    checks = sorted({check for settings in MODES for check in settings.checks})
+    return f"modes: {', '.join(named)}; checks: {', '.join(checks)}"
+
+
 # What each tool looks at, and what it cannot see of kernels that move data by TMA and multiply by wgmma.
 SANITIZERS = {
     "memcheck": "out-of-bounds and misaligned accesses; tensor-map copies are bounded by their map instead",
@@ -413,7 +421,7 @@ def check(
 ) -> list[Step]:
     """Everything for one kernel; writes evidence when all its cases passed with equal bits and clean sanitizers."""
     how = runner or Runner()
-    recorder = Recorder(ran="emulated" if how.emulated else "hardware")
+    recorder = Recorder(ran="emulated", how=modes_text()) if how.emulated else Recorder()
     repeats: dict[str, int] = {}
     summaries: dict[str, str] = {}
 

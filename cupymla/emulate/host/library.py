@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import json
-import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from ...build import cache, compiler
+from ...build import compiler
 from ...build.source import closure, cuda_root
 from ...errors import CompileError
 from ...ptx import PtxError
+from .. import by_content
 from ..code import MODEL as FUNCTIONS
 from ..program import MODEL
 from ..translate import Translation
@@ -63,7 +62,7 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
     Raises PtxError and CompileError.
     """
     with _lock:
-        key = _digest(translation.text, entry, model, *_sources(), *_KERNEL_FLAGS[:-1])
+        key = by_content.digest(translation.text, entry, model, *_sources(), *_KERNEL_FLAGS[:-1])
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
         if not (file.is_file() and facts.is_file()):
@@ -73,9 +72,9 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
                 kernel = Path(folder) / "kernel.o"
                 _run((*_command(text, Path(folder), (*_header_flags(), *_KERNEL_FLAGS)), str(kernel)), translation.name)
                 objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
-                _keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
+                by_content.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
                 link = ("c++", "-shared", "-o")
-                _keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
+                by_content.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
         return _load(file), _shape(json.loads(facts.read_text()))
 
 
@@ -169,11 +168,11 @@ def _stub(name: str, count: int, body: str) -> str:
 def _object(text: str, name: str, flags: Sequence[str]) -> Path:
     """An object file of a C++ text, kept by content."""
     plain = [flag for flag in flags if not flag.startswith("-I")]
-    made = _folder() / f"{name}-{_digest(text, *_sources(), *plain)}.o"
+    made = _folder() / f"{name}-{by_content.digest(text, *_sources(), *plain)}.o"
     if not made.is_file():
         with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
             command = _command(text, Path(folder), flags)
-            _keep(made, lambda part: _run((*command, str(part)), name))
+            by_content.keep(made, lambda part: _run((*command, str(part)), name))
     return made
 
 
@@ -184,12 +183,12 @@ def _header_flags() -> tuple[str, ...]:
     GCC takes the folder's file in the header's place where compiler and flags are the same; whatever does not, reads
     the header.
     """
-    folder = _folder() / f"header-{_digest(*_sources(), *_KERNEL_FLAGS[:-1])}"
+    folder = _folder() / f"header-{by_content.digest(*_sources(), *_KERNEL_FLAGS[:-1])}"
     folder.mkdir(exist_ok=True)
     parsed = folder / "runtime.hpp.gch"
     if not parsed.is_file():
         header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
-        _keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
+        by_content.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 
 
@@ -197,13 +196,6 @@ def _command(text: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
     source = folder / "source.cpp"
     source.write_text(text)
     return ("c++", *flags, "-c", str(source), "-o")
-
-
-def _keep(file: Path, make: Callable[[Path], object]) -> None:
-    """Make a file under another name first, so that nobody sees half of it."""
-    part = file.with_suffix(f".{os.getpid()}.part")
-    make(part)
-    part.replace(file)
 
 
 def _run(command: Sequence[str], name: str) -> None:
@@ -215,25 +207,15 @@ def _run(command: Sequence[str], name: str) -> None:
         raise CompileError(name, "the C++ compiler rejects it", done.stderr[:4000])
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-
-
 @functools.lru_cache(maxsize=1)
 def _sources() -> tuple[str, ...]:
     """Digests of all that decides what a library does, besides the kernel: this package's part, the compiler."""
     parser = _HERE.parents[1] / "ptx"
-    files = sorted([*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*"), *parser.glob("*.py")])
-    own = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    files = [*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*"), *parser.glob("*.py")]
     version = subprocess.run(("c++", "-dumpfullversion"), capture_output=True, text=True, check=False).stdout
-    return (*own, *(member.digest for member in closure(MODEL)), version)
+    return (*by_content.digests(files), *(member.digest for member in closure(MODEL)), version)
 
 
 @functools.lru_cache(maxsize=1)
 def _folder() -> Path:
-    kept = cache.location()
-    if kept is None:
-        return Path(tempfile.mkdtemp(prefix="cupymla-"))
-    folder = kept / cache.HOST_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return by_content.folder() or Path(tempfile.mkdtemp(prefix="cupymla-"))

@@ -1,0 +1,35 @@
+"""What the emulator keeps of one content is whole, and another content has another name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cupymla.emulate import by_content
+
+
+def test_nobody_sees_half_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "made.so"
+
+    def fails(part: Path) -> None:
+        part.write_text("half")
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        by_content.keep(file, fails)
+    assert not list(tmp_path.iterdir())
+    by_content.keep(file, lambda part: part.write_text("whole"))
+    assert [each.name for each in tmp_path.iterdir()] == ["made.so"] and file.read_text() == "whole"
+
+
+def test_a_name_tells_contents_apart(tmp_path: Path) -> None:
+    """Parts are kept apart, and of files the content counts, folders among them left out."""
+    assert by_content.digest("ab", "c") != by_content.digest("a", "bc")
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("1")
+    two.write_text("2")
+    before = by_content.digests([two, tmp_path, one])
+    assert before == by_content.digests([one, two]) and len(before) == 2
+    two.write_text("3")
+    assert by_content.digests([one, two])[0] == before[0] and by_content.digests([one, two])[1] != before[1]
