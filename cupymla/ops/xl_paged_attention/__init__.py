@@ -123,7 +123,7 @@ def xl_paged_attention(
         matrix_bd: [num_seqs, num_heads, max_context], the query's dtype or float32; last axis contiguous, other strides
             free.
         rel_bias: [num_seqs, num_heads, extent], the query's dtype or float32.
-        rel_extend: "zero" or "clamp".
+        rel_extend: "zero", or "clamp" beside `rel_bias` or `pos_emb`.
         pos_bias_v: v, [num_heads, head_size], the query's dtype or float32; needs pos_emb.
         pos_emb: [extent, num_heads, head_size], the query's dtype; row d is the projected relative position encoding
             W_kR R_d of distance d. A stride of zero shares it between heads.

@@ -177,6 +177,9 @@ def read(
     )
     reader.check_outputs_apart()
     form, array = _form(views)
+    extension = reader.choice(rel_extend, "rel_extend", EXTENSIONS)
+    if extension != EXTENSIONS[0] and views.rel_bias is None and views.pos_emb is None:
+        reader.reject("rel_extend", f"{EXTENSIONS[0]!r} without rel_bias or pos_emb, which it extends", repr(extension))
     sizes = reader.sizes
     assert reader.device is not None
     problem = Problem(
@@ -194,7 +197,7 @@ def read(
         bias=form,
         bias_dtype=array.dtype if array else "",
         extent=sizes.get("max_context", sizes.get("extent", 0)),
-        rel_extend=reader.choice(rel_extend, "rel_extend", EXTENSIONS),
+        rel_extend=extension,
         bias_scaled=reader.flag(bias_scaled, "bias_scaled"),
         scale=sizes["head_size"] ** -0.5 if scale is None else reader.number(scale, "scale"),
         return_lse=reader.flag(return_lse, "return_lse") or lse is not None,
