@@ -313,24 +313,15 @@ def test_a_full_disk_costs_the_entry_and_not_the_kernel(
     def refuse(*_: Any, **__: Any) -> Any:
         raise full
 
-    class FullFile:
-        def __init__(self, descriptor: int, mode: str) -> None:
-            self.descriptor = descriptor
-
-        def __enter__(self) -> FullFile:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            os.close(self.descriptor)
-
-        def write(self, data: bytes) -> None:
-            os.write(self.descriptor, data[:10])
-            raise full
+    def begin(file: Path, data: bytes) -> int:
+        with file.open("wb") as stream:
+            stream.write(data[:10])
+        raise full
 
     mkdir = Path.mkdir
     with monkeypatch.context() as patch:
         if when == "writing":
-            patch.setattr(os, "fdopen", FullFile)
+            patch.setattr(Path, "write_bytes", begin)
         elif when == "renaming":
             patch.setattr(Path, "replace", refuse)
         elif when == "making folders":
@@ -459,3 +450,17 @@ def test_a_spill_fails_only_when_it_should_cached_or_not(tmp_path: Path, monkeyp
         with pytest.raises(CompileError, match="spills registers"):
             build.cubin(kernel)
     assert build.cubin(kernel, fail_on_spill=False).cached
+
+
+def test_nobody_sees_half_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "made.so"
+
+    def fails(part: Path) -> None:
+        part.write_text("half")
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        cache.keep(file, fails)
+    assert not list(tmp_path.iterdir())
+    cache.keep(file, lambda part: part.write_text("whole"))
+    assert [each.name for each in tmp_path.iterdir()] == ["made.so"] and file.read_text() == "whole"

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -276,15 +276,21 @@ def load_any(source: KernelSource, content: str) -> Cubin | None:
     return next((hit for _, file in sorted(candidates, reverse=True) if (hit := _cubin(file))), None)
 
 
-def _write(file: Path, data: bytes) -> None:
-    descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:40]}-", suffix=".part")
+def keep(file: Path, make: Callable[[Path], object]) -> None:
+    """Make a file under another name first, so that nobody sees half of it. Raises OSError and what `make` does."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:40]}-", suffix=".part")
+    os.close(descriptor)
+    part = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        Path(part).replace(file)
+        make(part)
+        part.replace(file)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
+
+
+def _write(file: Path, data: bytes) -> None:
+    keep(file, lambda part: part.write_bytes(data))
 
 
 def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | None:

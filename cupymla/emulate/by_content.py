@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..build import cache
@@ -28,11 +27,3 @@ def folder() -> Path | None:
     made = kept / cache.HOST_FOLDER
     made.mkdir(parents=True, exist_ok=True)
     return made
-
-
-def keep(file: Path, make: Callable[[Path], object]) -> None:
-    """Make a file elsewhere first, so that nobody sees half of it. Raises OSError and what `make` does."""
-    with tempfile.TemporaryDirectory(prefix="cupymla-", dir=file.parent) as place:
-        part = Path(place) / file.name
-        make(part)
-        part.replace(file)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import driver
-from ..build import compiler
+from ..build import cache, compiler
 from ..build.cubin import Image
 from ..build.source import KernelSource, content_hash
 from ..errors import CompileError
@@ -133,8 +133,8 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
     made = build(compiler.ptx(source), str(source), threads)
     # The cubin, which is looked for, last.
     with contextlib.suppress(OSError):
-        by_content.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
-        by_content.keep(file, lambda part: part.write_bytes(made.cubin))
+        cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
+        cache.keep(file, lambda part: part.write_bytes(made.cubin))
     return made
 
 

@@ -1,26 +1,10 @@
-"""What the emulator keeps of one content is whole, and another content has another name."""
+"""Another content has another name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cupymla.emulate import by_content
-
-
-def test_nobody_sees_half_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "made.so"
-
-    def fails(part: Path) -> None:
-        part.write_text("half")
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        by_content.keep(file, fails)
-    assert not list(tmp_path.iterdir())
-    by_content.keep(file, lambda part: part.write_text("whole"))
-    assert [each.name for each in tmp_path.iterdir()] == ["made.so"] and file.read_text() == "whole"
 
 
 def test_a_name_tells_contents_apart(tmp_path: Path) -> None:

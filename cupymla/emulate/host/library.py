@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from ...build import compiler
+from ...build import cache, compiler
 from ...build.source import closure, cuda_root
 from ...errors import CompileError
 from ...ptx import PtxError
@@ -72,9 +72,9 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
                 kernel = Path(folder) / "kernel.o"
                 _run((*_command(text, Path(folder), (*_header_flags(), *_KERNEL_FLAGS)), str(kernel)), translation.name)
                 objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
-                by_content.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
+                cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
                 link = ("c++", "-shared", "-o")
-                by_content.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
+                cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
         return _load(file), _shape(json.loads(facts.read_text()))
 
 
@@ -172,7 +172,7 @@ def _object(text: str, name: str, flags: Sequence[str]) -> Path:
     if not made.is_file():
         with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
             command = _command(text, Path(folder), flags)
-            by_content.keep(made, lambda part: _run((*command, str(part)), name))
+            cache.keep(made, lambda part: _run((*command, str(part)), name))
     return made
 
 
@@ -188,7 +188,7 @@ def _header_flags() -> tuple[str, ...]:
     parsed = folder / "runtime.hpp.gch"
     if not parsed.is_file():
         header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
-        by_content.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
+        cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 
 
