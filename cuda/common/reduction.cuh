@@ -12,13 +12,6 @@ __device__ __forceinline__ void reduce_add_float4(float* address, const float (&
                : "memory");
 }
 
-// The same with an L2 policy, as `l2_policy_evict_last` makes one.
-__device__ __forceinline__ void reduce_add_float4(float* address, const float (&values)[4], uint64_t l2_policy) {
-  asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address),
-               "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "l"(l2_policy)
-               : "memory");
-}
-
 __device__ __forceinline__ void reduce_add_float(float* address, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }

@@ -22,7 +22,6 @@ struct Parameters {
   float* partials;             // workspace [query_end - query_begin, topk, d_qk]: what each slot adds to sums
   int32_t* row_ends;           // workspace [batch * s_kv]: where each token's part of `slot_list` ends
   int32_t* slot_list;          // workspace [query_end - query_begin, topk]: slots by the token that they name
-  uint8_t* scores;             // workspace: P and dS of each slot, where the attention is in halves (stored_scores.cuh)
   // Workspace of queries that take their rows together, or in the order of tokens (bunch.cuh): for each bunch its
   // list, which slot of each query an entry stands for (null where nobody asks), and how many entries there are; where
   // a bunch is one query, the distribution by entries (or null), else which rows need care.
@@ -52,12 +51,7 @@ struct Parameters {
   int32_t s_q, s_kv, h_q, topk;
   // Queries of all batch entries that this launch takes; of `merge`, and the attention after it, bunches of them.
   uint32_t query_begin, query_end;
-  // The attention in halves: queries whose P and dS this launch makes; `query_begin` and `query_end` are those whose dQ
-  // and dKV it makes.
-  uint32_t score_begin, score_end;
   int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
-  uint32_t score_ctas;  // CTAs that share the heads of a query whose P and dS they make
-  uint32_t score_room;  // queries that `scores` has room for
   int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100a
   int32_t causal;     // 0 or 1
   int32_t followed;   // 1 where another kernel of the call comes next, else 0

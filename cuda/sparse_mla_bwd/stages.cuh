@@ -15,9 +15,8 @@
 namespace cupymla::sparse_mla_bwd {
 
 // `merge` is of the translation unit for neighbouring queries alone. It and `sort` have dynamic shared memory, so they
-// are the translation units' business, as are the attention and what is the attention in halves.
-enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kSort, kDeal,
-             kHalves, kStages };
+// are the translation units' business, as the attention is.
+enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kSort, kDeal, kStages };
 
 // Threads of a CTA; the attention's are its own business.
 constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
@@ -26,9 +25,7 @@ constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRo
 
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
-  static_assert(kStage > kAttention && kStage < kStages && kStage != kMerge && kStage != kSort &&
-                    kStage != kHalves,
-                "no such stage");
+  static_assert(kStage > kAttention && kStage < kStages && kStage != kMerge && kStage != kSort, "no such stage");
   wait_for_grid_ahead(params.followed != 0);
   if constexpr (kStage == kZero) zero<kDQk>(params);
   if constexpr (kStage == kRound) round<kDQk, Element>(params);

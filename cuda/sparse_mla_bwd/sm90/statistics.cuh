@@ -6,7 +6,6 @@
 #include "../../common/log2_lse.cuh"
 #include "../sink.cuh"
 #include "gradients.cuh"
-#include "head_columns.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -117,6 +116,27 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
   store_sink_term(params, query, head, consumer.occupied, consumer.storage.delta[row]);
 }
 
+// Writes 64 heads x 32 columns. Each thread has two neighbouring columns of every eight in its rows; the four lanes of
+// a row exchange them so that each stores sixteen bytes, and the quad 64 bytes side by side.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWho>& consumer, uint8_t* query_start,
+                                              int32_t first_head, bool there, int32_t column,
+                                              const float* values) {
+  const int quad_lane = consumer.lane % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int32_t head = first_head + head_of_row<Config>(consumer.row + 8 * r);
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[j * 4 + 2 * r], values[j * 4 + 2 * r + 1]);
+    quad_transpose(words, quad_lane);
+    if (there && head < consumer.params.h_q) {
+      uint8_t* line = query_start + head * consumer.params.dq_head_bytes + column * 2 + quad_lane * 16;
+      *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void store_query_gradient(const Consumer<Config, Element, kWho>& consumer,
                                                      const QueryPosition& first, int32_t first_head, int32_t pass) {
@@ -125,19 +145,14 @@ __device__ __forceinline__ void store_query_gradient(const Consumer<Config, Elem
   const bool there = exists<Config>(params, query) && has_pass(consumer.storage, consumer.warp * 16, pass);
   uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
   constexpr int kColumns = Config::kDV / 2;
-  const int32_t head = first_head + head_of_row<Config>(consumer.row);
-  const auto store_columns = [&](int32_t column, const float* values) {
-    store_head_columns<Element>(start, head, there ? params.h_q : 0, params.dq_head_bytes, column, values,
-                                consumer.lane);
-  };
 #pragma unroll
   for (int part = 0; part < kColumns / 32; ++part) {
-    store_columns(kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
+    store_columns(consumer, start, first_head, there, kWho * kColumns + part * 32, consumer.dq_wide + part * 16);
   }
   if constexpr (Consumer<Config, Element, kWho>::kHasNarrow) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      store_columns(Config::kDV + part * 32, consumer.dq_narrow + part * 16);
+      store_columns(consumer, start, first_head, there, Config::kDV + part * 32, consumer.dq_narrow + part * 16);
     }
   }
 }

@@ -41,7 +41,6 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv", "out", "lse", "indices", "topk_length", "attn_sink")),
         *((name, ctypes.c_void_p) for name in ("attn_dist", "dq", "dkv", "d_sink")),
         *((name, ctypes.c_void_p) for name in ("sums", "sink_terms", "partials", "row_ends", "slot_list")),
-        ("scores", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows")),
         *((name, ctypes.c_int64) for name in ("kv_batch_bytes", "kv_token_bytes")),
         *((name, ctypes.c_int64) for name in ("out_batch_bytes", "out_query_bytes", "out_head_bytes")),
@@ -54,10 +53,8 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("sums_batch", "sums_token")),
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "kv_rows")),
         *((name, ctypes.c_int32) for name in ("s_q", "s_kv", "h_q", "topk")),
-        *((name, ctypes.c_uint32) for name in ("query_begin", "query_end", "score_begin", "score_end")),
-        ("passes", ctypes.c_int32),
-        *((name, ctypes.c_uint32) for name in ("score_ctas", "score_room")),
-        *((name, ctypes.c_int32) for name in ("batch_rows", "token_rows", "causal", "followed")),
+        *((name, ctypes.c_uint32) for name in ("query_begin", "query_end")),
+        *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "unit", "unit_rest")),
         *((name, ctypes.c_float) for name in ("lse_to_log2", "sink_to_lse")),
     )
@@ -78,8 +75,6 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         **record_fields(shared),
         kv_rows=chosen.kv_rows,
         passes=chosen.passes,
-        score_ctas=chosen.score_ctas,
-        score_room=chosen.score_room,
         sm_scale=scale,
         scale_log2=scales.score,
         unit=scales.unit,
@@ -140,7 +135,7 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.partials = workspace + layout.partials
         record.row_ends = workspace + layout.row_ends
         record.slot_list = workspace + layout.slot_list
-    for name in ("scores", "rows", "row_slots", "row_counts", "listed_dist", "strange_rows"):
+    for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows"):
         start: int | None = getattr(layout, name)
         setattr(record, name, None if start is None else workspace + start)
 
@@ -186,7 +181,7 @@ class Binding:
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
         self._launchers: dict[tuple[plan.Stage, int, bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
-        attends = [launcher for launcher, step in self._steps if step.stage in plan.ATTENDING]
+        attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
         self.launcher: Launcher | None = attends[0] if attends else None
 
     def _launcher(self, step: plan.Launch, device: Device) -> Launcher:
@@ -200,13 +195,13 @@ class Binding:
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        if step.stage in plan.ATTENDING and facts["pass_heads"] != self.plan.pass_heads:
+        if step.stage == "attention" and facts["pass_heads"] != self.plan.pass_heads:
             raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
         grid, cluster = (step.ctas, 1, 1), facts["cluster"]
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
-        count = 0 if step.stage not in plan.ATTENDING else 2 if self.plan.kv_map is None else 3
+        count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3
         maps = tuple(ctypes.c_byte() for _ in range(count))
-        record = self._listed if step.stage in plan.ATTENDING else self._parameters
+        record = self._listed if step.stage == "attention" else self._parameters
         given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
@@ -227,7 +222,7 @@ class Binding:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
         for (stage, _, _), launcher in self._launchers.items():
-            if stage in plan.ATTENDING:
+            if stage == "attention":
                 for number, made in enumerate(maps):
                     launcher.replace(number, made)
         self._pointers = pointers
@@ -236,11 +231,10 @@ class Binding:
         """Run on `stream`, with the device's context current. Raises DriverError."""
         for launcher, step in self._steps:
             record = self._parameters
-            if self.plan.in_order and step.stage in plan.ATTENDING:
+            if self.plan.in_order and step.stage == "attention":
                 record = self._listed
-                put_in_order(record, self._parameters, self.plan, step.listed_from)
+                put_in_order(record, self._parameters, self.plan, step.query_begin)
             record.query_begin, record.query_end, record.followed = step.query_begin, step.query_end, step.followed
-            record.score_begin, record.score_end = step.score_begin, step.score_end
             launcher(stream)
 
 

@@ -16,21 +16,7 @@ from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
 from .spec import OPERATOR, Problem
 
-Stage = Literal[
-    "attention",
-    "zero",
-    "round",
-    "sink",
-    "clear",
-    "count",
-    "scan",
-    "place",
-    "sum",
-    "merge",
-    "sort",
-    "deal",
-    "halves",
-]
+Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """What the translation unit can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
@@ -43,9 +29,6 @@ CTA_HEADS = 64
 PASS_HEADS = (64, 128)
 """Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
 call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each half of the channels."""
-
-SCORE_CTAS = 2
-"""CTAs of the first half to a query of up to 128 heads."""
 
 FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
 """Where each target's kernels lie."""
@@ -74,29 +57,12 @@ ORDER_STAGES: tuple[Stage, ...] = ("sort", "deal")
 ORDER_ARCHS = ("sm_90a",)
 """Targets that have these stages."""
 
-HALF_ARCHS = ("sm_90a",)
-"""Targets that have an attention in halves."""
-
-HALF_CLUSTER = 3
-"""CTAs of its clusters, each of which has 192 columns of a query in the second half."""
-
-ATTENDING: tuple[Stage, ...] = ("attention", "halves")
-"""Stages that take tensor maps of q and dout."""
-
 ORDER_TOKENS = 1 << 18
 """Tokens of a batch entry that `sort` has room for: twin of `kMaxTokensAlone` in cuda/sparse_mla_bwd/bunch.cuh."""
 
 LIST_BYTES = 128 << 20
 """What lists of rows, and a distribution in their order, may take at a time. One bunch's are made at a time where they
 need more."""
-
-SCORE_BYTES = 1 << 30
-"""What P and dS may take at a time, where the attention is in halves. One query's are stored at a time where they need
-more."""
-
-MIXED = False
-MOST_HALVES, LEAST_HALF = 8, 128
-"""Launches that there are for the sake of their having both halves, and queries of each at least."""
 
 PARTIAL_BYTES = 640 << 20
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
@@ -129,9 +95,6 @@ class Launch:
         ctas: the grid.
         query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
             and the attention after it.
-        score_begin, score_end: of an attention in halves, the queries whose P and dS it makes; dQ and dKV are those of
-            the queries above.
-        listed_from: the first query of those whose rows are listed with these.
         dependent: whether a launch of the call comes before it, which it may overlap with.
         followed: whether one comes after it.
     """
@@ -140,9 +103,6 @@ class Launch:
     ctas: int
     query_begin: int
     query_end: int
-    score_begin: int = 0
-    score_end: int = 0
-    listed_from: int = 0
     dependent: bool = False
     followed: bool = False
 
@@ -154,7 +114,6 @@ class Workspace:
     Attributes:
         sums: fp32 [batch, s_kv, d_qk], where dkv is not fp32 itself.
         sink_terms: fp32 [queries, h_q], with a sink.
-        scores: 16-bit [score_room, passes, blocks of 64 slots, 2, 2, 64 * 64], where the attention is in halves.
         partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
         row_ends: int32 [batch * s_kv].
         slot_list: int32 [chunk, topk].
@@ -168,7 +127,6 @@ class Workspace:
 
     sums: int | None
     sink_terms: int | None
-    scores: int | None
     partials: int | None
     row_ends: int | None
     slot_list: int | None
@@ -190,15 +148,13 @@ class Plan:
         tokens: queries of all batch entries together.
         kv_rows: tokens of kv of all batch entries together.
         kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
-        cluster: CTAs that share a query, as a cluster.
-        half_chunk: of an attention in halves, queries of one half of a launch; 0 where it is in one piece.
+        cluster: CTAs that share a query.
         queries: how many neighbouring ones take their rows together; 1 where each takes its own.
         in_order: whether each takes its rows in the order of tokens, not of slots.
         bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
         passes: how many times they go through its slots.
-        chunk: queries, or bunches of them, whose rows are listed, or whose slots' rows are stored, at a time; of one
-            launch of an attention in one piece.
+        chunk: queries, or bunches of them, of one launch of the attention stage.
         row_ctas: CTAs of the row-wise stages.
         workspace: what is allocated beside the outputs.
     """
@@ -209,7 +165,6 @@ class Plan:
     kv_rows: int
     kv_map: KvRows | None
     cluster: int
-    half_chunk: int
     queries: int
     in_order: bool
     bunches: int
@@ -242,13 +197,13 @@ class Plan:
         yield Launch("zero", self.row_ctas, 0, self.tokens)
         for first in range(0, self.bunches, self.chunk):
             last = min(first + self.chunk, self.bunches)
-            attention = self._attention(first, last)
+            attention = Launch("attention", (last - first) * self.cluster, first, last)
             if self.queries > 1:
                 yield Launch("merge", last - first, first, last)
             if self.in_order:
                 yield Launch("sort", last - first, first, last)
             if not self.problem.shared.options.deterministic:
-                yield from attention
+                yield attention
                 if self.in_order and self.problem.has_attn_dist:
                     yield Launch("deal", last - first, first, last)
                 continue
@@ -256,41 +211,12 @@ class Plan:
             yield Launch("count", last - first, first, last)
             yield Launch("scan", 1, first, last)
             yield Launch("place", last - first, first, last)
-            yield from attention
+            yield attention
             yield Launch("sum", self.kv_rows, first, last)
         if self.workspace.sums is not None:
             yield Launch("round", self.row_ctas, 0, self.tokens)
         if self.problem.shared.has_sink:
             yield Launch("sink", -(-self.problem.shared.h_q // _SINK_CTA_HEADS), 0, self.tokens)
-
-    @property
-    def score_ctas(self) -> int:
-        """CTAs that share a query in the first half: one for each 64 heads, but one alone where the order counts in which
-        more than two add to the distribution."""
-        return SCORE_CTAS if self.passes == 1 else 1
-
-    @property
-    def score_room(self) -> int:
-        """Queries whose P and dS are kept: those of one launch, and those that the next one makes beside their gradients."""
-        return min(self.chunk, 2 * self.half_chunk)
-
-    def _attention(self, first: int, last: int) -> Iterator[Launch]:
-        if not self.half_chunk:
-            yield Launch("attention", (last - first) * self.cluster, first, last, listed_from=first)
-            return
-        if not MIXED:
-            for begin in range(first, last, self.half_chunk):
-                end = min(begin + self.half_chunk, last)
-                n = end - begin
-                yield Launch("halves", -(-n * self.score_ctas // 3) * 3, begin, begin, begin, end, listed_from=first)
-                yield Launch("halves", n * 3, begin, end, begin, begin, listed_from=first)
-            return
-        seconds = first, first
-        for begin in (*range(first, last, self.half_chunk), last):
-            firsts = begin, min(begin + self.half_chunk, last)
-            clusters = seconds[1] - seconds[0] + -(-(firsts[1] - firsts[0]) * self.score_ctas // self.cluster)
-            yield Launch("halves", clusters * self.cluster, *seconds, *firsts, listed_from=first)
-            seconds = firsts
 
 
 def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
@@ -303,8 +229,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     tokens, kv_rows = shared.s_q * batch, shared.s_kv * batch
     pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
     gathers = arch.name != "sm_90a"
-    in_halves = arch.name in HALF_ARCHS and pass_heads == PASS_HEADS[-1]
-    cluster = 2 if gathers else HALF_CLUSTER if in_halves else 1
+    cluster = 2 if gathers else pass_heads // CTA_HEADS
     if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
@@ -312,17 +237,15 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     queries = next((n for n in fitting if takes_rows_together(problem, n, multiprocessors)), 1)
     bunches = _bunches(problem, queries)
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
-    at_once = multiprocessors // cluster
-    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
-    passes = -(-shared.h_q // pass_heads)
+    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, multiprocessors // cluster)
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
-        chunk = _chunk(chunk, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, max(1, at_once))
+        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, max(1, multiprocessors // cluster))
     elif queries > 1 or in_order:
-        chunk = _chunk(chunk, _list_bytes(problem, queries), LIST_BYTES, max(1, at_once))
-    half_chunk = _half_chunk(chunk, _score_bytes(problem, passes)) if in_halves else 0
+        chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, max(1, multiprocessors // cluster))
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
+    passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
     return Plan(
@@ -332,7 +255,6 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         kv_rows=kv_rows,
         kv_map=kv_map,
         cluster=cluster,
-        half_chunk=half_chunk,
         queries=queries,
         in_order=in_order,
         bunches=bunches,
@@ -340,7 +262,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         passes=passes,
         chunk=chunk,
         row_ctas=row_ctas,
-        workspace=workspace(problem, chunk, queries, in_order, min(chunk, 2 * half_chunk) * passes),
+        workspace=workspace(problem, chunk, queries, in_order),
     )
 
 
@@ -387,31 +309,15 @@ def _list_bytes(problem: Problem, queries: int) -> int:
     return slots * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
 
 
-def _score_bytes(problem: Problem, passes: int) -> int:
-    """Of P and dS of one query."""
-    return passes * -(-problem.shared.topk // 64) * SCORE_CTAS * 2 * 64 * 64 * 2
-
-
-def _half_chunk(count: int, each_bytes: int) -> int:
-    """Queries of one half of a launch: those of two launches have room, and there are enough launches for nearly all to
-    have both halves."""
-    room = max(1, SCORE_BYTES // (2 if MIXED else 1) // max(1, each_bytes))
-    launches = max(-(-count // room), min(MOST_HALVES if MIXED else 1, count // LEAST_HALF))
-    return -(-count // max(1, launches))
-
-
 def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
     """Queries or bunches whose rows are stored at a time: as many as have room, in whole waves of CTAs if possible."""
-    room = max(1, limit_bytes // max(1, each_bytes))
+    room = max(1, limit_bytes // each_bytes)
     return max(1, min(count, room // wave * wave if room > wave else room))
 
 
-def workspace(
-    problem: Problem, chunk: int, queries: int = 1, in_order: bool = False, score_passes: int = 0
-) -> Workspace:
+def workspace(problem: Problem, chunk: int, queries: int = 1, in_order: bool = False) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
-    for `chunk` bunches of `queries`, or queries by themselves `in_order`; `score_passes`: of all queries whose P and
-    dS are kept."""
+    for `chunk` bunches of `queries`, or queries by themselves `in_order`."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -428,7 +334,6 @@ def workspace(
     ordered = problem.shared.options.deterministic
     sums = part(problem.dkv_dtype != "float32", kv_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
-    scores = part(score_passes > 0, _score_bytes(problem, score_passes) // 4)
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
     joint = queries > 1
@@ -436,7 +341,6 @@ def workspace(
     return Workspace(
         sums=sums,
         sink_terms=sink_terms,
-        scores=scores,
         partials=partials,
         row_ends=row_ends,
         slot_list=slot_list,
@@ -509,13 +413,13 @@ def variant(
     if stage not in _stages_alone(arch.name):
         expected = "one of " + ", ".join(_stages_alone(arch.name)) + f" with queries=1 on {arch.name}"
         raise InputError("stage", expected, shown(stage), OPERATOR)
-    attends = stage in ATTENDING
+    attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
-    heads = pass_heads if stage == "attention" else PASS_HEADS[0]
+    heads = pass_heads if attends else PASS_HEADS[0]
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
-        ("CUPYMLA_FP16", int(dtype == "float16" and (attends or stage == "round"))),
+        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "round"))),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_PARTIALS", int(partials and attends)),
     )
@@ -553,7 +457,7 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def _stages_alone(arch_name: str) -> tuple[Stage, ...]:
     """Stages of queries that take their rows by themselves."""
-    left_out = ("merge",) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES, "halves")
+    left_out = ("merge",) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES)
     return tuple(stage for stage in STAGES if stage not in left_out)
 
 
