@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..case import Case
+from ..pairwise import pairwise
 from .checks import FP8, ITEMSIZE
 from .paging import HEAD_SIZES, LAYOUTS, elements_of_x, key_counts
 
@@ -277,6 +278,7 @@ def _bias(case: XlCase, rng: Any, xp: Any) -> dict[str, Any]:
 
 # Correctness ---------------------------------------------------------------------------------------------------
 
+_BLOCK_SIZES = (1, 2, 3, 8, 16, 32, 64, 100, 128, 256)
 _SMALL: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "context_lens": (37, 0, 1, 90)}
 _FORMS: tuple[dict[str, Any], ...] = (
     {"bias": "none"},
@@ -302,7 +304,7 @@ def _shapes() -> Iterator[XlCase]:
             if layout != "vllm" or head_size % 16 == 0:
                 fields = _with(head_size=head_size, kv_dtype=kv_dtype, kv_layout=layout, scales="head", bias="alibi")
                 yield make("shapes", kv_dtype[7:], **fields)
-    for block_size in (1, 2, 3, 8, 16, 32, 64, 100, 128, 256):
+    for block_size in _BLOCK_SIZES:
         for layout in LAYOUTS:
             fields = _with(block_size=block_size, kv_layout=layout, bias="relative", extent=24)
             yield make("shapes", f"bs{block_size}_{layout}", **fields)
@@ -371,7 +373,23 @@ def _strides() -> Iterator[XlCase]:
             yield make("strides", tag, **_with(kv_layout=layout, kv_dtype=kv_dtype, strided=True, bias="dense"))
 
 
-CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides())
+def _pairs() -> Iterator[XlCase]:
+    """Every two of a head size, a block size, what query and cache are, a layout and a form of bias."""
+    elements = [(dtype, kv_dtype) for dtype in _DTYPES for kv_dtype in ("", *FP8)]
+    choices = (HEAD_SIZES, _BLOCK_SIZES, elements, LAYOUTS, _FORMS)
+    for head_size, block_size, (dtype, kv_dtype), layout, form in pairwise(choices, _can_meet):
+        words = (f"bs{block_size}", layout, dtype, kv_dtype[7:], form.get("rel_extend", ""))
+        fields = {"head_size": head_size, "block_size": block_size, "kv_layout": layout, **form}
+        elements_of = {"dtype": dtype, "kv_dtype": kv_dtype, "scales": "head" if kv_dtype else "none"}
+        yield make("pairs", "_".join(filter(None, words)), **_with(**fields, **elements_of))
+
+
+def _can_meet(row: tuple[Any, ...]) -> bool:
+    head_size, _, (dtype, kv_dtype), layout, _ = row
+    return bool(layout != "vllm" or head_size % elements_of_x(kv_dtype or dtype) == 0)
+
+
+CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs())
 
 
 # Timing --------------------------------------------------------------------------------------------------------

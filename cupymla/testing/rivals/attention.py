@@ -16,13 +16,23 @@ def calls(case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
     import torch
 
     if torch.cuda.is_available():
-        yield from _attention(torch, case, inputs)
+        from torch.nn.attention.flex_attention import flex_attention
+
+        yield from attention(torch, case, inputs, torch.compile(flex_attention, dynamic=False))
 
 
-def _attention(torch: Any, case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    """Scaled dot-product attention with a mask, and FlexAttention with a score_mod, on a cache gathered beforehand.
+def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> Iterator[tuple[str, Call]]:
+    """Scaled dot-product attention with a mask and FlexAttention with a score_mod, on a cache gathered beforehand, and
+    FlexAttention on a cache of pages.
 
-    Neither reads pages of 16 tokens, so both get every sequence's keys and values contiguous and padded to the longest.
+    None reads pages of 16 tokens: the first two get every sequence's keys and values contiguous and padded to the
+    longest, the third gets them in pages of 128 tokens, which lie in no order.
+
+    Args:
+        torch: the module.
+        case: the case.
+        inputs: its arguments, of an array library that torch exchanges arrays with.
+        flex: torch's flex_attention, compiled or not.
     """
     if case.kv_dtype or case.kv_layout != "vllm":
         return
@@ -32,7 +42,7 @@ def _attention(torch: Any, case: Any, inputs: dict[str, Any]) -> Iterator[tuple[
     functional = torch.nn.functional
     mask = None if bias is None else bias[:, :, None, :] * scale
     if len(set(case.context_lens)) > 1:
-        past = torch.arange(keys.shape[2], device="cuda")[None, :] >= lens[:, None]
+        past = torch.arange(keys.shape[2], device=lens.device)[None, :] >= lens[:, None]
         blank = torch.zeros_like(past, dtype=query.dtype).masked_fill(past, float("-inf"))[:, None, None, :]
         mask = blank if mask is None else mask + blank
 
@@ -40,18 +50,72 @@ def _attention(torch: Any, case: Any, inputs: dict[str, Any]) -> Iterator[tuple[
         return functional.scaled_dot_product_attention(query, keys, values, mask, scale=scale, enable_gqa=True)
 
     yield "torch SDPA, gathered", dense
-    from torch.nn.attention.flex_attention import flex_attention
-
-    attention = torch.compile(flex_attention, dynamic=False)
 
     def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         found = score if bias is None else score + bias[b, h, j] * scale
         return torch.where(j < lens[b], found, float("-inf"))
 
     def flexible() -> object:
-        return attention(query, keys, values, score_mod=score_mod, scale=scale, enable_gqa=True)
+        return flex(query, keys, values, score_mod=score_mod, scale=scale, enable_gqa=True)
 
     yield "torch FlexAttention, gathered", flexible
+    k_pages, v_pages, numbers, mask_of_pages = _paged(torch, keys, values, lens)
+
+    def paged_score(score: Any, b: Any, h: Any, i: Any, place: Any) -> Any:
+        if bias is None:
+            return score
+        j = numbers[b, place // PAGE] * PAGE + place % PAGE
+        return score + bias[b, h, j.clamp(0, bias.shape[2] - 1)] * scale
+
+    def paged() -> object:
+        return flex(
+            query, k_pages, v_pages, score_mod=paged_score, block_mask=mask_of_pages, scale=scale, enable_gqa=True
+        )
+
+    yield f"torch FlexAttention, pages of {PAGE}", paged
+
+
+PAGE = 128
+"""Tokens of a page that FlexAttention reads: a block of its masks."""
+
+
+def _paged(torch: Any, keys: Any, values: Any, lens: Any) -> tuple[Any, Any, Any, Any]:
+    """Keys and values [1, kv_heads, pages * PAGE, size] with all sequences' pages in no order; which page of each
+    sequence a page is [seqs, pages], -1 where it is another's; and the mask that says whose it is.
+
+    Source: PyTorch's documentation of `torch.nn.attention.flex_attention.BlockMask.from_kv_blocks`.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    seqs, kv_heads, longest, size = keys.shape
+    each = -(-longest // PAGE)
+    place = torch.randperm(seqs * each, generator=torch.Generator().manual_seed(0)).to(keys.device).view(seqs, each)
+    laid = []
+    for given in (keys, values):
+        padded = torch.nn.functional.pad(given, (0, 0, 0, each * PAGE - longest))
+        pages = padded.view(seqs, kv_heads, each, PAGE, size).permute(0, 2, 1, 3, 4).flatten(0, 1)
+        out = torch.empty_like(pages)
+        out[place.flatten()] = pages
+        laid.append(out.permute(1, 0, 2, 3).reshape(1, kv_heads, -1, size).contiguous())
+    own = torch.arange(seqs, device=keys.device)[:, None]
+    numbers = torch.full((seqs, seqs * each), -1, device=keys.device)
+    numbers[own, place] = torch.arange(each, device=keys.device).expand(seqs, each)
+
+    def is_own(b: Any, h: Any, i: Any, place: Any) -> Any:
+        page = numbers[b, place // PAGE]
+        return (page >= 0) & (page * PAGE + place % PAGE < lens[b])
+
+    # Whole pages come first, then the one that a length ends in.
+    rest = torch.zeros((seqs, seqs * each - each), dtype=torch.int32, device=keys.device)
+    listed = torch.cat([place.int(), rest], 1)
+    whole = (lens // PAGE).int()
+    ends = torch.gather(listed, 1, whole.long()[:, None].clamp(max=each - 1))
+    partial = torch.cat([ends, torch.zeros_like(listed[:, 1:])], 1)
+    mask = BlockMask.from_kv_blocks(
+        (lens % PAGE != 0).int()[:, None, None], partial[:, None, None], whole[:, None, None], listed[:, None, None],
+        BLOCK_SIZE=PAGE, mask_mod=is_own, seq_lengths=(1, seqs * each * PAGE),
+    )  # fmt: skip
+    return laid[0], laid[1], numbers, mask
 
 
 def _contiguous(torch: Any, case: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
@@ -75,7 +139,7 @@ def _contiguous(torch: Any, case: Any, inputs: dict[str, Any]) -> tuple[Any, Any
     elif case.bias == "relative":
         table = torch.nan_to_num(torch.from_dlpack(inputs["rel_bias"]))
         lens = torch.from_dlpack(inputs["context_lens"]).long()
-        distance = lens[:, None] - 1 - torch.arange(longest, device="cuda")[None, :]
+        distance = lens[:, None] - 1 - torch.arange(longest, device=lens.device)[None, :]
         rows = distance.clamp(0, case.extent - 1)[:, None, :].expand(-1, case.num_heads, -1)
         bias = table.gather(2, rows).masked_fill((distance >= case.extent)[:, None, :], 0)
     return query, gathered[0], gathered[1], bias

@@ -11,8 +11,8 @@ Call = Callable[[], object]
 
 
 def calls(case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    """As `rivals.of`, for the first of the cases of each size."""
-    if case.format == "nvfp4" and case.b_dtype == "e2m1":
+    """As `rivals.of`; nothing where b is fp16, which no benchmark has."""
+    if case.b_dtype in ("e2m1", "bfloat16"):
         yield "cuBLAS bf16", _cublas_bf16(case)
         yield "dequantize_nvfp4, then cuBLAS bf16", _dequantize_then_cublas(case, inputs)
 
@@ -25,7 +25,7 @@ def _cublas_bf16(case: Any) -> Call:
 
 
 def _dequantize_then_cublas(case: Any, inputs: dict[str, Any]) -> Call:
-    """Both 4-bit operands decoded to bfloat16 by `dequantize_nvfp4`, then multiplied.
+    """What is 4-bit of the operands decoded to bfloat16 by `dequantize_nvfp4`, then multiplied.
 
     Not as one graph: CuPy refuses cuBLAS under capture.
     """
@@ -33,13 +33,16 @@ def _dequantize_then_cublas(case: Any, inputs: dict[str, Any]) -> Call:
 
     from ...ops.nvfp4_gemv import dequantize_nvfp4
 
-    packed = [cupy.moveaxis(inputs[name], -1, 0) for name in ("a", "b", "sfa", "sfb")]
-    outs = [cupy.empty((*codes.shape[:2], case.k), ml_dtypes.bfloat16) for codes in packed[:2]]
-    decoded = [
-        dequantize_nvfp4.prepare(codes, scales, batch_axis=0, out=out)
-        for codes, scales, out in zip(packed[:2], packed[2:], outs, strict=True)
-    ]
-    product = _bf16_product(*outs)
+    decoded, operands = [], []
+    for name, scales in (("a", "sfa"), ("b", "sfb")):
+        operand = cupy.moveaxis(inputs[name], -1, 0)
+        if inputs[scales] is not None:
+            codes, operand = operand, cupy.empty((*operand.shape[:2], case.k), ml_dtypes.bfloat16)
+            factors = cupy.moveaxis(inputs[scales], -1, 0)
+            call = dequantize_nvfp4.prepare(codes, factors, batch_axis=0, format=case.format, out=operand)
+            decoded.append(call)
+        operands.append(cupy.ascontiguousarray(operand))
+    product = _bf16_product(*operands)
 
     def run() -> None:
         for decode in decoded:

@@ -1,0 +1,74 @@
+"""Few combinations of many choices, such that every two values that can meet do: most defects take no more than two
+(Cohen, Dalal, Fredman, Patton 1997, "The AETG System: An Approach to Testing Based on Combinatorial Design")."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Row = tuple[Any, ...]
+
+
+def pairwise(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) -> list[Row]:
+    """Rows of one value of each choice, in which all pairs of values meet that do so in any allowed row.
+
+    Args:
+        choices: the values of each; each at least one.
+        allowed: whether a row of all choices is one. It must not leave a value without any row.
+
+    The same every time: each row begins with the first pair that is missing, and takes of every other choice the value
+    that makes up for most of what is missing then, the first one of equals.
+    """
+    possible = _possible(choices, allowed)
+    missing = dict.fromkeys(sorted(possible))
+    rows = []
+    while missing:
+        (i, x), (j, y) = next(iter(missing))
+        row = _filled(choices, allowed, {i: x, j: y}, missing)
+        for pair in _pairs(row):
+            missing.pop(pair, None)
+        rows.append(tuple(values[number] for values, number in zip(choices, row, strict=True)))
+    return rows
+
+
+_Place = tuple[int, int]  # a choice, and the number of one of its values
+
+
+def _pairs(row: Sequence[int]) -> list[tuple[_Place, _Place]]:
+    return list(itertools.combinations(enumerate(row), 2))
+
+
+def _possible(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) -> set[tuple[_Place, _Place]]:
+    """Pairs that meet in any allowed row."""
+    found: set[tuple[_Place, _Place]] = set()
+    for row in itertools.product(*(range(len(values)) for values in choices)):
+        if allowed(tuple(values[number] for values, number in zip(choices, row, strict=True))):
+            found.update(_pairs(row))
+    return found
+
+
+def _filled(
+    choices: Sequence[Sequence[Any]],
+    allowed: Callable[[Row], bool],
+    given: dict[int, int],
+    missing: dict[tuple[_Place, _Place], None],
+) -> tuple[int, ...]:
+    """An allowed row with the given values, whose others make up for what is missing."""
+
+    def completions(fixed: dict[int, int]) -> bool:
+        rows = itertools.product(*([fixed[k]] if k in fixed else range(len(c)) for k, c in enumerate(choices)))
+        return any(allowed(tuple(c[n] for c, n in zip(choices, row, strict=True))) for row in rows)
+
+    fixed = dict(given)
+    for k, values in enumerate(choices):
+        if k in fixed:
+            continue
+
+        def gain(number: int, k: int = k) -> int:
+            pairs = (tuple(sorted([(k, number), place])) for place in fixed.items())
+            return sum(pair in missing for pair in pairs)
+
+        numbers = sorted(range(len(values)), key=lambda number: -gain(number))
+        fixed[k] = next(number for number in numbers if completions({**fixed, k: number}))
+    return tuple(fixed[k] for k in range(len(choices)))
