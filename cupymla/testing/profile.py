@@ -43,6 +43,7 @@ METRICS: Mapping[str, str] = {
     "uniform_percent": "sm__inst_executed_pipe_uniform" + PERCENT,
     "l2_percent": "lts__throughput" + PERCENT,
     "l2_hit_percent": "lts__t_sector_hit_rate.pct",
+    "link_percent": "lts__ltcfabric2ltc_cycles_active" + PERCENT,
     "l2_sectors": "lts__t_sectors.sum",
     "l2_reduction_sectors": "lts__t_sectors_op_red.sum",
     "l2_to_sm_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
@@ -226,7 +227,7 @@ def profiled(operator: str, cases: Sequence[str], ncu: str, seconds: float = 300
 
 COLUMNS = (
     *("case", "kernel", "us", "GHz", "tensor cores %", "shared memory %", "issue %", "L2 %", "found in L2 %"),
-    *("L2 to SMs TB/s", "reductions TB/s", "DRAM %", "most waited for"),
+    *("L2's link %", "L2 to SMs TB/s", "reductions TB/s", "DRAM %", "most waited for"),
 )
 
 
@@ -288,7 +289,7 @@ def _cells(launch: Launch) -> tuple[str, ...]:
         launch.kernel,
         f"{us:.1f}",
         f"{launch.ghz:.2f}",
-        *(percent(f"{name}_percent") for name in ("tensor", "shared", "issue", "l2", "l2_hit")),
+        *(percent(f"{name}_percent") for name in ("tensor", "shared", "issue", "l2", "l2_hit", "link")),
         rate("l2_to_sm_bytes", 1),
         rate("l2_reduction_sectors", 32),
         percent("dram_percent"),
