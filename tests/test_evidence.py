@@ -64,14 +64,18 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
     assert evidence.read(file) == some_evidence(digest)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", True)
-    assert evidence.status(row) == "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    there = len(Subject(entry.name).cases_of(kernel))
+    said = "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.status(row) == f"{said} ({there - 7} further cases came since)"
+    assert evidence.status(replace(row, cases=7)) == said
     part = replace(some_evidence(digest), ran="emulated", of=9)
     assert evidence.write(part, tmp_path) is None, "hardware says more"
     file.unlink()
     evidence.write(part, tmp_path)
     assert evidence.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
     told = evidence.status(row_of(evidence.support_rows(tmp_path)))
-    assert told == "verified: 7 of 9 cases emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    said = "verified: 7 of 9 cases emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert told == f"{said} ({there - 9} further cases came since)"
     evidence.write(some_evidence("0" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.evidence, row.current) == ("hardware", False)

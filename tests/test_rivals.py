@@ -44,6 +44,11 @@ def test_pages_that_are_listed_are_a_sequences_own() -> None:
     listed = mask.to_dense()[:, 0, 0].bool()
     assert (listed == ((numbers >= 0) & (numbers * attention.PAGE < lens[:, None]))).all()
     assert mask.full_kv_num_blocks[:, 0, 0].tolist() == [2, 1, 0]
+    for sequence, length in enumerate(lens.tolist()):
+        whole, ends = length // attention.PAGE, length % attention.PAGE != 0
+        assert mask.kv_num_blocks[sequence, 0, 0] == ends
+        pages = mask.full_kv_indices[sequence, 0, 0, :whole], mask.kv_indices[sequence, 0, 0, : int(ends)]
+        assert [numbers[sequence, part.long()].tolist() for part in pages] == [list(range(whole)), [whole] * ends]
     for sequence, page in torch.nonzero(listed).tolist():
         number = int(numbers[sequence, page])
         rows = min(int(lens[sequence]) - number * attention.PAGE, attention.PAGE)

@@ -14,8 +14,8 @@ def pairwise(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) -
     """Rows of one value of each choice, in which all pairs of values meet that do so in any allowed row.
 
     Args:
-        choices: the values of each; each at least one.
-        allowed: whether a row of all choices is one. It must not leave a value without any row.
+        choices: the values of each. Of a single choice there are no pairs, so no rows.
+        allowed: whether a row of all choices is one. Values that it leaves without any row do not appear.
 
     The same every time: each row begins with the first pair that is missing, and takes of every other choice the value
     that makes up for most of what is missing then, the first one of equals.

@@ -111,6 +111,7 @@ class Support:
         current: whether that was with the present sources.
         found: the evidence itself, None when there is none.
         without_gpu: what a run of the present sources on a CPU showed, None when there was none.
+        cases: how many the operator has for the kernel now, 0 where that is not known.
     """
 
     operator: str
@@ -120,6 +121,7 @@ class Support:
     current: bool
     found: Evidence | None = field(default=None, repr=False)
     without_gpu: WithoutGpu | None = field(default=None, repr=False)
+    cases: int = 0
 
     def as_dict(self) -> dict[str, str | bool]:
         """The row as `list --json` prints it."""
@@ -274,7 +276,8 @@ def support_rows(folder: Path | None = None) -> list[Support]:
             if cpu is not None and cpu.content_hash != digest:
                 cpu = None
             ran: Literal["hardware", "emulated", "none"] = found.ran if found else "none"
-            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu))
+            cases = len(operators.Subject(entry.name).cases_of(kernel))
+            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu, cases))
         if not entry.kernels:
             rows.append(Support(entry.name, "reference", "cpu", "none", False))
     return rows
@@ -292,6 +295,9 @@ def status(row: Support) -> str:
     compiler = " ".join(row.found.toolkit.split()[:2])
     of = f" of {row.found.of}" if row.found.of > row.found.cases else ""
     run = f"{row.found.cases}{of} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
+    later = row.cases - max(row.found.of, row.found.cases)
+    if row.current and later > 0:
+        run += f" ({later} further cases came since)"
     if row.current and row.found.same_code_as:
         run += " (words of its sources have changed since, its machine code has not)"
     return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"

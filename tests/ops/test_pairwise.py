@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cupymla.ops.pairwise import Row, pairwise
 from cupymla.ops.xl_paged_attention import cases
+from cupymla.ops.xl_paged_attention.paging import HEAD_SIZES, LAYOUTS, elements_of_x
 
 
 def pairs(row: Row) -> set[tuple[Any, ...]]:
@@ -47,19 +48,29 @@ def test_no_row_is_there_for_nothing() -> None:
 
 
 def test_cases_of_paged_attention_have_all_pairs() -> None:
-    """Of sizes, element types, layouts and forms of bias."""
-    made = [case for case in cases.CASES if case.intent == "pairs"]
-    found = {
-        field: {getattr(case, field) for case in made}
-        for field in ("head_size", "block_size", "dtype", "kv_dtype", "kv_layout", "bias")
-    }
-    for (one, these), (other, those) in itertools.combinations(found.items(), 2):
-        met = {(getattr(case, one), getattr(case, other)) for case in made}
-        missing = set(itertools.product(these, those)) - met
-        assert not missing, (one, other, missing)
+    """Of all that is declared, whatever the cases have: sizes, types of query and cache, layouts and forms of bias."""
+    elements = list(itertools.product(("bfloat16", "float16", "float32"), ("", "float8_e4m3fn", "float8_e5m2")))
+    forms = [tuple(sorted(form.items())) for form in cases._FORMS]
+    choices = (HEAD_SIZES, (1, 2, 3, 8, 16, 32, 64, 100, 128, 256), elements, LAYOUTS, forms)
+    wanted = all_pairs(choices, lambda row: row[3] != "vllm" or row[0] % elements_of_x(row[2][1] or row[2][0]) == 0)
+
+    def row(case: cases.XlCase) -> Row:
+        (form,) = (form for form in forms if fits(case, dict(form)))
+        return case.head_size, case.block_size, (case.dtype, case.kv_dtype), case.kv_layout, form
+
+    made = [row(case) for case in cases.CASES if case.intent == "pairs"]
+    assert set().union(*map(pairs, made)) == wanted
+    assert len(wanted) == 562, "the rule keeps no two values apart for good"
+
+
+def fits(case: cases.XlCase, form: dict[str, Any]) -> bool:
+    """Whether a case has this form of bias, and what it leaves out as it is by default."""
+    asked = {"extent": 0, "rel_extend": "zero", **form}
+    return all(getattr(case, name) == value for name, value in asked.items())
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_layout_that_a_head_size_does_not_fit_is_left_out(kv_dtype: str) -> None:
-    sizes = {case.head_size for case in cases.CASES if case.kv_dtype == kv_dtype and case.kv_layout == "vllm"}
+    made = [case for case in cases.CASES if case.intent == "pairs"]
+    sizes = {case.head_size for case in made if case.kv_dtype == kv_dtype and case.kv_layout == "vllm"}
     assert 120 not in sizes and 112 in sizes
