@@ -71,8 +71,10 @@ def list_(options: argparse.Namespace) -> int:
 
     rows = evidence.support_rows()
     terminal = Terminal(options.json)
-    terminal.json([row.as_dict() for row in rows])
-    if options.markdown and not options.json:
+    if options.json:
+        terminal.json([row.as_dict() for row in rows])
+        return 0
+    if options.markdown:
         print(evidence.support_markdown(rows))
         return 0
     table = [(r.operator, r.kernel, r.arch, evidence.status(r)) for r in rows]

@@ -20,19 +20,22 @@ def pairwise(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) -
     The same every time: each row begins with the first pair that is missing, and takes of every other choice the value
     that makes up for most of what is missing then, the first one of equals.
     """
-    possible = _possible(choices, allowed)
-    missing = dict.fromkeys(sorted(possible))
+    missing = dict.fromkeys(sorted(_possible(choices, allowed)))
     rows = []
     while missing:
         (i, x), (j, y) = next(iter(missing))
         row = _filled(choices, allowed, {i: x, j: y}, missing)
         for pair in _pairs(row):
             missing.pop(pair, None)
-        rows.append(tuple(values[number] for values, number in zip(choices, row, strict=True)))
+        rows.append(_values(choices, row))
     return rows
 
 
 _Place = tuple[int, int]  # a choice, and the number of one of its values
+
+
+def _values(choices: Sequence[Sequence[Any]], numbers: Sequence[int]) -> Row:
+    return tuple(values[number] for values, number in zip(choices, numbers, strict=True))
 
 
 def _pairs(row: Sequence[int]) -> list[tuple[_Place, _Place]]:
@@ -43,7 +46,7 @@ def _possible(choices: Sequence[Sequence[Any]], allowed: Callable[[Row], bool]) 
     """Pairs that meet in any allowed row."""
     found: set[tuple[_Place, _Place]] = set()
     for row in itertools.product(*(range(len(values)) for values in choices)):
-        if allowed(tuple(values[number] for values, number in zip(choices, row, strict=True))):
+        if allowed(_values(choices, row)):
             found.update(_pairs(row))
     return found
 
@@ -56,9 +59,9 @@ def _filled(
 ) -> tuple[int, ...]:
     """An allowed row with the given values, whose others make up for what is missing."""
 
-    def completions(fixed: dict[int, int]) -> bool:
+    def has_completion(fixed: dict[int, int]) -> bool:
         rows = itertools.product(*([fixed[k]] if k in fixed else range(len(c)) for k, c in enumerate(choices)))
-        return any(allowed(tuple(c[n] for c, n in zip(choices, row, strict=True))) for row in rows)
+        return any(allowed(_values(choices, row)) for row in rows)
 
     fixed = dict(given)
     for k, values in enumerate(choices):
@@ -70,5 +73,5 @@ def _filled(
             return sum(pair in missing for pair in pairs)
 
         numbers = sorted(range(len(values)), key=lambda number: -gain(number))
-        fixed[k] = next(number for number in numbers if completions({**fixed, k: number}))
+        fixed[k] = next(number for number in numbers if has_completion({**fixed, k: number}))
     return tuple(fixed[k] for k in range(len(choices)))

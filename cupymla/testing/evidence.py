@@ -111,7 +111,6 @@ class Support:
         current: whether that was with the present sources.
         found: the evidence itself, None when there is none.
         without_gpu: what a run of the present sources on a CPU showed, None when there was none.
-        cases: how many the operator has for the kernel now, 0 where that is not known.
     """
 
     operator: str
@@ -121,7 +120,6 @@ class Support:
     current: bool
     found: Evidence | None = field(default=None, repr=False)
     without_gpu: WithoutGpu | None = field(default=None, repr=False)
-    cases: int = 0
 
     def as_dict(self) -> dict[str, str | bool]:
         """The row as `list --json` prints it."""
@@ -276,8 +274,7 @@ def support_rows(folder: Path | None = None) -> list[Support]:
             if cpu is not None and cpu.content_hash != digest:
                 cpu = None
             ran: Literal["hardware", "emulated", "none"] = found.ran if found else "none"
-            cases = len(operators.Subject(entry.name).cases_of(kernel))
-            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu, cases))
+            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu))
         if not entry.kernels:
             rows.append(Support(entry.name, "reference", "cpu", "none", False))
     return rows
@@ -295,12 +292,19 @@ def status(row: Support) -> str:
     compiler = " ".join(row.found.toolkit.split()[:2])
     of = f" of {row.found.of}" if row.found.of > row.found.cases else ""
     run = f"{row.found.cases}{of} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
-    later = row.cases - max(row.found.of, row.found.cases)
-    if row.current and later > 0:
+    later = cases_since(row.found) if row.current else 0
+    if later:
         run += f" ({later} further cases came since)"
     if row.current and row.found.same_code_as:
         run += " (words of its sources have changed since, its machine code has not)"
     return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"
+
+
+def cases_since(found: Evidence) -> int:
+    """How many cases there are for a kernel beside those that there were when it ran."""
+    (entry,) = (entry for entry in registry.OPERATORS if entry.name == found.operator)
+    (kernel,) = (kernel for kernel in entry.kernels if (kernel.name, kernel.arch) == (found.kernel, found.arch))
+    return max(0, len(operators.Subject(entry.name).cases_of(kernel)) - max(found.of, found.cases))
 
 
 def support_markdown(rows: Sequence[Support] | None = None) -> str:

@@ -295,13 +295,18 @@ def _with(**changes: Any) -> dict[str, Any]:
     return {**_SMALL, **changes}
 
 
+def _fits(layout: str, head_size: int, label: str) -> bool:
+    """Whether a cache of these elements can have the layout: vLLM's has keys in pieces of sixteen bytes."""
+    return layout != "vllm" or head_size % elements_of_x(label) == 0
+
+
 def _shapes() -> Iterator[XlCase]:
     for head_size in HEAD_SIZES:
         yield make("shapes", **_with(head_size=head_size, bias="dense"))
         yield make("shapes", "NHD_fp16", **_with(head_size=head_size, dtype="float16", kv_layout="NHD", bias="alibi"))
         yield make("shapes", "fp32", **_with(head_size=head_size, dtype="float32", bias="dense"))
         for kv_dtype, layout in (("float8_e4m3fn", "vllm"), ("float8_e5m2", "HND")):
-            if layout != "vllm" or head_size % 16 == 0:
+            if _fits(layout, head_size, kv_dtype):
                 fields = _with(head_size=head_size, kv_dtype=kv_dtype, kv_layout=layout, scales="head", bias="alibi")
                 yield make("shapes", kv_dtype[7:], **fields)
     for block_size in _BLOCK_SIZES:
@@ -377,16 +382,17 @@ def _pairs() -> Iterator[XlCase]:
     """Every two of a head size, a block size, what query and cache are, a layout and a form of bias."""
     elements = [(dtype, kv_dtype) for dtype in _DTYPES for kv_dtype in ("", *FP8)]
     choices = (HEAD_SIZES, _BLOCK_SIZES, elements, LAYOUTS, _FORMS)
-    for head_size, block_size, (dtype, kv_dtype), layout, form in pairwise(choices, _can_meet):
+
+    def can_meet(row: tuple[Any, ...]) -> bool:
+        head_size, _, (dtype, kv_dtype), layout, _ = row
+        return _fits(layout, head_size, kv_dtype or dtype)
+
+    for head_size, block_size, (dtype, kv_dtype), layout, form in pairwise(choices, can_meet):
         words = (f"bs{block_size}", layout, dtype, kv_dtype[7:], form.get("rel_extend", ""))
-        fields = {"head_size": head_size, "block_size": block_size, "kv_layout": layout, **form}
-        elements_of = {"dtype": dtype, "kv_dtype": kv_dtype, "scales": "head" if kv_dtype else "none"}
-        yield make("pairs", "_".join(filter(None, words)), **_with(**fields, **elements_of))
-
-
-def _can_meet(row: tuple[Any, ...]) -> bool:
-    head_size, _, (dtype, kv_dtype), layout, _ = row
-    return bool(layout != "vllm" or head_size % elements_of_x(kv_dtype or dtype) == 0)
+        sizes = {"head_size": head_size, "block_size": block_size, "kv_layout": layout}
+        scales = "head" if kv_dtype else "none"
+        tag = "_".join(filter(None, words))
+        yield make("pairs", tag, **_with(**sizes, dtype=dtype, kv_dtype=kv_dtype, scales=scales, **form))
 
 
 CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs())

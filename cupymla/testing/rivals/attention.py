@@ -19,7 +19,7 @@ def calls(case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
         from torch.nn.attention.flex_attention import flex_attention
 
         # Cases are timed in one process, and of one function torch compiles eight graphs and then no more.
-        torch._dynamo.reset()
+        torch.compiler.reset()
         yield from attention(torch, case, inputs, torch.compile(flex_attention, dynamic=False, fullgraph=True))
 
 
