@@ -7,87 +7,76 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own. They leave by lines of 128
+// bytes, which eight lanes have a part of: half of all rows cross to the other half of L2, whose link takes requests by
+// number.
 template <typename Config>
 struct RowTargets {
-  float* rows[2];  // of this thread's two slots; null where there is nothing to write
-  bool add;        // in partials: whether an earlier pass has written them
+  float* start;     // of row 0
+  int64_t stride;
+  int32_t rows[2][2];  // of the even and the odd slot of a pair of quads, and of those eight behind; -1: nothing to write
+  bool add;            // in partials: whether an earlier pass has written them
 
   __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
                                         int32_t pass, int row, const int32_t (&slots)[2])
       : add(pass > 0) {
     const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
+    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+                              : params.sums + query.batch * params.sums_batch;
+    stride = Config::kPartials ? Config::kDQk : params.sums_token;
+    const bool odd = (row & 1) != 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float* start = Config::kPartials
-                         ? params.partials + (place * params.topk + first_slot + row + 8 * r) * Config::kDQk
-                         : params.sums + query.batch * params.sums_batch + slots[r] * params.sums_token;
-      rows[r] = slots[r] >= 0 ? start : nullptr;
+      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
+      const int32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
+      rows[0][r] = odd ? other : own;
+      rows[1][r] = odd ? own : other;
     }
   }
 
-  static constexpr int kGroup = 16;  // columns that are sent at a time
+  static constexpr int kLine = 32;  // columns that are sent at a time
 
-  // Takes a group of columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
-  // Neighbouring lanes exchange halves, so that each has four columns in a row of one slot.
+  // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
   template <int kCount>
-  __device__ __forceinline__ void send_group(const float (&sums)[kCount], int group, int32_t column, int lane) {
-    const bool odd = (lane & 1) != 0;
-    const int32_t lane_column = column + group * kGroup + (odd ? 8 : 0) + (lane % 4 / 2) * 4;
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], int line, int32_t column, int lane) const {
+    float left[8], right[8];  // a line's first sixteen columns, and the others
+    arrange(sums + line * 16, left, lane);
+    arrange(sums + line * 16 + 8, right, lane);
+    // Of the even slot the even quad sends the first half of the line and the odd quad the second, and of the odd slot.
+    const bool odd = (lane & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? left[i] : right[i], 4);
+      left[i] = odd ? got : left[i];
+      right[i] = odd ? right[i] : got;
+    }
+    const int32_t here = column + line * kLine + (lane & 4) * 4 + (lane & 1) * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float* left = sums + group * 8 + 2 * r;
-      const float* right = left + 4;
-      const float x = __shfl_xor_sync(0xffffffffu, odd ? left[0] : right[0], 1);
-      const float y = __shfl_xor_sync(0xffffffffu, odd ? left[1] : right[1], 1);
-      const float four[4] = {odd ? x : left[0], odd ? y : left[1], odd ? right[0] : x, odd ? right[1] : y};
-      if (rows[r] != nullptr) write(rows[r] + lane_column, four);
+      const float even_slot[4] = {left[r * 4], left[r * 4 + 1], left[r * 4 + 2], left[r * 4 + 3]};
+      if (rows[0][r] >= 0) write(start + rows[0][r] * stride + here, even_slot);
+      const float odd_slot[4] = {right[r * 4], right[r * 4 + 1], right[r * 4 + 2], right[r * 4 + 3]};
+      if (rows[1][r] >= 0) write(start + rows[1][r] * stride + here, odd_slot);
     }
   }
 
-  template <int kColumns>
-  __device__ __forceinline__ void send(const float (&sums)[kColumns / 2], int32_t column, int lane) {
-#pragma unroll
-    for (int group = 0; group < kColumns / kGroup; ++group) send_group(sums, group, column, lane);
-  }
-
-  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
-  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
   template <int kCount>
-  __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
-    make_opaque(lane);  // or what follows from it is kept, and spilled, from block to block
+  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
 #pragma unroll
-    for (int group = 0; group < kCount / 8; ++group) arrange(sums + group * 8, lane);
-    const int32_t lane_column = column + (lane & 1) * 8 + lane % 4 / 2 * 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (rows[r] == nullptr) continue;
-      int32_t here = lane_column;
-      make_opaque(here);  // or both addresses are worked out at once
-      float* start = rows[r] + here;
-#pragma unroll
-      for (int group = 0; group < kCount / 8; ++group) {
-        const float* s = sums + group * 8 + r * 4;
-        const float four[4] = {s[0], s[1], s[2], s[3]};
-        write(start + group * kGroup, four);
-      }
-    }
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, line, column, lane);
   }
 
-  // Neighbouring lanes exchange halves of a group, so that each has four columns in a row of the upper slot, then of
-  // the lower one.
-  static __device__ __forceinline__ void arrange(float* s, int lane) {
+  // Neighbouring lanes exchange halves of sixteen columns, so that each has four columns in a row of the upper slot,
+  // then of the lower one.
+  static __device__ __forceinline__ void arrange(const float* s, float (&out)[8], int lane) {
     const bool odd = (lane & 1) != 0;
     float got[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) got[i] = __shfl_xor_sync(0xffffffffu, odd ? s[i] : s[i + 4], 1);
-    const float upper[4] = {odd ? got[0] : s[0], odd ? got[1] : s[1], odd ? s[4] : got[0], odd ? s[5] : got[1]};
-    const float lower[4] = {odd ? got[2] : s[2], odd ? got[3] : s[3], odd ? s[6] : got[2], odd ? s[7] : got[3]};
+    const float arranged[8] = {odd ? got[0] : s[0], odd ? got[1] : s[1], odd ? s[4] : got[0], odd ? s[5] : got[1],
+                               odd ? got[2] : s[2], odd ? got[3] : s[3], odd ? s[6] : got[2], odd ? s[7] : got[3]};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[i] = upper[i];
-      s[i + 4] = lower[i];
-    }
+    for (int i = 0; i < 8; ++i) out[i] = arranged[i];
   }
 
   __device__ __forceinline__ void write(float* address, const float (&four)[4]) const {
@@ -241,7 +230,7 @@ struct Gradients {
   // One CTA to a query: a tile of dKV goes straight to global memory, the first of a block while dQ is multiplied. So
   // L2, which takes longest of all, has something to add again as soon as one product is done.
   __device__ __forceinline__ void keep_first(int32_t tile) {
-    static_assert(kSteps == Config::kTileColumns / RowTargets<Config>::kGroup);
+    static_assert(kSteps == 2 * (Config::kTileColumns / RowTargets<Config>::kLine));
     float sums[kTileSums];
     issue_key_gradient<true>(sums, tile);
     finish(sums, false);
@@ -252,7 +241,7 @@ struct Gradients {
       issue_wide(step);
       issue_narrow(step);
       sm90::wgmma_commit();
-      targets.send_group(sums, step, tile * Config::kTileColumns, consumer.lane);
+      if (step % 2 != 0) targets.send_line(sums, step / 2, tile * Config::kTileColumns, consumer.lane);
     }
   }
 
@@ -260,13 +249,13 @@ struct Gradients {
     float sums[kTileSums];
     issue_key_gradient<true>(sums, tile);
     finish(sums, after_query_gradient);
-    targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane);
   }
 
   // While this one goes, for which L2 takes its time, a consumer with registers to spare multiplies its scores of the
   // next block. Their keys have been asked for since dQ was done.
   __device__ __forceinline__ void keep_and_multiply_ahead(int32_t tile, bool more) {
-    static_assert(Config::kParts == Config::kTileColumns / RowTargets<Config>::kGroup);
+    static_assert(Config::kParts == 2 * (Config::kTileColumns / RowTargets<Config>::kLine));
     float sums[kTileSums];
     issue_key_gradient<true>(sums, tile);
     finish(sums, false);
@@ -277,13 +266,13 @@ struct Gradients {
 #pragma unroll
         for (int part = 0; part < Config::kParts; ++part) {
           consumer.issue_scores(part);
-          targets.send_group(sums, part, tile * Config::kTileColumns, consumer.lane);
+          if (part % 2 != 0) targets.send_line(sums, part / 2, tile * Config::kTileColumns, consumer.lane);
         }
         consumer.finish_scores();
         return;
       }
     }
-    targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane);
   }
 
   template <bool kValues>
@@ -292,7 +281,7 @@ struct Gradients {
     issue_key_gradient<kValues>(sums, tile);
     finish(sums, false);
     storage.tiles_free.arrive();
-    targets.template send<Config::kTileColumns>(sums, tile * Config::kTileColumns, consumer.lane);
+    targets.send(sums, tile * Config::kTileColumns, consumer.lane);
   }
 
   // Two CTAs to a query, and two tiles: the first CTA finishes the left one, the second the other. Each computes the
@@ -317,7 +306,7 @@ struct Gradients {
   }
 
   __device__ __forceinline__ void send_own(float (&sums)[kTileSums], int32_t left_tile) {
-    targets.send_arranged(sums, own_tile(left_tile) * Config::kTileColumns, consumer.lane);
+    targets.send(sums, own_tile(left_tile) * Config::kTileColumns, consumer.lane);
   }
 
   // The same for consumer 1, which has registers for two tiles: the own one is multiplied while the other one is handed
@@ -379,13 +368,13 @@ struct Gradients {
         consumer.issue_scores(0);
         take_over(half, true);
         consumer.issue_scores(1);
-        targets.send_arranged(half, column, consumer.lane);
+        targets.send(half, column, consumer.lane);
         consumer.finish_scores();
         return;
       }
     }
     take_over(half, true);
-    targets.send_arranged(half, column, consumer.lane);
+    targets.send(half, column, consumer.lane);
   }
 
   // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins, as it multiplies first: so one
