@@ -91,7 +91,11 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
   make_statistics<Config, Element>(storage, params, pinned_position(query), head, pass);
   consumer.begin_pass(head);
   const bool wants_distribution = params.attn_dist != nullptr;
-  float* attn_dist = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+  // Found again for each block: kept, it would cost two registers.
+  const auto attn_dist = [&](int32_t first_slot) {
+    const QueryPosition at = pinned_position(query);
+    return params.attn_dist + at.batch * params.attn_dist_batch + at.query * params.attn_dist_query + first_slot;
+  };
   // Which of two CTAs adds first is fixed: the second adds after it has waited for the first's staging.
   const bool adds_late = Config::kCluster > 1 && cluster_rank() != 0;
   constexpr int kPartsAhead = Consumer<Config, Element, kWho>::kPartsAhead;
@@ -104,7 +108,7 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
       if constexpr (Config::kQueries > 1) {
         if (wants_distribution) consumer.put_distribution(query, first_slot);
       } else if (wants_distribution && !adds_late) {
-        consumer.template add_distribution<(Config::kCluster > 1)>(attn_dist + first_slot, slots_left);
+        consumer.template add_distribution<(Config::kCluster > 1)>(attn_dist(first_slot), slots_left);
       }
     } else {
       consumer.make_score_gradients();
@@ -114,7 +118,7 @@ __device__ __forceinline__ void consume(Consumer<Config, Element, kWho>& consume
     Gradients<Config, Element, kWho>(consumer, targets).run(slots_left > Config::kSlots);
     if constexpr (kWho == 0) {
       if (wants_distribution && adds_late) {
-        consumer.template add_distribution<false>(attn_dist + first_slot, slots_left);
+        consumer.template add_distribution<false>(attn_dist(first_slot), slots_left);
       }
     }
     consumer.k_parity ^= 1u;

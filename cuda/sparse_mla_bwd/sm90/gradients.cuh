@@ -7,79 +7,150 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own. They leave by lines of 128
-// bytes, which eight lanes have a part of: half of all rows cross to the other half of L2, whose link takes requests by
-// number.
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+//
+// They leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to the other half of
+// L2, whose link takes requests by number. By halves of lines, for fewer shuffles, where that measured faster: rows that
+// are stored, and pairs of CTAs in the order of tokens.
 template <typename Config>
 struct RowTargets {
-  float* start;     // of row 0
-  int64_t stride;
-  int32_t rows[2][2];  // of the even and the odd slot of a pair of quads, and of those eight behind; -1: nothing to write
-  bool add;            // in partials: whether an earlier pass has written them
+  const Parameters& params;
+  const int32_t (&slots)[2];  // this thread's: tokens of `row` and of eight rows further down; -1: nothing to write
+  float* start;               // of row 0
+  int row;
+  bool add;  // in partials: whether an earlier pass has written them
 
   __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
                                         int32_t pass, int row, const int32_t (&slots)[2])
-      : add(pass > 0) {
+      : params(params), slots(slots), row(row), add(pass > 0) {
     const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
     start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
                               : params.sums + query.batch * params.sums_batch;
-    stride = Config::kPartials ? Config::kDQk : params.sums_token;
-    const bool odd = (row & 1) != 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
-      const int32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
-      rows[0][r] = odd ? other : own;
-      rows[1][r] = odd ? own : other;
-    }
   }
 
   static constexpr int kLine = 32;  // columns that are sent at a time
 
-  // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
-  template <int kCount>
-  __device__ __forceinline__ void send_line(const float (&sums)[kCount], int line, int32_t column, int lane) const {
-    float left[8], right[8];  // a line's first sixteen columns, and the others
-    arrange(sums + line * 16, left, lane);
-    arrange(sums + line * 16 + 8, right, lane);
-    // Of the even slot the even quad sends the first half of the line and the odd quad the second, and of the odd slot.
-    const bool odd = (lane & 4) != 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float got = __shfl_xor_sync(0xffffffffu, odd ? left[i] : right[i], 4);
-      left[i] = odd ? got : left[i];
-      right[i] = odd ? right[i] : got;
-    }
-    const int32_t here = column + line * kLine + (lane & 4) * 4 + (lane & 1) * 8 + lane % 4 / 2 * 4;
+  __device__ __forceinline__ bool whole_lines() const {
+    return !Config::kPartials && (Config::kCluster == 1 || params.rows == nullptr);
+  }
+
+  // Where a lane's parts of a line go, four columns each: rows, of `row` and of eight further down, and columns. Of a
+  // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's slot, then
+  // of the odd quad's. Found again for each tile: there are no registers to keep it in.
+  struct Places {
+    int32_t first[2], second[2];
+    int32_t column;  // of the first part
+  };
+
+  __device__ __forceinline__ Places places(int lane) const {
+    // The same bit, from where ptxas need not keep it (it spills otherwise).
+    const bool odd = Config::kQueries > 1 ? (lane & 4) != 0 : (row & 1) != 0;
+    Places found;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float even_slot[4] = {left[r * 4], left[r * 4 + 1], left[r * 4 + 2], left[r * 4 + 3]};
-      if (rows[0][r] >= 0) write(start + rows[0][r] * stride + here, even_slot);
-      const float odd_slot[4] = {right[r * 4], right[r * 4 + 1], right[r * 4 + 2], right[r * 4 + 3]};
-      if (rows[1][r] >= 0) write(start + rows[1][r] * stride + here, odd_slot);
+      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
+      found.first[r] = found.second[r] = own;
+      if (whole_lines()) {
+        const int32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
+        found.first[r] = odd ? other : own;
+        found.second[r] = odd ? own : other;
+      }
+    }
+    found.column = (lane & 1) * 8 + lane % 4 / 2 * 4 + (whole_lines() ? (lane & 4) * 4 : 0);
+    return found;
+  }
+
+  __device__ __forceinline__ int32_t columns_between() const { return whole_lines() ? 0 : kLine / 2; }
+
+  // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
+  template <int kCount>
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places& places, int line, int32_t column,
+                                            int lane) const {
+    int32_t here = column + line * kLine + places.column;
+    make_opaque(here);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float first[4], second[4];
+      arrange(sums + line * 16 + 2 * r, first, second, lane);
+      if (places.first[r] >= 0) write(places.first[r], here, first);
+      if (places.second[r] >= 0) write(places.second[r], here + columns_between(), second);
     }
   }
 
   template <int kCount>
   __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+    if constexpr (Config::kPartials) make_opaque(lane);  // or what follows from it is kept, and spilled
+    const Places found = places(lane);
 #pragma unroll
-    for (int line = 0; line < kCount / 16; ++line) send_line(sums, line, column, lane);
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
   }
 
-  // Neighbouring lanes exchange halves of sixteen columns, so that each has four columns in a row of the upper slot,
-  // then of the lower one.
-  static __device__ __forceinline__ void arrange(const float* s, float (&out)[8], int lane) {
+  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
+  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
+  template <int kCount>
+  __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
+    const Places found = places(lane);
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float* s = sums + line * 16 + 2 * r;
+        float first[4], second[4];
+        arrange(s, first, second, lane);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[i / 2 * 4 + i % 2] = first[i];
+          s[8 + i / 2 * 4 + i % 2] = second[i];
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      send_row(sums + 2 * r, kCount / 16, found.first[r], column + found.column);
+      send_row(sums + 2 * r + 8, kCount / 16, found.second[r], column + found.column + columns_between());
+    }
+  }
+
+  // This lane's parts of a slot's lines, which lie where `arrange` had its sums from.
+  __device__ __forceinline__ void send_row(const float* s, int lines, int32_t row, int32_t column) const {
+    if (row < 0) return;
+    make_opaque(column);  // or all addresses are worked out at once
+#pragma unroll
+    for (int line = 0; line < lines; ++line) {
+      const float four[4] = {s[line * 16], s[line * 16 + 1], s[line * 16 + 4], s[line * 16 + 5]};
+      write(row, column + line * kLine, four);
+    }
+  }
+
+  // Eight sums of a slot, of two columns in each of four tiles of eight, to four columns in a row of the line's first
+  // half and four of its second; for whole lines to the same four of the even quad's slot and of the odd quad's.
+  __device__ __forceinline__ void arrange(const float* s, float (&first)[4], float (&second)[4], int lane) const {
+    neighbours(s, first, lane);
+    neighbours(s + 8, second, lane);
+    if (!whole_lines()) return;
+    const bool odd = (lane & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? first[i] : second[i], 4);
+      first[i] = odd ? got : first[i];
+      second[i] = odd ? second[i] : got;
+    }
+  }
+
+  // Neighbouring lanes exchange halves of sixteen columns of a slot, so that each has four columns in a row.
+  static __device__ __forceinline__ void neighbours(const float* s, float (&out)[4], int lane) {
     const bool odd = (lane & 1) != 0;
-    float got[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) got[i] = __shfl_xor_sync(0xffffffffu, odd ? s[i] : s[i + 4], 1);
-    const float arranged[8] = {odd ? got[0] : s[0], odd ? got[1] : s[1], odd ? s[4] : got[0], odd ? s[5] : got[1],
-                               odd ? got[2] : s[2], odd ? got[3] : s[3], odd ? s[6] : got[2], odd ? s[7] : got[3]};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = arranged[i];
+    const float x = __shfl_xor_sync(0xffffffffu, odd ? s[0] : s[4], 1);
+    const float y = __shfl_xor_sync(0xffffffffu, odd ? s[1] : s[5], 1);
+    out[0] = odd ? x : s[0];
+    out[1] = odd ? y : s[1];
+    out[2] = odd ? s[4] : x;
+    out[3] = odd ? s[5] : y;
   }
 
-  __device__ __forceinline__ void write(float* address, const float (&four)[4]) const {
+  __device__ __forceinline__ void write(int32_t row, int32_t column, const float (&four)[4]) const {
+    const int64_t stride = Config::kPartials ? Config::kDQk : params.sums_token;
+    float* address = start + row * stride + column;
     if (Config::kPartials && !add) {
       *reinterpret_cast<float4*>(address) = make_float4(four[0], four[1], four[2], four[3]);
     } else {
@@ -235,13 +306,14 @@ struct Gradients {
     issue_key_gradient<true>(sums, tile);
     finish(sums, false);
     begin_query_gradient();
+    const auto places = targets.places(consumer.lane);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       sm90::wgmma_fence();
       issue_wide(step);
       issue_narrow(step);
       sm90::wgmma_commit();
-      if (step % 2 != 0) targets.send_line(sums, step / 2, tile * Config::kTileColumns, consumer.lane);
+      if (step % 2 != 0) targets.send_line(sums, places, step / 2, tile * Config::kTileColumns, consumer.lane);
     }
   }
 
@@ -263,10 +335,11 @@ struct Gradients {
       if (more) {
         consumer.wait_for_next_keys();
         consumer.begin_scores();
+        const auto places = targets.places(consumer.lane);
 #pragma unroll
         for (int part = 0; part < Config::kParts; ++part) {
           consumer.issue_scores(part);
-          if (part % 2 != 0) targets.send_line(sums, part / 2, tile * Config::kTileColumns, consumer.lane);
+          if (part % 2 != 0) targets.send_line(sums, places, part / 2, tile * Config::kTileColumns, consumer.lane);
         }
         consumer.finish_scores();
         return;
@@ -306,7 +379,7 @@ struct Gradients {
   }
 
   __device__ __forceinline__ void send_own(float (&sums)[kTileSums], int32_t left_tile) {
-    targets.send(sums, own_tile(left_tile) * Config::kTileColumns, consumer.lane);
+    targets.send_arranged(sums, own_tile(left_tile) * Config::kTileColumns, consumer.lane);
   }
 
   // The same for consumer 1, which has registers for two tiles: the own one is multiplied while the other one is handed
@@ -368,13 +441,13 @@ struct Gradients {
         consumer.issue_scores(0);
         take_over(half, true);
         consumer.issue_scores(1);
-        targets.send(half, column, consumer.lane);
+        targets.send_arranged(half, column, consumer.lane);
         consumer.finish_scores();
         return;
       }
     }
     take_over(half, true);
-    targets.send(half, column, consumer.lane);
+    targets.send_arranged(half, column, consumer.lane);
   }
 
   // Stores sums in the other CTA's staging, once there is room. Consumer 1 begins, as it multiplies first: so one
@@ -435,7 +508,8 @@ struct Gradients {
 
   template <int kCount>
   __device__ __forceinline__ void add_staged(float (&sums)[kCount]) {
-    const float4* staged = reinterpret_cast<const float4*>(storage.staging(kWho)) + consumer.warp * 32 + consumer.lane;
+    int32_t lane = consumer.lane;
+    const float4* staged = reinterpret_cast<const float4*>(storage.staging(kWho)) + consumer.warp * 32 + lane;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       const float4 other = staged[i * Config::kWarpgroup];
