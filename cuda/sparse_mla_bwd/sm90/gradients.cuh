@@ -9,9 +9,9 @@ namespace cupymla::sparse_mla_bwd {
 
 // Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
 //
-// They leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to the other half of
-// L2, whose link takes requests by number. By halves of lines, for fewer shuffles, where that measured faster: rows that
-// are stored, and pairs of CTAs in the order of tokens.
+// Sums that are added leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to the
+// other half of L2, whose link takes requests by number. Rows that are stored leave by halves of lines, which takes
+// fewer shuffles and measured faster.
 template <typename Config>
 struct RowTargets {
   const Parameters& params;
@@ -30,16 +30,13 @@ struct RowTargets {
 
   static constexpr int kLine = 32;  // columns that are sent at a time
 
-  __device__ __forceinline__ bool whole_lines() const {
-    return !Config::kPartials && (Config::kCluster == 1 || params.rows == nullptr);
-  }
+  static __device__ __forceinline__ constexpr bool whole_lines() { return !Config::kPartials; }
 
   // Where a lane's parts of a line go, four columns each: rows, of `row` and of eight further down, and columns. Of a
   // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's slot, then
   // of the odd quad's. Found again for each tile: there are no registers to keep it in.
   struct Places {
     int32_t first[2], second[2];
-    int32_t column;  // of the first part
   };
 
   __device__ __forceinline__ Places places(int lane) const {
@@ -56,17 +53,21 @@ struct RowTargets {
         found.second[r] = odd ? own : other;
       }
     }
-    found.column = (lane & 1) * 8 + lane % 4 / 2 * 4 + (whole_lines() ? (lane & 4) * 4 : 0);
     return found;
   }
 
-  __device__ __forceinline__ int32_t columns_between() const { return whole_lines() ? 0 : kLine / 2; }
+  // Of the first part, in the line.
+  static __device__ __forceinline__ int32_t column_of(int lane) {
+    return (whole_lines() ? (lane & 4) * 4 : 0) + (lane & 1) * 8 + lane % 4 / 2 * 4;
+  }
+
+  static __device__ __forceinline__ constexpr int32_t columns_between() { return whole_lines() ? 0 : kLine / 2; }
 
   // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
   template <int kCount>
   __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places& places, int line, int32_t column,
                                             int lane) const {
-    int32_t here = column + line * kLine + places.column;
+    int32_t here = column + line * kLine + column_of(lane);
     make_opaque(here);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -79,7 +80,6 @@ struct RowTargets {
 
   template <int kCount>
   __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
-    if constexpr (Config::kPartials) make_opaque(lane);  // or what follows from it is kept, and spilled
     const Places found = places(lane);
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
@@ -90,6 +90,7 @@ struct RowTargets {
   template <int kCount>
   __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
     const Places found = places(lane);
+    const int32_t here = column + column_of(lane);
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) {
 #pragma unroll
@@ -106,8 +107,8 @@ struct RowTargets {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      send_row(sums + 2 * r, kCount / 16, found.first[r], column + found.column);
-      send_row(sums + 2 * r + 8, kCount / 16, found.second[r], column + found.column + columns_between());
+      send_row(sums + 2 * r, kCount / 16, found.first[r], here);
+      send_row(sums + 2 * r + 8, kCount / 16, found.second[r], here + columns_between());
     }
   }
 
