@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
+#include "../../common/global_store.cuh"
 #include "../../common/opaque.cuh"
 #include "consumer.cuh"
 
@@ -80,6 +81,7 @@ struct RowTargets {
 
   template <int kCount>
   __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+    if constexpr (Config::kPartials) make_opaque(lane);  // or what follows from it is kept, and spilled
     const Places found = places(lane);
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
@@ -153,7 +155,7 @@ struct RowTargets {
     const int64_t stride = Config::kPartials ? Config::kDQk : params.sums_token;
     float* address = start + row * stride + column;
     if (Config::kPartials && !add) {
-      *reinterpret_cast<float4*>(address) = make_float4(four[0], four[1], four[2], four[3]);
+      store_float4(address, four);
     } else {
       // In partials the same thread has written the row before, so nothing is left to chance.
       reduce_add_float4(address, four);
