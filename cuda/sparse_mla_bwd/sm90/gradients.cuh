@@ -10,8 +10,8 @@ namespace cupymla::sparse_mla_bwd {
 
 // Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
 //
-// Sums that are added leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to the
-// other half of L2, whose link takes requests by number. Rows that are stored leave by halves of lines, which takes
+// Sums that are added leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to
+// the other half of L2, whose link takes requests by number. Rows that are stored leave by halves of lines, which takes
 // fewer shuffles and measured faster.
 template <typename Config>
 struct RowTargets {
