@@ -33,9 +33,9 @@ struct RowTargets {
 
   static __device__ __forceinline__ constexpr bool whole_lines() { return !Config::kPartials; }
 
-  // Where a lane's parts of a line go, four columns each: rows, of `row` and of eight further down, and columns. Of a
+  // Rows that a lane's two parts of a line go to, four columns each, of `row` and of eight rows further down. Of a
   // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's slot, then
-  // of the odd quad's. Found again for each tile: there are no registers to keep it in.
+  // of the odd quad's. Found again for each tile: there are no registers to keep them in.
   struct Places {
     int32_t first[2], second[2];
   };
@@ -57,7 +57,7 @@ struct RowTargets {
     return found;
   }
 
-  // Of the first part, in the line.
+  // Where in the line the first part begins.
   static __device__ __forceinline__ int32_t column_of(int lane) {
     return (whole_lines() ? (lane & 4) * 4 : 0) + (lane & 1) * 8 + lane % 4 / 2 * 4;
   }
@@ -127,7 +127,7 @@ struct RowTargets {
 
   // Eight sums of a slot, of two columns in each of four tiles of eight, to four columns in a row of the line's first
   // half and four of its second; for whole lines to the same four of the even quad's slot and of the odd quad's.
-  __device__ __forceinline__ void arrange(const float* s, float (&first)[4], float (&second)[4], int lane) const {
+  static __device__ __forceinline__ void arrange(const float* s, float (&first)[4], float (&second)[4], int lane) {
     neighbours(s, first, lane);
     neighbours(s + 8, second, lane);
     if (!whole_lines()) return;
@@ -511,8 +511,7 @@ struct Gradients {
 
   template <int kCount>
   __device__ __forceinline__ void add_staged(float (&sums)[kCount]) {
-    int32_t lane = consumer.lane;
-    const float4* staged = reinterpret_cast<const float4*>(storage.staging(kWho)) + consumer.warp * 32 + lane;
+    const float4* staged = reinterpret_cast<const float4*>(storage.staging(kWho)) + consumer.warp * 32 + consumer.lane;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       const float4 other = staged[i * Config::kWarpgroup];
