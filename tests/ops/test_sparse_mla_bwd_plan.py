@@ -187,6 +187,22 @@ def test_record_has_the_strides_of_every_array() -> None:
     assert (record.sums_batch, record.sums_token) == (50 * 576, 576)
 
 
+@pytest.mark.parametrize(("step", "counted"), [((1 << 29) - 4, True), (1 << 29, False)])
+def test_tokens_of_dkv_that_lie_further_apart_than_is_counted_are_refused(step: int, counted: bool) -> None:
+    """An address is 32-bit numbers multiplied: a longer step would be another one."""
+    case = sized(128, 576, 65, 4, 50, "_x", "options")
+    views, problem = spec.read(**cases.inputs(case, 0))
+    problem = replace(problem, dkv_dtype="float32")
+    dkv = np.lib.stride_tricks.as_strided(np.zeros(576, np.float32), (50, 576), (step * 4, 4))
+    outputs = [tensor.view(np.zeros((4, 128, 576), np.uint16), "dq"), tensor.view(dkv, "dkv")]
+    if counted:
+        record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, outputs)
+        assert record.sums_token == step
+        return
+    with pytest.raises(UnsupportedError, match=r"dkv of 536870912 elements.*sm_90a.*2 GiB"):
+        cuda.parameters(plan.plan(problem, HOPPER, 132), views, outputs)
+
+
 def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     """The scan knows no dtype: compiling it once for each would cost time and cache for nothing."""
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}

@@ -3,6 +3,7 @@
 
 #include "../../common/cluster_exchange.cuh"
 #include "../../common/global_store.cuh"
+#include "../../common/multiply_wide.cuh"
 #include "../../common/opaque.cuh"
 #include "consumer.cuh"
 
@@ -92,36 +93,49 @@ struct RowTargets {
   template <int kCount>
   __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
     const Places found = places(lane);
-    const int32_t here = column + column_of(lane);
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) {
+      float* s = sums + line * 16;
+      float parts[2][2][4];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float* s = sums + line * 16 + 2 * r;
-        float first[4], second[4];
-        arrange(s, first, second, lane);
+      for (int r = 0; r < 2; ++r) arrange(s + 2 * r, parts[0][r], parts[1][r], lane);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[i / 2 * 4 + i % 2] = first[i];
-          s[8 + i / 2 * 4 + i % 2] = second[i];
-        }
-      }
+      for (int i = 0; i < 16; ++i) s[i] = parts[i / 8][i / 4 % 2][i % 4];
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      send_row(sums + 2 * r, kCount / 16, found.first[r], here);
-      send_row(sums + 2 * r + 8, kCount / 16, found.second[r], here + columns_between());
+    // Once for a tile, or ptxas begins with the query for each address.
+    int64_t here = reinterpret_cast<int64_t>(start + column + column_of(lane));
+    make_opaque(here);
+    // A branch around each reduction, which ptxas makes of a predicate as well, costs more than the reduction.
+    const int32_t least = min(min(found.first[0], found.first[1]), min(found.second[0], found.second[1]));
+    if (__all_sync(0xffffffffu, least >= 0)) {
+      put_rows<true>(sums, found, here);
+    } else {
+      put_rows<false>(sums, found, here);
     }
   }
 
-  // This lane's parts of a slot's lines, which lie where `arrange` had its sums from.
-  __device__ __forceinline__ void send_row(const float* s, int lines, int32_t row, int32_t column) const {
-    if (row < 0) return;
-    make_opaque(column);  // or all addresses are worked out at once
+  // What is arranged, to four rows; `here` is the place in row 0. Without kAll not to rows that are negative.
+  template <bool kAll, int kCount>
+  __device__ __forceinline__ void put_rows(const float (&sums)[kCount], const Places& found, int64_t here) const {
 #pragma unroll
-    for (int line = 0; line < lines; ++line) {
-      const float four[4] = {s[line * 16], s[line * 16 + 1], s[line * 16 + 4], s[line * 16 + 5]};
-      write(row, column + line * kLine, four);
+    for (int r = 0; r < 2; ++r) {
+      if (kAll || found.first[r] >= 0) put_row<kCount / 16>(sums + 4 * r, found.first[r], here);
+      if (kAll || found.second[r] >= 0) {
+        put_row<kCount / 16>(sums + 8 + 4 * r, found.second[r], here + columns_between() * 4);
+      }
+    }
+  }
+
+  // A slot's parts of lines, sixteen sums apart. The host sees to it that rows are less than 2^31 bytes apart, so that
+  // an address is one multiplication.
+  template <int kLines>
+  __device__ __forceinline__ void put_row(const float* s, int32_t row, int64_t here) const {
+    const int32_t row_bytes = (Config::kPartials ? Config::kDQk : static_cast<int32_t>(params.sums_token)) * 4;
+    float* address = reinterpret_cast<float*>(multiply_add_wide(row, row_bytes, here));
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      const float four[4] = {s[line * 16], s[line * 16 + 1], s[line * 16 + 2], s[line * 16 + 3]};
+      put(address + line * kLine, four);
     }
   }
 
@@ -153,7 +167,10 @@ struct RowTargets {
 
   __device__ __forceinline__ void write(int32_t row, int32_t column, const float (&four)[4]) const {
     const int64_t stride = Config::kPartials ? Config::kDQk : params.sums_token;
-    float* address = start + row * stride + column;
+    put(start + row * stride + column, four);
+  }
+
+  __device__ __forceinline__ void put(float* address, const float (&four)[4]) const {
     if (Config::kPartials && !add) {
       store_float4(address, four);
     } else {

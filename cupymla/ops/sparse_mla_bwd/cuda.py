@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
-from ...errors import CompileError
+from ...errors import CompileError, UnsupportedError, shown
 from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
@@ -32,6 +32,8 @@ from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
+
+_FAR = 1 << 29  # elements of a float32 dkv from token to token that kernels for sm_90a do not count any more
 
 
 class Parameters(ctypes.Structure):
@@ -93,6 +95,9 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     record.dq_batch_bytes, record.dq_query_bytes, record.dq_head_bytes = _bytes(outputs[0], shared)
     dkv_batch, dkv_token = _row_strides(outputs[1], shared)
     if problem.dkv_dtype == "float32":
+        if chosen.arch.name == "sm_90a" and not -_FAR <= dkv_token < _FAR:
+            wanted = f"{OPERATOR} with a float32 dkv of {shown(dkv_token)} elements from token to token"
+            raise UnsupportedError(wanted, chosen.arch.name, f"less than {_FAR}, which is 2 GiB")
         record.sums_batch, record.sums_token = dkv_batch, dkv_token
     else:
         record.dkv_batch_bytes, record.dkv_token_bytes = dkv_batch * 2, dkv_token * 2
