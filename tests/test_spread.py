@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from cupymla import driver
+from cupymla.ops.mla_cases import sized
 from cupymla.testing import spread
+from cupymla.testing.operators import Subject
 
 
 def test_spread_is_between_any_two_runs() -> None:
@@ -22,6 +24,15 @@ def test_spread_is_between_any_two_runs() -> None:
 def test_equal_runs_have_none() -> None:
     rows = list(spread.rows(np, "x", True, ("dq", "dkv"), lambda: (np.zeros(3), np.ones((2, 2), np.float16)), 5))
     assert [(row.result, row.differing, row.spread) for row in rows] == [("dq", 0.0, 0.0), ("dkv", 0.0, 0.0)]
+
+
+def test_every_result_of_a_call_has_a_row() -> None:
+    """The calls that are measured have a sink, which timing cases have not: without it there is no d_sink."""
+    subject = Subject("sparse_mla_bwd")
+    case = sized(16, 576, 8, 2, 32)
+    given = spread.arguments(subject, case, np)
+    rows = list(spread.rows(np, case.name, False, subject.outputs, lambda: subject.call(**given), 2))
+    assert [(row.result, row.differing) for row in rows] == [("dq", 0.0), ("dkv", 0.0), ("d_sink", 0.0)]
 
 
 def test_every_kernel_is_measured_both_ways() -> None:

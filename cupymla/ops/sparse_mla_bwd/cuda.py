@@ -33,7 +33,7 @@ from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
 
-_FAR = 1 << 29  # elements of a float32 dkv from token to token that kernels for sm_90a do not count any more
+_FAR = 1 << 29  # 2 GiB of a float32 dkv from token to token: kernels for sm_90a multiply 32-bit numbers of bytes
 
 
 class Parameters(ctypes.Structure):
@@ -95,7 +95,7 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     record.dq_batch_bytes, record.dq_query_bytes, record.dq_head_bytes = _bytes(outputs[0], shared)
     dkv_batch, dkv_token = _row_strides(outputs[1], shared)
     if problem.dkv_dtype == "float32":
-        if chosen.arch.name == "sm_90a" and not -_FAR <= dkv_token < _FAR:
+        if chosen.arch.name == "sm_90a" and dkv_token >= _FAR:
             wanted = f"{OPERATOR} with a float32 dkv of {shown(dkv_token)} elements from token to token"
             raise UnsupportedError(wanted, chosen.arch.name, f"less than {_FAR}, which is 2 GiB")
         record.sums_batch, record.sums_token = dkv_batch, dkv_token
