@@ -319,7 +319,7 @@ SPELLED = {
     "nvfp4_gemv": r"m\d+_k\d+_l\d+_n\d+(_w4a16)?(_mxfp4)?",
     "xl_paged_attention": r"(mha\d+|gqa\d+-\d+)x\d+_b\d+_c\d+(-\d+)?(_dense|_rel\d+)?(_fp8)?",
 }
-MLA_SPELLED = r"h\d+_d\d+_k\d+_q\d+_kv\d+(_overlap\d+|_sorted)?(_det)?(_dist)?"
+MLA_SPELLED = r"h\d+_d\d+_k\d+_q\d+_kv\d+(_overlap\d+|_sorted|_fp16|_sink|_causal|_lengths|_few)?(_det)?(_dist)?"
 
 
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)

@@ -1,5 +1,5 @@
-// Products of 32-bit integers as 64-bit ones (PTX ISA, "mad"): a compiler that knows one factor before the other may widen
-// it first, which takes three multiplications.
+// Products of 32-bit integers as 64-bit ones (PTX ISA, "mad"): a compiler that knows one factor before the other may
+// widen it first, which takes three multiplications.
 #pragma once
 
 #include "integers.cuh"

@@ -24,13 +24,17 @@ Array = npt.NDArray[Any]
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 _DRAW_BYTES = 1 << 28
 
+FEW = 40
+"""Of so many slots one is valid, where few are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaCase(Case):
     """One sparse MLA problem; sizes as the operators' parameters of the same names.
 
     Attributes:
-        lengths: topk_length: "none", or "hostile": random ones, INT_MIN, 0, topk + 1 and INT_MAX among them.
+        lengths: topk_length: "none", or "hostile": random ones, INT_MIN, 0, topk + 1 and INT_MAX among them; of timing
+            cases from 0 to topk.
         sink: "none", "finite", or "infinite": finite ones, +inf and -inf among them.
         selection: what indices hold. "hostile": distinct tokens, a fifth of the slots invalid. "full": distinct
             tokens. "duplicates": three tokens, again and again. "empty": as hostile, but every third query has no
@@ -66,6 +70,19 @@ class MlaCase(Case):
     def lead(self) -> tuple[int, ...]:
         """The batch axis, if there is one."""
         return () if self.batch is None else (self.batch,)
+
+    @property
+    def counting(self) -> float:
+        """Which share of its slots counts in a timing case, on average."""
+        share = 1.0 / FEW if self.selection == "few" else 1.0
+        if self.lengths != "none":
+            share /= 2
+        options = self.softmax
+        if options.causal and self.s_kv:
+            # Slots are random tokens, of which those up to a query's limit count.
+            limits = (options.q_start + np.arange(1, self.s_q + 1) - options.k_stride) // options.k_stride + 1
+            share *= float(np.clip(limits, 0, self.s_kv).mean()) / self.s_kv
+        return share
 
     @property
     def softmax(self) -> SoftmaxOptions:
@@ -272,7 +289,7 @@ def _indices(case: MlaCase, generator: np.random.Generator, shape: tuple[int, ..
         chosen = np.minimum(chosen, case.s_kv - 1)
     if case.selection == "sorted":
         chosen = np.sort(chosen, axis=-1)
-    shares = {"full": 0.0, "sorted": 0.0, "nothing": 1.1, "few": 0.975}
+    shares = {"full": 0.0, "sorted": 0.0, "nothing": 1.1, "few": 1 - 1 / FEW}
     spoiled = generator.random((rows, case.topk)) < shares.get(case.selection, 0.2)
     if case.selection == "empty":
         spoiled[::3] = True
@@ -350,7 +367,8 @@ def _free(case: MlaCase, array: Array, xp: Any) -> Any:
 
 
 def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Arguments of a timing case, drawn where they are used; lse is about what the forward gives."""
+    """Arguments of a timing case, drawn where they are used, without a batch axis; lse is about what the forward
+    gives."""
     generator = xp.random.default_rng(seed)
     dtype = numpy_dtype(case.dtype)
 
@@ -364,6 +382,10 @@ def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> di
         "dout": lambda: normal(case.s_q, case.h_q, D_V),
         "lse": lambda: xp.full((case.s_q, case.h_q), math.log(case.topk) + 0.5, dtype=np.float32),
     }
+    if case.lengths != "none":
+        arrays["topk_length"] = (generator.random(case.s_q, dtype=np.float32) * (case.topk + 1)).astype(np.int32)
+    if case.sink != "none":
+        arrays["attn_sink"] = normal(case.h_q).astype(np.float32)
     return arrays | {name: makers[name]() for name in extra}
 
 
@@ -377,6 +399,8 @@ def _drawn_indices(case: MlaCase, generator: Any, xp: Any) -> Any:
     for first in range(0, case.s_q, step):
         keys = generator.random((min(step, case.s_q - first), case.s_kv), dtype=np.float32)
         drawn = xp.argsort(keys, axis=-1)[:, : case.topk]
+        if case.selection == "few":
+            drawn = xp.where(generator.random(drawn.shape, dtype=np.float32) < 1 / FEW, drawn, -1)
         indices[first : first + step] = xp.sort(drawn, axis=-1) if case.selection == "sorted" else drawn
     return indices
 
@@ -391,8 +415,10 @@ def _overlapping(permutation: Any, s_q: int, topk: int, xp: Any) -> Any:
 
 
 def slots_flops(case: MlaCase, channels: int) -> float:
-    """Arithmetic of `channels` multiply-adds for every slot and head, valid or not, as published numbers count it."""
-    return 2.0 * case.queries * case.topk * case.h_q * channels
+    """Arithmetic of `channels` multiply-adds for every slot and head, valid or not, as published numbers count it; of
+    timing cases that leave slots out for those that count."""
+    share = case.counting if case.intent == "speed" else 1.0
+    return 2.0 * case.queries * case.topk * case.h_q * channels * share
 
 
 def selection_bytes(case: MlaCase) -> float:

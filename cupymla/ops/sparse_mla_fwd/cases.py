@@ -89,6 +89,14 @@ BENCH: tuple[MlaCase, ...] = (
         sized(h, 576, 2048, 4096, kv, "_sorted", selection="sorted")
         for h, kv in ((128, 32768), (128, 131072), (64, 65536))
     ),
+    # Options, and sizes that divide nothing, beside the second row; what does not count should cost nothing.
+    sized(128, 576, 2048, 4096, 8192, "_fp16", dtype="float16"),
+    sized(128, 576, 2048, 4096, 8192, "_sink", sink="finite"),
+    sized(128, 576, 2048, 4096, 8192, "_causal", causal=True, q_start=4096),
+    sized(128, 576, 2048, 4096, 8192, "_lengths", lengths="hostile"),
+    sized(128, 576, 2048, 4096, 8192, "_few", selection="few"),
+    sized(128, 576, 2047, 4096, 8192),
+    sized(80, 576, 2048, 4096, 8192),
 )
 
 
