@@ -27,7 +27,7 @@ def test_equal_runs_have_none() -> None:
 
 
 def test_every_result_of_a_call_has_a_row() -> None:
-    """The calls that are measured have a sink, which timing cases have not: without it there is no d_sink."""
+    """The calls that are measured have a sink, without which there is no d_sink: timing cases have none."""
     subject = Subject("sparse_mla_bwd")
     case = sized(16, 576, 8, 2, 32)
     given = spread.arguments(subject, case, np)

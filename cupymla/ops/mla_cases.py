@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .case import Case
 from .mla import D_V, SoftmaxOptions
-from .mla_reference import Selection, batched, numpy_dtype, select
+from .mla_reference import Selection, batched, causal_limit, numpy_dtype, select
 
 Array = npt.NDArray[Any]
 
@@ -80,7 +80,7 @@ class MlaCase(Case):
         options = self.softmax
         if options.causal and self.s_kv:
             # Slots are random tokens, of which those up to a query's limit count.
-            limits = (options.q_start + np.arange(1, self.s_q + 1) - options.k_stride) // options.k_stride + 1
+            limits = causal_limit(options.q_start + np.arange(self.s_q), options.k_stride) + 1
             share *= float(np.clip(limits, 0, self.s_kv).mean()) / self.s_kv
         return share
 
@@ -199,7 +199,8 @@ class _Arrays:
 def forward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of sparse_mla_fwd."""
     if case.intent == "speed":
-        return _drawn(case, seed, xp) | dict(case.options)
+        sink = {} if case.sink == "none" else {"attn_sink": xp.linspace(-1.0, 1.0, case.h_q, dtype=np.float32)}
+        return _drawn(case, seed, xp) | dict(case.options) | sink
     arrays = _hostile(case, np.random.default_rng(seed))
     return _first(case, arrays, xp) | dict(case.options) | _sink(case, arrays, xp)
 
@@ -384,8 +385,6 @@ def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> di
     }
     if case.lengths != "none":
         arrays["topk_length"] = (generator.random(case.s_q, dtype=np.float32) * (case.topk + 1)).astype(np.int32)
-    if case.sink != "none":
-        arrays["attn_sink"] = normal(case.h_q).astype(np.float32)
     return arrays | {name: makers[name]() for name in extra}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cupymla.ops.mla_cases import MlaCase
+from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_fwd import cases
 
 
@@ -33,6 +33,15 @@ def test_slots_that_count_are_counted(case: MlaCase) -> None:
     assert slots.mean() == pytest.approx(made.counting, abs=0.05 if "topk_length" in given else 0.003)
     assert cases.flops(made) == pytest.approx(2 * made.s_q * made.topk * made.counting * (made.d_qk + 512))
     assert made.counting == pytest.approx(case.counting, abs=1e-3)
+
+
+@pytest.mark.parametrize(("q_start", "k_stride"), [(0, 1), (0, 4), (-9, 4), (30, 3)])
+def test_causal_slots_are_those_that_a_query_sees(q_start: int, k_stride: int) -> None:
+    """The first k_stride - 1 positions see a key, as division is towards zero."""
+    case = sized(1, 576, 16, 64, 16, causal=True, q_start=q_start, k_stride=k_stride)
+    given = cases.inputs(case, 0)
+    limits = np.trunc((q_start + np.arange(64) + 1 - k_stride) / k_stride)
+    assert case.counting == pytest.approx(float((given["indices"] <= limits[:, None]).mean()))
 
 
 def test_options_leave_slots_out() -> None:

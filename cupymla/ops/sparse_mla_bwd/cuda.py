@@ -33,7 +33,9 @@ from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
 
-_FAR = 1 << 29  # 2 GiB of a float32 dkv from token to token: kernels for sm_90a multiply 32-bit numbers of bytes
+_FAR = 1 << 29
+"""2 GiB of a float32 dkv from token to token: pairs of CTAs on sm_90a multiply 32-bit numbers of bytes. Refused for all
+of that target, so that there is one limit."""
 
 
 class Parameters(ctypes.Structure):

@@ -106,7 +106,7 @@ def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
 
 
 def flops(case: MlaCase) -> float:
-    """Both products, over every slot."""
+    """Both products, over every slot; of timing cases with options over those that count."""
     return mla_cases.slots_flops(case, case.d_qk + D_V)
 
 
