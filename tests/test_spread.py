@@ -27,10 +27,11 @@ def test_equal_runs_have_none() -> None:
 
 
 def test_every_result_of_a_call_has_a_row() -> None:
-    """The calls that are measured have a sink, without which there is no d_sink: timing cases have none."""
+    """Without a sink there is no d_sink."""
+    assert all(case.sink == "finite" for case, _ in spread.CASES)
     subject = Subject("sparse_mla_bwd")
-    case = sized(16, 576, 8, 2, 32)
-    given = spread.arguments(subject, case, np)
+    case = sized(16, 576, 8, 2, 32, sink="finite")
+    given = subject.cases.inputs(case, 0)
     rows = list(spread.rows(np, case.name, False, subject.outputs, lambda: subject.call(**given), 2))
     assert [(row.result, row.differing) for row in rows] == [("dq", 0.0), ("dkv", 0.0), ("d_sink", 0.0)]
 

@@ -199,8 +199,7 @@ class _Arrays:
 def forward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Arguments of sparse_mla_fwd."""
     if case.intent == "speed":
-        sink = {} if case.sink == "none" else {"attn_sink": xp.linspace(-1.0, 1.0, case.h_q, dtype=np.float32)}
-        return _drawn(case, seed, xp) | dict(case.options) | sink
+        return _drawn(case, seed, xp) | dict(case.options) | _even_sink(case, xp)
     arrays = _hostile(case, np.random.default_rng(seed))
     return _first(case, arrays, xp) | dict(case.options) | _sink(case, arrays, xp)
 
@@ -211,7 +210,7 @@ def backward_inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     if case.wants_dist:
         extra["attn_dist"] = xp.full((*case.lead, case.s_q, case.topk), np.nan, dtype=np.float32)
     if case.intent == "speed":
-        return _drawn(case, seed, xp, ("out", "dout", "lse")) | extra
+        return _drawn(case, seed, xp, ("out", "dout", "lse")) | extra | _even_sink(case, xp)
     generator = np.random.default_rng(seed)
     arrays = _hostile(case, generator)
     out, lse = _forward(case, arrays)
@@ -386,6 +385,10 @@ def _drawn(case: MlaCase, seed: int, xp: Any, extra: tuple[str, ...] = ()) -> di
     if case.lengths != "none":
         arrays["topk_length"] = (generator.random(case.s_q, dtype=np.float32) * (case.topk + 1)).astype(np.int32)
     return arrays | {name: makers[name]() for name in extra}
+
+
+def _even_sink(case: MlaCase, xp: Any) -> dict[str, Any]:
+    return {} if case.sink == "none" else {"attn_sink": xp.linspace(-1.0, 1.0, case.h_q, dtype=np.float32)}
 
 
 def _drawn_indices(case: MlaCase, generator: Any, xp: Any) -> Any:

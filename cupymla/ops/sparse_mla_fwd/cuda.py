@@ -85,11 +85,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         def launch(pointers: Sequence[int], stream: int) -> None:
             _run(binding, views, pointers, None, stream)
 
-        def launch_alone(pointers: Sequence[int], stream: int) -> None:
-            binding.point(views, pointers, 0)
-            binding.launch(stream)
-
-        return launch if binding.workspace_bytes else launch_alone
+        return launch
 
     return ReadyKernel(views.q, _wanted(problem), bound)
 
