@@ -15,6 +15,7 @@ def head_tiles(
     channels: int,
     heads: int,
     queries: int = 1,
+    box_channels: int = _BOX_CHANNELS,
 ) -> TileMap:
     """Boxes of some heads x 64 channels of one or several queries, in the swizzled layout that products read.
 
@@ -25,9 +26,11 @@ def head_tiles(
         channels: of a row.
         heads: of a box.
         queries: of a box.
+        box_channels: of a box, 64 or 32; a row's bytes are the swizzle's span.
     """
     batch, query, head = strides
     shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)
     # Without a batch axis there is no stride of one, but the map wants a multiple of 16 bytes.
     strides_bytes = (head * 2, query * 2, (channels if problem.batch is None else batch) * 2)
-    return TileMap(ptr, problem.dtype, shape, strides_bytes, (_BOX_CHANNELS, heads, queries, 1))
+    box = (box_channels, heads, queries, 1)
+    return TileMap(ptr, problem.dtype, shape, strides_bytes, box, swizzle=box_channels * 2)

@@ -5,6 +5,7 @@
 #include "../../common/grid_dependency.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/registers.cuh"
+#include "pinned_position.cuh"
 #include "producer.cuh"
 #include "statistics.cuh"
 
@@ -66,13 +67,6 @@ __device__ __forceinline__ void share_slots(Storage<Config>& storage) {
 template <typename Config>
 __device__ __forceinline__ void end_pass(const Parameters& params, int32_t pass) {
   if (pass + 1 < params.passes) sync_cluster<Config>();
-}
-
-// For addresses that are used once in a pass or block: worked out before it, they would be kept, and spilled, all the
-// time.
-__device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
-  make_opaque(position.batch);
-  return position;
 }
 
 // Kept, or worked out: ptxas spills where several queries keep it, and where one works it out.

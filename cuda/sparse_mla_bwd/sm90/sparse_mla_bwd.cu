@@ -4,6 +4,7 @@
 #include "../../common/entry.cuh"
 #include "../stages.cuh"
 #include "attention.cuh"
+#include "pair_attention.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
@@ -15,8 +16,15 @@
 
 namespace cupymla::sparse_mla_bwd {
 
+#if CUPYMLA_CLUSTER == 2
+using ThisConfig = PairConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisStorage = PairStorage<ThisConfig>;
+#else
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_CLUSTER, CUPYMLA_PARTIALS>;
 using ThisStorage = Storage<ThisConfig>;
+#endif
+// A float32 dkv of a pair comes from the order of its sums by the stage `round`.
+using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
@@ -32,18 +40,29 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
     sparse_mla_bwd(
 #if CUPYMLA_STAGE == 0
         const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
+#if CUPYMLA_CLUSTER == 2
+        const __grid_constant__ cupymla::TensorMap rope_map,
+#endif
 #endif
         const __grid_constant__ cupymla::sparse_mla_bwd::Parameters params) {
   using cupymla::Element;
   using namespace cupymla::sparse_mla_bwd;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
 #if CUPYMLA_STAGE == 0
-  attention<ThisConfig, Element>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map);
+  attention<ThisConfig, Element>(*reinterpret_cast<ThisStorage*>(shared_memory), params, q_map, dout_map
+#if CUPYMLA_CLUSTER == 2
+                                 , rope_map
+#endif
+  );
 #else
   if constexpr (CUPYMLA_STAGE == kSort) {
     sort(*reinterpret_cast<MergeStorage<1>*>(shared_memory), params);
+  } else if constexpr (CUPYMLA_STAGE == kRound && CUPYMLA_CLUSTER == 2) {
+    cupymla::wait_for_grid_ahead(params.followed != 0);
+    round_runs<CUPYMLA_D_QK, Rounded>(params);
   } else {
     companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
+    if constexpr (CUPYMLA_STAGE == kZero && CUPYMLA_CLUSTER == 2) zero_spare_rows<CUPYMLA_D_QK>(params);
   }
 #endif
 }
@@ -52,5 +71,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     pass_heads = CUPYMLA_CLUSTER * cupymla::sparse_mla_bwd::ThisConfig::kHeads,
+                     pass_heads = CUPYMLA_CLUSTER * 64,
                      warpgroup_registers = cupymla::sparse_mla_bwd::kStageRegisters);

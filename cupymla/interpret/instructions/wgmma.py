@@ -1,7 +1,7 @@
 """Matrix products of a warpgroup.
 
 A product is computed when it is issued. Until a wgmma.wait_group that covers it, its registers may not be used and the
-shared memory it reads may not be written: both are traps. Operands in shared memory have the 128-byte swizzle.
+shared memory it reads may not be written: both are traps. Operands in shared memory have the swizzle of 128 or 64 bytes.
 Products and sums are exact (float64) and rounded once.
 Source: PTX ISA 9.0, "wgmma.mma_async", "Matrix Descriptor Format", "Strides" and "Register Fragments".
 """
@@ -33,7 +33,7 @@ _COLUMN = 2 * (_THREAD % 4)
 
 _Register = tuple[DType, int]
 
-_ROW_BYTES, _ATOM = 128, 1024  # of the swizzle: a row, and the rows after which it repeats
+_SPANS = {1: 128, 2: 64}  # bytes of a row by swizzle mode; the pattern repeats after eight
 _UNUSED = 0x3FF1_C000_C000_C000  # bits of a descriptor that no field has
 
 
@@ -68,46 +68,54 @@ def products_of(group: Group) -> Products:
 
 
 class Descriptor(NamedTuple):
-    """A matrix in shared memory: byte address of its start, byte distances of tiles."""
+    """A matrix in shared memory: byte address of its start, byte distances of tiles, bytes of a swizzled row."""
 
     start: int
     leading: int
     stride: int
+    span: int
 
 
 def decode(word: int) -> Descriptor:
     """A matrix descriptor.
 
-    Raises Unknown for another layout than the 128-byte swizzle, Trap for one whose pattern of 1024 bytes does not begin
-    at a multiple of 1024: then its base offset may not be 0.
+    Raises Unknown for another layout than the swizzles of 128 and 64 bytes, Trap for one whose pattern of eight rows
+    does not begin at a multiple of their bytes: then its base offset may not be 0.
     """
-    if word >> 62 != 1:
-        raise Unknown("a matrix in shared memory without the 128-byte swizzle")
+    span = _SPANS.get(word >> 62)
+    if span is None:
+        raise Unknown("a matrix in shared memory without a swizzle of 128 or 64 bytes")
     if word >> 49 & 7:
         raise Unknown("a matrix in shared memory with a base offset")
     if word & _UNUSED:
         raise Trap(f"matrix descriptor {word:#x} has bits that mean nothing")
-    found = Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4)
-    if found.start & (_ATOM - 1) >= _ROW_BYTES:
-        raise Trap(f"a matrix at {found.start:#x} of shared memory, in a later row of the swizzle's {_ATOM} bytes")
+    found = Descriptor((word & 0x3FFF) << 4, (word >> 16 & 0x3FFF) << 4, (word >> 32 & 0x3FFF) << 4, span)
+    if found.start & (8 * span - 1) >= span:
+        raise Trap(f"a matrix at {found.start:#x} of shared memory, in a later row of the swizzle's {8 * span} bytes")
     return found
 
 
 def element_addresses(matrix: Descriptor, rows: int, transposed: bool) -> Array:
     """Byte address of each element of a `[rows, 16]` operand of 16-bit elements.
 
-    K-major, 64 elements of K lie in 128 bytes, 8 rows in a tile, tiles `stride` apart. MN-major (transposed), 64 rows
-    lie in 128 bytes, 8 of K in a tile, tiles along K `stride` apart, along the rows `leading`.
+    K-major, as many elements of K as a row of the swizzle has lie side by side, 8 rows in a tile, tiles `stride` apart.
+    MN-major (transposed), as many rows lie side by side, 8 of K in a tile, tiles along K `stride` apart, along the rows
+    `leading`.
     """
     r, c = np.arange(rows)[:, None], np.arange(16)[None, :]
-    if matrix.stride % _ATOM or (transposed and rows > 64 and matrix.leading % _ATOM):
-        raise Trap(f"tiles of a matrix are {matrix.leading} and {matrix.stride} bytes apart, not multiples of {_ATOM}")
+    span, wide_rows = matrix.span, matrix.span // 2
+    if matrix.stride % (8 * span) or (transposed and rows > wide_rows and matrix.leading % (8 * span)):
+        strides = f"{matrix.leading} and {matrix.stride}"
+        raise Trap(f"tiles of a matrix are {strides} bytes apart, not multiples of {8 * span}")
+    side_by_side = 2 * min(rows, wide_rows) if transposed else 32
+    if matrix.start % span + side_by_side > span:
+        raise Trap(f"a matrix at {matrix.start:#x} of shared memory goes on past the {span} bytes of the swizzle's row")
     if transposed:
-        offset = r // 64 * matrix.leading + c // 8 * matrix.stride + c % 8 * 128 + r % 64 * 2
+        offset = r // wide_rows * matrix.leading + c // 8 * matrix.stride + c % 8 * span + r % wide_rows * 2
     else:
-        offset = r // 8 * matrix.stride + r % 8 * 128 + c * 2
+        offset = r // 8 * matrix.stride + r % 8 * span + c * 2
     address = matrix.start + offset
-    return address ^ ((address >> 7 & 7) << 4)
+    return address ^ ((address >> 7 & (span // 16 - 1)) << 4)
 
 
 def _operand(group: Group, word: int, rows: int, transposed: bool, element: DType) -> tuple[Array, Array]:

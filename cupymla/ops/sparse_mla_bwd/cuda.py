@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
-from ...errors import CompileError, UnsupportedError, shown
+from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
@@ -32,11 +32,6 @@ from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
-
-_FAR = 1 << 29
-"""2 GiB of a float32 dkv from token to token: pairs of CTAs on sm_90a multiply 32-bit numbers of bytes. Refused for all
-of that target, so that there is one limit."""
-
 
 class Parameters(ctypes.Structure):
     """Twin of `Parameters` in cuda/sparse_mla_bwd/params.cuh; its size is compared with the kernels' own."""
@@ -96,13 +91,11 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
         record.attn_dist_batch, record.attn_dist_query = (0, *views.attn_dist.strides)[-3:-1]
     record.dq_batch_bytes, record.dq_query_bytes, record.dq_head_bytes = _bytes(outputs[0], shared)
     dkv_batch, dkv_token = _row_strides(outputs[1], shared)
-    if problem.dkv_dtype == "float32":
-        if chosen.arch.name == "sm_90a" and dkv_token >= _FAR:
-            wanted = f"{OPERATOR} with a float32 dkv of {shown(dkv_token)} elements from token to token"
-            raise UnsupportedError(wanted, chosen.arch.name, f"less than {_FAR}, which is 2 GiB")
+    if chosen.workspace.sums is None:
         record.sums_batch, record.sums_token = dkv_batch, dkv_token
     else:
-        record.dkv_batch_bytes, record.dkv_token_bytes = dkv_batch * 2, dkv_token * 2
+        size = 4 if problem.dkv_dtype == "float32" else 2
+        record.dkv_batch_bytes, record.dkv_token_bytes = dkv_batch * size, dkv_token * size
         record.sums_batch, record.sums_token = shared.s_kv * shared.d_qk, shared.d_qk
     record.d_sink_head = outputs[2].strides[0] if shared.has_sink else 0
     return record
@@ -206,7 +199,7 @@ class Binding:
             raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
         grid, cluster = (step.ctas, 1, 1), facts["cluster"]
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
-        count = 0 if step.stage != "attention" else 2 if self.plan.kv_map is None else 3
+        count = self.plan.maps if step.stage == "attention" else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
         record = self._listed if step.stage == "attention" else self._parameters
         given: tuple[LaunchParameter, ...] = (*maps, record)
@@ -220,10 +213,13 @@ class Binding:
         if self.launcher is None or self._pointers == pointers:
             return
         shared = self.plan.problem.shared
-        heads, queries = plan.CTA_HEADS // self.plan.queries, self.plan.queries
+        heads, queries = self.plan.box_heads, self.plan.queries
+        wanted = [("q", views.q, shared.d_qk, 64), ("dout", views.dout, shared.d_v, 64)]
+        if self.plan.is_pair:
+            wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
         maps = [
-            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, heads, queries), name, OPERATOR)
-            for name, view, channels in (("q", views.q, shared.d_qk), ("dout", views.dout, shared.d_v))
+            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, heads, queries, box), name, OPERATOR)
+            for name, view, channels, box in wanted
         ]
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.

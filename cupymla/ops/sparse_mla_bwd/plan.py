@@ -26,6 +26,16 @@ MAX_CTAS = 2**31 - 1
 CTA_HEADS = 64
 """Query heads that one tensor copy of q or dout brings in; on sm_90a a CTA has as many."""
 
+PAIR_RUN = 32
+"""Neighbouring heads that are one CTA's of a pair, on sm_90a."""
+
+ROPE_COLUMNS = 32
+"""Of the RoPE's columns, that a CTA of a pair has."""
+
+SPARE_ROWS = 64
+"""Rows of sums to which a pair adds what slots that are not valid would: twin of `kSpareRows` in
+cuda/sparse_mla_bwd/sm90/pair_rows.cuh."""
+
 PASS_HEADS = (64, 128)
 """Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
 call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each half of the channels."""
@@ -112,7 +122,7 @@ class Workspace:
     """Where parts of the workspace begin, in bytes; None for parts that there are not.
 
     Attributes:
-        sums: fp32 [batch, s_kv, d_qk], where dkv is not fp32 itself.
+        sums: fp32 [batch, s_kv, d_qk], where dkv is not what is added to.
         sink_terms: fp32 [queries, h_q], with a sink.
         partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
         row_ends: int32 [batch * s_kv].
@@ -174,6 +184,21 @@ class Plan:
     row_ctas: int
     workspace: Workspace
 
+    @property
+    def is_pair(self) -> bool:
+        """Whether two CTAs have half of the columns each, on sm_90a."""
+        return self.kv_map is None and self.cluster == 2
+
+    @property
+    def box_heads(self) -> int:
+        """Heads that one tensor copy of q or dout brings in."""
+        return PAIR_RUN if self.is_pair else CTA_HEADS // self.queries
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps that the attention takes: of q and dout; of a pair, of the RoPE's columns of q; else of kv."""
+        return 2 if self.kv_map is None and not self.is_pair else 3
+
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
         shared = self.problem.shared
@@ -181,7 +206,7 @@ class Plan:
             self.arch,
             stage=stage,
             d_qk=shared.d_qk,
-            dtype=shared.dtype,
+            dtype=self.problem.dkv_dtype if stage == "round" else shared.dtype,
             pass_heads=self.pass_heads if self.queries == 1 else PASS_HEADS[0],
             partials=self.problem.shared.options.deterministic,
             queries=self.queries,
@@ -248,6 +273,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
+    in_runs = not gathers and cluster == 2
     return Plan(
         problem=problem,
         arch=arch,
@@ -262,7 +288,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         passes=passes,
         chunk=chunk,
         row_ctas=row_ctas,
-        workspace=workspace(problem, chunk, queries, in_order),
+        workspace=workspace(problem, chunk, queries, in_order, in_runs),
     )
 
 
@@ -315,9 +341,12 @@ def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
     return max(1, min(count, room // wave * wave if room > wave else room))
 
 
-def workspace(problem: Problem, chunk: int, queries: int = 1, in_order: bool = False) -> Workspace:
+def workspace(
+    problem: Problem, chunk: int, queries: int = 1, in_order: bool = False, in_runs: bool = False
+) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
-    for `chunk` bunches of `queries`, or queries by themselves `in_order`."""
+    for `chunk` bunches of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have their columns in
+    an order of their own, so that no dkv can be the sums."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -332,7 +361,7 @@ def workspace(problem: Problem, chunk: int, queries: int = 1, in_order: bool = F
         return start
 
     ordered = problem.shared.options.deterministic
-    sums = part(problem.dkv_dtype != "float32", kv_rows * shared.d_qk)
+    sums = part(in_runs or problem.dkv_dtype != "float32", (kv_rows + SPARE_ROWS * in_runs) * shared.d_qk)
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
@@ -357,14 +386,18 @@ def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
+    in_runs = shared.h_q > CTA_HEADS
     if problem.shared.options.deterministic:
-        return workspace(problem, _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)).bytes
+        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)
+        return workspace(problem, chunk, in_runs=in_runs).bytes
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     listed = (
-        workspace(problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n, n == 1).bytes
+        workspace(
+            problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n, n == 1, in_runs
+        ).bytes
         for n in (*_queries_together(problem), *in_order)
     )
-    return max([workspace(problem, 1).bytes, *listed])
+    return max([workspace(problem, 1, in_runs=in_runs).bytes, *listed])
 
 
 def variant(
@@ -383,7 +416,7 @@ def variant(
         arch: the target.
         stage: one of `STAGES`.
         d_qk: 576 or 512.
-        dtype: "bfloat16" or "float16".
+        dtype: "bfloat16" or "float16"; for the stage `round` of pairs of CTAs on sm_90a also "float32".
         pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
             attention stage.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
@@ -399,10 +432,13 @@ def variant(
         raise InputError("stage", "one of " + ", ".join(STAGES), shown(stage), OPERATOR)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
     if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
         raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
+    is_pair = arch.name == "sm_90a" and pass_heads == PASS_HEADS[1] and queries == 1
+    rounds = stage == "round" and is_pair
+    if type(dtype) is not str or dtype not in (*DTYPES, *(("float32",) if rounds else ())):
+        expected = "'bfloat16', 'float16' or 'float32'" if rounds else "'bfloat16' or 'float16'"
+        raise InputError("dtype", expected, shown(dtype), OPERATOR)
     if type(partials) is not bool:
         raise InputError("partials", "True or False", shown(partials), OPERATOR)
     counts = (1, *JOINT_HEADS) if arch.name in JOINT_SOURCES else (1,)
@@ -415,11 +451,12 @@ def variant(
         raise InputError("stage", expected, shown(stage), OPERATOR)
     attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
-    heads = pass_heads if attends else PASS_HEADS[0]
+    heads = pass_heads if attends or (is_pair and stage in ("zero", "round")) else PASS_HEADS[0]
+    element = {"bfloat16": 0, "float16": 1, "float32": 2}[dtype]
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
-        ("CUPYMLA_FP16", int(dtype == "float16" and stage in ("attention", "round"))),
+        ("CUPYMLA_FP16", element if stage in ("attention", "round") else 0),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_PARTIALS", int(partials and attends)),
     )
@@ -448,9 +485,10 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for name in FOLDERS
         if arch_name in (None, name)
         for d_qk in D_QK
-        for dtype in DTYPES
         for stages, numbers in _variants(name)
         for stage in stages
+        for dtype in (*DTYPES, *(("float32",) if stage == "round" and numbers.get("pass_heads") == 128 else ()))
+        if dtype in DTYPES or name == "sm_90a"
     )
     return tuple(dict.fromkeys(found))
 

@@ -1,0 +1,33 @@
+// The wgmma shapes of a pair's products.
+#pragma once
+
+#include "../../common/sm90/wgmma.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+using sm90::Major;
+
+// Scores: slots x heads. QueryWide, QueryNarrow: dQ, heads x columns of the values and the RoPE, where both operands
+// are read across their rows. Key, KeyNarrow: dKV, slots x columns.
+template <typename Element>
+struct PairAtoms;
+
+template <>
+struct PairAtoms<__nv_bfloat16> {
+  using Scores = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::K>;
+  using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<Major::MN, Major::MN>;
+  using QueryNarrow = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::MN, Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::MN>;
+  using KeyNarrow = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::K, Major::MN>;
+};
+
+template <>
+struct PairAtoms<__half> {
+  using Scores = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K>;
+  using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::MN, Major::MN>;
+  using QueryNarrow = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::MN>;
+  using KeyNarrow = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::K, Major::MN>;
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,46 @@
+// Numbers of the attention of a pair of CTAs, and the budgets they must keep.
+#pragma once
+
+#include "../../common/integers.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/swizzle.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <int kDQkArg, bool kPartialsArg>
+struct PairConfig {
+  static constexpr int kCluster = 2;
+  static constexpr bool kPartials = kPartialsArg;  // whether every slot's dKV row is stored on its own
+  static constexpr int kQueries = 1;
+  static constexpr int kDQk = kDQkArg;             // channels of a key
+  static constexpr int kDV = 512;                  // channels of a value: the first ones of the key
+  static constexpr int kHeads = 128;               // query heads of a pass
+  static constexpr int kOwnHeads = kHeads / 2;     // whose P and dS a CTA makes
+  static constexpr int kRun = 32;                  // neighbouring heads that one CTA has
+  static constexpr int kSlots = 64;                // slots per KV block
+  static constexpr int kTileColumns = 64;          // 16-bit elements in a 128-byte swizzled row
+
+  // A CTA has half of the columns: of the values, and of the RoPE's.
+  static constexpr int kColumns = kDV / 2;
+  static constexpr int kValueTiles = kColumns / kTileColumns;
+  static constexpr bool kHasRope = kDQk > kDV;
+  static constexpr int kRopeColumns = 32;
+  static constexpr int kRopeRowBytes = kRopeColumns * 2;
+  static constexpr int kHeadTileBytes = kHeads * static_cast<int>(kSwizzleRowBytes);
+  static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
+
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;
+  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
+
+  static_assert(kDQk == 576 || kDQk == 512);
+  static_assert(!kHasRope || kDQk - kDV == 2 * kRopeColumns);
+  static_assert(kHeads == kConsumers * 2 * kRun, "a consumer has a run of its CTA's heads, and one of the other's");
+  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,153 @@
+// The producer warpgroup of a CTA of a pair: brings in its columns of Q and dO, and of the selected KV rows.
+#pragma once
+
+#include "../../common/async_copy.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/tma.cuh"
+#include "pair_work.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Each warp serves sixteen consecutive slots of a block: lane l knows the token of slot l % 16, and in each of four
+// turns eight lanes copy 128 bytes of a row. Consumers leave this warpgroup 24 registers a thread, so what stands in
+// shared memory is read when it is wanted.
+template <typename Config>
+struct PairProducer {
+  static constexpr int kWarpSlots = 16;
+  static constexpr int kTurns = 4;
+  static_assert(Config::kSlots == 4 * kWarpSlots);
+
+  PairStorage<Config>& storage;
+  const Parameters& params;
+  Phases phases;  // of Q and dO, of the keys, and of the set that has the next block's tokens
+  static constexpr int kPass = 0, kKeys = 1, kTokens = 2;
+
+  __device__ __forceinline__ PairProducer(PairStorage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params) {}
+
+  // This thread's number in the warpgroup, as often as it is wanted.
+  static __device__ __forceinline__ uint32_t own_thread() { return threadIdx.x % Config::kWarpgroup; }
+
+  __device__ __forceinline__ void run(int32_t pass, const TensorMap& q_map, const TensorMap& dout_map,
+                                      const TensorMap& rope_map) {
+    load_heads(stored_position(storage), pass, q_map, dout_map, rope_map);
+    int32_t token = load_token(0);
+    for (int32_t first_slot = 0; first_slot < stored_slots(storage); first_slot += Config::kSlots) {
+      const int32_t next = load_token(first_slot + Config::kSlots);
+      // The set's last block is done with: the one after it has been copied, for which dQ had to have it.
+      const uint32_t thread = own_thread();
+      if (thread % 32 < kWarpSlots) storage.tokens[phases.full(kTokens)][own_slot(thread)] = token;
+      phases.advance(kTokens);
+      __syncwarp();
+      fill(token);
+      phases.advance(kKeys);
+      token = next;
+    }
+  }
+
+  static __device__ __forceinline__ int32_t first_column() {
+    return static_cast<int32_t>(cluster_rank()) * Config::kColumns;
+  }
+  static __device__ __forceinline__ int32_t first_rope_column() {
+    return Config::kDV + static_cast<int32_t>(cluster_rank()) * Config::kRopeColumns;
+  }
+
+  // The slot of a block whose token a thread knows.
+  static __device__ __forceinline__ uint32_t own_slot(uint32_t thread) {
+    return thread / 32 * kWarpSlots + thread % kWarpSlots;
+  }
+
+  // An ordinary load: in the place of indices there may be lists that the kernel before has written.
+  __device__ __forceinline__ int32_t load_token(int32_t first_slot) const {
+    const QueryPosition at = stored_position(storage);
+    const int32_t slot = first_slot + static_cast<int32_t>(own_slot(own_thread()));
+    const int32_t* indices = params.indices + at.batch * params.indices_batch + at.query * params.indices_query;
+    return slot < stored_slots(storage) ? indices[slot] : -1;
+  }
+
+  __device__ __forceinline__ void fill(int32_t token) {
+    const uint32_t valid_lanes = __ballot_sync(0xffffffffu, static_cast<uint32_t>(token) < stored_limit(storage));
+    const uint64_t l2_policy = l2_policy_evict_last();
+    const uint32_t thread = own_thread(), chunk = thread % 8;
+    // What is to be known, through shuffles: else ptxas works it out behind the wait, where asking for the thread's number
+    // takes a turn in the queue of reductions. Addresses have to be worked out there, as there is no register for them.
+    const uint8_t* kv = kept(params.kv + stored_position(storage).batch * params.kv_batch_bytes + first_column() * 2 +
+                             chunk * 16);
+    int32_t rows[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const uint32_t slot = turn * 4 + thread % 32 / 8;
+      rows[turn] = __shfl_sync(0xffffffffu, (valid_lanes >> (thread % 32) & 1u) != 0 ? token : -1, slot);
+    }
+    // Four of the eight lanes of a row suffice for 64 bytes of the RoPE. With the place goes which CTA this is.
+    const uint32_t first_row = thread / 32 * kWarpSlots + thread % 32 / 8;
+    const uint32_t tiles = kept(smem_address(storage.k[0]) + swizzle_128(first_row, chunk));
+    const bool has_rope = Config::kHasRope && chunk < Config::kRopeRowBytes / 16;
+    const uint32_t rope =
+        kept(has_rope ? (smem_address(storage.k_rope) + swizzle_64(first_row, chunk)) | cluster_rank() : 0u);
+    storage.free.wait(phases.free(kKeys));
+    // Rows four apart are swizzled by another half of the row, rows eight apart alike.
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const bool take = rows[turn] >= 0;
+      const uint8_t* source = kv + static_cast<int64_t>(take ? rows[turn] : 0) * params.kv_token_bytes;
+      const uint32_t place = (tiles ^ (turn % 2 * (kSwizzleRowBytes / 2))) + turn * 4 * kSwizzleRowBytes;
+#pragma unroll
+      for (int tile = 0; tile < Config::kValueTiles; ++tile) {
+        copy_async_16_or_zero(place + tile * Config::kTileBytes, source + tile * static_cast<int>(kSwizzleRowBytes),
+                              take, l2_policy);
+      }
+      if (Config::kHasRope && rope != 0) {
+        const uint32_t narrow =
+            ((rope & ~1u) ^ (turn % 2 * (kNarrowSwizzleRowBytes / 2))) + turn * 4 * kNarrowSwizzleRowBytes;
+        copy_async_16_or_zero(narrow, source + ((rope & 1u) == 0 ? rope_bytes(0) : rope_bytes(1)), take, l2_policy);
+      }
+    }
+    if (own_thread() % 32 == 0) {
+      storage.valid[own_thread() / 32] = static_cast<uint16_t>(valid_lanes);
+      storage.full.arrive();
+    }
+    storage.full.arrive_after_copies();
+  }
+
+  // How far behind a CTA's first column of a row its columns of the RoPE lie.
+  static __device__ __forceinline__ constexpr int32_t rope_bytes(int rank) {
+    return (Config::kDV + rank * (Config::kRopeColumns - Config::kColumns)) * 2;
+  }
+
+  // The same number, which has to be worked out here.
+  template <typename Number>
+  static __device__ __forceinline__ Number kept(Number number) {
+    return __shfl_sync(0xffffffffu, number, threadIdx.x % 32);
+  }
+  static __device__ __forceinline__ const uint8_t* kept(const uint8_t* pointer) {
+    return reinterpret_cast<const uint8_t*>(kept(reinterpret_cast<unsigned long long>(pointer)));
+  }
+
+  __device__ __forceinline__ void load_heads(const QueryPosition& query, int32_t pass, const TensorMap& q_map,
+                                             const TensorMap& dout_map, const TensorMap& rope_map) {
+    if (own_thread() == 0) {
+      storage.heads_free.wait(phases.free(kPass));
+      constexpr uint32_t kRope = Config::kHasRope ? sizeof(storage.q_rope) : 0;
+      storage.heads_full.arrive_and_expect(sizeof(storage.q) + sizeof(storage.dout) + kRope);
+      for (int run = 0; run < Config::kHeads / Config::kRun; ++run) {
+        const int32_t head = head_of_place<Config>(pass, run * Config::kRun);
+        const int rows = run * Config::kRun * static_cast<int>(kSwizzleRowBytes);
+        for (int tile = 0; tile < Config::kValueTiles; ++tile) {
+          const int32_t column = first_column() + tile * Config::kTileColumns;
+          tma_load_4d(storage.q[tile] + rows, q_map, storage.heads_full, column, head, query.query, query.batch);
+          tma_load_4d(storage.dout[tile] + rows, dout_map, storage.heads_full, column, head, query.query, query.batch);
+        }
+        if constexpr (Config::kHasRope) {
+          tma_load_4d(storage.q_rope + run * Config::kRun * Config::kRopeRowBytes, rope_map, storage.heads_full,
+                      first_rope_column(), head, query.query, query.batch);
+        }
+      }
+    }
+    __syncwarp();
+    phases.advance(kPass);
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

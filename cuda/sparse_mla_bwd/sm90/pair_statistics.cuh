@@ -1,0 +1,127 @@
+// Of a pair of CTAs, before a pass's first block: delta and what lse and the sink make of the softmax. After its last:
+// dQ, and what the query adds to the sink's gradient.
+#pragma once
+
+#include "../../common/dot.cuh"
+#include "../../common/log2_lse.cuh"
+#include "../../common/prefetch.cuh"
+#include "../sink.cuh"
+#include "pair_gradients.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// All consumers meet, twice in a pass: `time` 0 when row statistics are out, 1 when they are done with.
+template <typename Config>
+__device__ __forceinline__ void meet_consumers(PairStorage<Config>& storage, uint32_t time) {
+  storage.statistics_out.arrive();
+  storage.statistics_out.wait(time);
+}
+
+// Two consumer threads to a head, each with every other 16 bytes of its CTA's value columns. dO is in shared memory.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void make_statistics(const PairConsumer<Config, Element, kWho>& consumer,
+                                                const QueryPosition& query, int32_t pass) {
+  auto& storage = consumer.storage;
+  const Parameters& params = consumer.params;
+  constexpr int kChunks = Config::kColumns / 8 / 2;
+  uint32_t thread = threadIdx.x;
+  make_opaque(thread);  // or what follows from it is kept, and spilled, from pass to pass
+  const int place = thread / 2, part = thread % 2;
+  const int32_t head = head_of_place<Config>(pass, place);
+  const int own = place / (2 * Config::kRun) * Config::kRun + place % Config::kRun;
+  const bool is_own = place / Config::kRun % 2 == 0;
+  const int64_t batch = query.batch, token = query.query;
+  if (thread == 0) storage.delta_in.arrive_and_expect(sizeof(storage.other_delta));
+  const bool exists = head < params.h_q;
+  const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
+                       head * params.out_head_bytes + cluster_rank() * (Config::kColumns * 2);
+  // Into L2 while dO is waited for: to ask for all of it at once there are no registers.
+  if (exists) {
+#pragma unroll
+    for (int line = 0; line < Config::kColumns * 2 / 128 / 2; ++line) prefetch_l2(out + (line * 2 + part) * 128);
+  }
+  storage.heads_full.wait(pass & 1);
+  float delta = 0.f;
+  if (exists) {
+#pragma unroll 8
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = i * 2 + part;
+      const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
+      const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(place, chunk % 8));
+      delta += dot_eight<Element>(left, right);
+    }
+  }
+  // TMA is the next to write dO. Without a block no other fence comes before that.
+  fence_async_shared();
+  delta += __shfl_xor_sync(0xffffffffu, delta, 1);
+  if (is_own) {
+    Log2Lse lse{positive_infinity(), 1.f};
+    float share = 1.f;
+    if (exists) {
+      const float given = read_lse(params, query, head);
+      lse = log2_lse(given, params.unit, params.unit_rest);
+      share = share_beside_sink(params, head, given);
+    }
+    storage.delta_in.wait(pass & 1);
+    if (part == 0) {
+      storage.lse[own] = lse.rounded;
+      storage.factor[own] = lse.factor;
+      storage.share[own] = share * lse.factor;
+      storage.delta[own] = delta + storage.other_delta[own];
+    }
+  } else if (part == 0) {
+    cluster_store_async_float(consumer.at_other(smem_address(&storage.other_delta[own])), delta,
+                              consumer.at_other(smem_address(&storage.delta_in)));
+  }
+  meet_consumers(storage, 0);
+}
+
+// What the query adds to d_sink, by a thread for each own head; nothing where no slot was valid.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_sink_terms(const PairConsumer<Config, Element, kWho>& consumer,
+                                                 const QueryPosition& query, int32_t pass) {
+  const Parameters& params = consumer.params;
+  int own = threadIdx.x;
+  make_opaque(own);  // or what follows from it is worked out, and spilled, before the first block
+  if (params.sink_terms == nullptr || own >= Config::kOwnHeads) return;
+  const int32_t head = head_of_place<Config>(pass, place_of_own<Config>(own));
+  if (head < params.h_q) store_sink_term(params, query, head, consumer.occupied(), consumer.storage.delta[own]);
+}
+
+// Writes 64 heads x 32 columns. Each thread has two neighbouring columns of every eight in its rows; the four lanes of
+// a row exchange them so that each stores sixteen bytes, and the quad 64 bytes side by side.
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_columns(const PairConsumer<Config, Element, kWho>& consumer, uint8_t* query_start,
+                                              int32_t pass, int32_t column, const float* values) {
+  const int quad_lane = consumer.fresh_thread() % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int place = consumer.who * 2 * Config::kRun + consumer.row() + 8 * r;
+    const int32_t head = head_of_place<Config>(pass, place);
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[j * 4 + 2 * r], values[j * 4 + 2 * r + 1]);
+    quad_transpose(words, quad_lane);
+    if (head < consumer.params.h_q) {
+      uint8_t* line = query_start + head * consumer.params.dq_head_bytes + column * 2 + quad_lane * 16;
+      *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+template <typename Config, typename Element, int kWho>
+__device__ __forceinline__ void store_query_gradient(const PairConsumer<Config, Element, kWho>& consumer,
+                                                     const QueryPosition& query, int32_t pass) {
+  const Parameters& params = consumer.params;
+  uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
+  const int32_t rank = static_cast<int32_t>(cluster_rank());
+#pragma unroll
+  for (int part = 0; part < Config::kColumns / 32; ++part) {
+    store_columns(consumer, start, pass, rank * Config::kColumns + part * 32, consumer.dq_wide + part * 16);
+  }
+  if constexpr (Config::kHasRope) {
+    store_columns(consumer, start, pass, Config::kDV + rank * Config::kRopeColumns, consumer.dq_narrow);
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,47 @@
+// What a pair of CTAs works on, and which heads and columns each of them has.
+#pragma once
+
+#include "../../common/cluster.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../params.cuh"
+#include "pair_storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// The head that is at a place of Q and dO: runs of 32 heads are the first CTA's and the second's in turn, and a CTA has
+// its own before the other's.
+template <typename Config>
+__device__ __forceinline__ int32_t head_of_place(int32_t pass, int place) {
+  return pass * Config::kHeads + (place ^ static_cast<int32_t>(cluster_rank() * Config::kRun));
+}
+
+// The place of an own head, counted without the other CTA's.
+template <typename Config>
+__device__ __forceinline__ int place_of_own(int own) {
+  return own / Config::kRun * 2 * Config::kRun + own % Config::kRun;
+}
+
+// A thread's number in its warpgroup. By a shuffle, or ptxas asks for it anew wherever it is wanted, in one queue with
+// reductions.
+__device__ __forceinline__ uint32_t numbered_thread(uint32_t warpgroup) {
+  return __shfl_sync(0xffffffffu, threadIdx.x % warpgroup, threadIdx.x % 32);
+}
+
+// What is kept of the query, as often as it is wanted.
+template <typename Config>
+__device__ __forceinline__ int32_t stored_slots(const PairStorage<Config>& storage) {
+  return *static_cast<const volatile int32_t*>(&storage.slots);
+}
+
+template <typename Config>
+__device__ __forceinline__ uint32_t stored_limit(const PairStorage<Config>& storage) {
+  return *static_cast<const volatile uint32_t*>(&storage.limit);
+}
+
+template <typename Config>
+__device__ __forceinline__ QueryPosition stored_position(const PairStorage<Config>& storage) {
+  return QueryPosition(*static_cast<const volatile int32_t*>(&storage.batch),
+                       *static_cast<const volatile int32_t*>(&storage.query));
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,16 @@
+// A query's position, for addresses that are worked out where they are used.
+#pragma once
+
+#include "../../common/opaque.cuh"
+#include "../../common/sparse_query.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// For addresses that are used once in a pass or block: worked out before it, they would be kept, and spilled, all the
+// time.
+__device__ __forceinline__ QueryPosition pinned_position(QueryPosition position) {
+  make_opaque(position.batch);
+  return position;
+}
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,206 @@
+// Where sums of a block's dKV rows go, and how a warp arranges and sends them.
+#pragma once
+
+#include "../../common/global_store.cuh"
+#include "../../common/multiply_wide.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/reduction.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../params.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Where sums of a block's dKV rows go: added to the token's row, or stored in the slot's own.
+//
+// Sums that are added leave by whole lines of 128 bytes, to which eight lanes have a part: half of all rows cross to
+// the other half of L2, whose link takes requests by number. Rows that are stored leave by halves of lines, which takes
+// fewer shuffles and measured faster.
+template <typename Config>
+struct RowTargets {
+  const Parameters& params;
+  const int32_t (&slots)[2];  // this thread's: tokens of `row` and of eight rows further down; -1: nothing to write
+  float* start;               // of row 0
+  int row;
+  bool add;  // in partials: whether an earlier pass has written them
+
+  __device__ __forceinline__ RowTargets(const Parameters& params, const QueryPosition& query, int32_t first_slot,
+                                        int32_t pass, int row, const int32_t (&slots)[2])
+      : params(params), slots(slots), row(row), add(pass > 0) {
+    const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
+    start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
+                              : params.sums + query.batch * params.sums_batch;
+  }
+
+  static constexpr int kLine = 32;  // columns that are sent at a time
+
+  static __device__ __forceinline__ constexpr bool whole_lines() { return !Config::kPartials; }
+
+  // Rows that a lane's two parts of a line go to, four columns each, of `row` and of eight rows further down. Of a
+  // whole line the even quad of two has the first half and the odd quad the second, first of the even quad's slot, then
+  // of the odd quad's. Found again for each tile: there are no registers to keep them in.
+  struct Places {
+    int32_t first[2], second[2];
+  };
+
+  __device__ __forceinline__ Places places(int lane) const {
+    // The same bit, from where ptxas need not keep it (it spills otherwise).
+    const bool odd = Config::kQueries > 1 ? (lane & 4) != 0 : (row & 1) != 0;
+    Places found;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
+      found.first[r] = found.second[r] = own;
+      if (whole_lines()) {
+        const int32_t other = __shfl_xor_sync(0xffffffffu, own, 4);
+        found.first[r] = odd ? other : own;
+        found.second[r] = odd ? own : other;
+      }
+    }
+    return found;
+  }
+
+  // Where in the line the first part begins.
+  static __device__ __forceinline__ int32_t column_of(int lane) {
+    return (whole_lines() ? (lane & 4) * 4 : 0) + (lane & 1) * 8 + lane % 4 / 2 * 4;
+  }
+
+  static __device__ __forceinline__ constexpr int32_t columns_between() { return whole_lines() ? 0 : kLine / 2; }
+
+  // Takes a line's columns of an accumulator with 64 slots as rows, whose first column is `column` of the row.
+  template <int kCount>
+  __device__ __forceinline__ void send_line(const float (&sums)[kCount], const Places& places, int line, int32_t column,
+                                            int lane) const {
+    int32_t here = column + line * kLine + column_of(lane);
+    make_opaque(here);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float first[4], second[4];
+      arrange(sums + line * 16 + 2 * r, first, second, lane);
+      if (places.first[r] >= 0) write(places.first[r], here, first);
+      if (places.second[r] >= 0) write(places.second[r], here + columns_between(), second);
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int lane) const {
+    if constexpr (Config::kPartials) make_opaque(lane);  // or what follows from it is kept, and spilled
+    const Places found = places(lane);
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
+  }
+
+  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
+  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
+  template <int kCount>
+  __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
+    arrange_tile(sums, lane);
+    put_tile(sums, column, lane);
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void arrange_tile(float (&sums)[kCount], int lane) {
+#pragma unroll
+    for (int line = 0; line < kCount / 16; ++line) {
+      float* s = sums + line * 16;
+      float parts[2][2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) arrange(s + 2 * r, parts[0][r], parts[1][r], lane);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) s[i] = parts[i / 8][i / 4 % 2][i % 4];
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void put_tile(const float (&sums)[kCount], int32_t column, int lane) const {
+    const Places found = places(lane);
+    // Once for a tile, or ptxas begins with the query for each address.
+    int64_t here = reinterpret_cast<int64_t>(start + column + column_of(lane));
+    make_opaque(here);
+    // A branch around each reduction, which ptxas makes of a predicate as well, costs more than the reduction.
+    const int32_t least = min(min(found.first[0], found.first[1]), min(found.second[0], found.second[1]));
+    if (__all_sync(0xffffffffu, least >= 0)) {
+      put_rows<true>(sums, found, here);
+    } else {
+      put_rows<false>(sums, found, here);
+    }
+  }
+
+  // Sixteen columns, half of a line, from threads that have two neighbours of every eight: four in a row from each.
+  __device__ __forceinline__ void send_half_line(const float (&sums)[8], int32_t column, int lane) const {
+    const int32_t here = column + (lane & 1) * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
+      float four[4];
+      neighbours(sums + 2 * r, four, lane);
+      if (own >= 0) write(own, here, four);
+    }
+  }
+
+  // What is arranged, to four rows; `here` is the place in row 0. Without kAll not to rows that are negative.
+  template <bool kAll, int kCount>
+  __device__ __forceinline__ void put_rows(const float (&sums)[kCount], const Places& found, int64_t here) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (kAll || found.first[r] >= 0) put_row<kCount / 16>(sums + 4 * r, found.first[r], here);
+      if (kAll || found.second[r] >= 0) {
+        put_row<kCount / 16>(sums + 8 + 4 * r, found.second[r], here + columns_between() * 4);
+      }
+    }
+  }
+
+  // A slot's parts of lines, sixteen sums apart. The host sees to it that rows are less than 2^31 bytes apart, so that
+  // an address is one multiplication.
+  template <int kLines>
+  __device__ __forceinline__ void put_row(const float* s, int32_t row, int64_t here) const {
+    const int32_t row_bytes = (Config::kPartials ? Config::kDQk : static_cast<int32_t>(params.sums_token)) * 4;
+    float* address = reinterpret_cast<float*>(multiply_add_wide(row, row_bytes, here));
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      const float four[4] = {s[line * 16], s[line * 16 + 1], s[line * 16 + 2], s[line * 16 + 3]};
+      put(address + line * kLine, four);
+    }
+  }
+
+  // Eight sums of a slot, of two columns in each of four tiles of eight, to four columns in a row of the line's first
+  // half and four of its second; for whole lines to the same four of the even quad's slot and of the odd quad's.
+  static __device__ __forceinline__ void arrange(const float* s, float (&first)[4], float (&second)[4], int lane) {
+    neighbours(s, first, lane);
+    neighbours(s + 8, second, lane);
+    if (!whole_lines()) return;
+    const bool odd = (lane & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? first[i] : second[i], 4);
+      first[i] = odd ? got : first[i];
+      second[i] = odd ? second[i] : got;
+    }
+  }
+
+  // Neighbouring lanes exchange halves of sixteen columns of a slot, so that each has four columns in a row.
+  static __device__ __forceinline__ void neighbours(const float* s, float (&out)[4], int lane) {
+    const bool odd = (lane & 1) != 0;
+    const float x = __shfl_xor_sync(0xffffffffu, odd ? s[0] : s[4], 1);
+    const float y = __shfl_xor_sync(0xffffffffu, odd ? s[1] : s[5], 1);
+    out[0] = odd ? x : s[0];
+    out[1] = odd ? y : s[1];
+    out[2] = odd ? s[4] : x;
+    out[3] = odd ? s[5] : y;
+  }
+
+  __device__ __forceinline__ void write(int32_t row, int32_t column, const float (&four)[4]) const {
+    const int64_t stride = Config::kPartials ? Config::kDQk : params.sums_token;
+    put(start + row * stride + column, four);
+  }
+
+  __device__ __forceinline__ void put(float* address, const float (&four)[4]) const {
+    if (Config::kPartials && !add) {
+      store_float4(address, four);
+    } else {
+      // In partials the same thread has written the row before, so nothing is left to chance.
+      reduce_add_float4(address, four);
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd
