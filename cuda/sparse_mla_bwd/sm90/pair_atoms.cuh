@@ -17,7 +17,7 @@ struct PairAtoms<__nv_bfloat16> {
   using Scores = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::K>;
   using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<Major::MN, Major::MN>;
   using QueryNarrow = cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<Major::MN, Major::MN>;
-  using Key = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<Major::K, Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<Major::K, Major::MN>;
   using KeyNarrow = cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<Major::K, Major::MN>;
 };
 
@@ -26,7 +26,7 @@ struct PairAtoms<__half> {
   using Scores = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::K>;
   using QueryWide = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<Major::MN, Major::MN>;
   using QueryNarrow = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::MN>;
-  using Key = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, Major::MN>;
   using KeyNarrow = cute::SM90::GMMA::MMA_64x16x16_F32F16F16_SS<Major::K, Major::MN>;
 };
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   consumer.begin_pass();
   const bool wants_distribution = consumer.params.attn_dist != nullptr;
   if (stored_slots(storage) > 0) {
-    float scores[PairConsumer<Config, Element, kWho>::kScores];
+    float scores[Block::kTileSums];
     consumer.wait_for_keys();
     consumer.issue_scores(scores, [](int) {});
     consumer.finish_scores(scores);
@@ -99,19 +99,15 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
     const bool more = stored_slots(storage) - first_slot > Config::kSlots;
     begin_gradients(consumer, first_slot);
     Block block(consumer);
-    float sums[Block::kTileSums];
-    block.run(sums, !more && consumer.pass() + 1 >= consumer.params.passes);
+    float second[Block::kTileSums];
+    block.run(second, !more && consumer.pass() + 1 >= consumer.params.passes);
     consumer.bits ^= consumer.kParity;
     // S of the next block, whose keys have been asked for since dQ was done. Behind the last one it is multiplied in
     // vain: a condition around products that are under way would have ptxas wait for them.
     if (more) consumer.wait_for_keys();
-    float scores[PairConsumer<Config, Element, kWho>::kScores];
-    if (!Config::kPartials) {
-#pragma unroll
-      for (int part = 8; part < 16; ++part) block.send(sums, part);
-    }
-    consumer.issue_scores(scores, [](int) {});
-    block.send_behind(sums);
+    float scores[Block::kTileSums];
+    consumer.issue_scores(scores, [&](int product) { block.send_between(second, 1, product); });
+    block.send_behind(second, 1);
     consumer.finish_scores(scores);
     if (more) consumer.make_weights(scores, first_slot + Config::kSlots, wants_distribution);
   }

@@ -247,18 +247,22 @@ struct PairConsumer {
     const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
     const float* start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
                                            : params.sums + query.batch * params.sums_batch;
-    const int64_t here = reinterpret_cast<int64_t>(start + first_column() + fresh_thread() % 4 * 4);
+    const uint32_t same = fresh_thread();
+    const int64_t here = reinterpret_cast<int64_t>(start + first_column() + same % 4 * 4 + (same & 4) * 4);
     const uint32_t first_row = row();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t slot = static_cast<int32_t>(first_row) + 8 * r;
-      const bool is_valid = ((words >> slot) & 1u) != 0;
-      if (is_valid) bits |= kValid << r;
-      // Rows that are added to lie in a workspace without gaps, so an address is one multiplication of 32-bit numbers.
-      const int32_t spare = static_cast<int32_t>(params.kv_rows - static_cast<int64_t>(query.batch) * params.s_kv) + slot;
-      const int32_t to = Config::kPartials ? slot : is_valid ? storage.tokens[parity()][slot] : spare;
-      const int64_t address = multiply_add_wide(to, Config::kDQk * 4, here);
-      targets.rows[r] = Config::kPartials && !is_valid ? nullptr : reinterpret_cast<float*>(address);
+      if (((words >> (first_row + 8 * r)) & 1u) != 0) bits |= kValid << r;
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        const int32_t slot = static_cast<int32_t>((first_row & ~1u) + which) + 8 * r;
+        const bool is_valid = ((words >> slot) & 1u) != 0;
+        // Rows that are added to lie in a workspace without gaps, so an address is one multiplication of 32-bit numbers.
+        const int32_t spare = static_cast<int32_t>(params.kv_rows - static_cast<int64_t>(query.batch) * params.s_kv) + slot;
+        const int32_t to = Config::kPartials ? slot : is_valid ? storage.tokens[parity()][slot] : spare;
+        const int64_t address = multiply_add_wide(to, Config::kDQk * 4, here);
+        targets.rows[r][which] = Config::kPartials && !is_valid ? nullptr : reinterpret_cast<float*>(address);
+      }
     }
   }
 

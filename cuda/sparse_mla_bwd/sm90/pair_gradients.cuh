@@ -13,7 +13,7 @@ struct PairGradients {
   static constexpr int kHeadSteps = Config::kHeads / 16;  // over 128 heads
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;              // from sixteen rows of a tile to the next
   static constexpr uint32_t kNarrowStepBytes = 2 * kNarrowSwizzleAtomBytes;  // the same of narrow ones
-  static constexpr int kTileSums = 2 * Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
+  static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
   static constexpr int kRopeShare = Config::kRopeColumns / Config::kConsumers;
   static constexpr int kRopeSums = Config::kSlots * kRopeShare / Config::kWarpgroup;
   static_assert(Config::kValueTiles == 2 * Config::kConsumers);
@@ -54,10 +54,12 @@ struct PairGradients {
     return sm90::descriptor_advance(tile, step / 4 * Config::kTileBytes + step % 4 * 32);
   }
 
-  // sums = dS^T Q + P^T dO over this consumer's two column tiles.
-  __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums]) {
+  // sums = dS^T Q + P^T dO over one of this consumer's two column tiles.
+  // `between` as for scores.
+  template <typename Between>
+  __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], int which, Between between) {
     const uint32_t base = consumer.uniform_base();
-    const uint32_t offset = kWho * 2 * Config::kHeadTileBytes;
+    const uint32_t offset = (consumer.who * Config::kConsumers + which) * Config::kHeadTileBytes;
     const uint64_t q = sm90::mn_major_descriptor(consumer.place_from(base, storage.q[0]) + offset, Config::kHeadTileBytes);
     const uint64_t dout = sm90::mn_major_descriptor(consumer.place_from(base, storage.dout[0]) + offset, Config::kHeadTileBytes);
     sm90::forget_registers(sums);
@@ -66,11 +68,13 @@ struct PairGradients {
     for (int step = 0; step < kHeadSteps; ++step) {
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScoreGradients>(base, step),
                                                   sm90::descriptor_advance(q, step * kStepBytes), step == 0);
+      between(step);
     }
 #pragma unroll
     for (int step = 0; step < kHeadSteps; ++step) {
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScores>(base, step),
                                                   sm90::descriptor_advance(dout, step * kStepBytes));
+      between(kHeadSteps + step);
     }
     sm90::wgmma_commit();
   }
@@ -91,54 +95,53 @@ struct PairGradients {
     sm90::wgmma_commit();
   }
 
-  // The first column of the tiles among the CTA's, and of the RoPE's columns.
-  static __device__ __forceinline__ constexpr int32_t first_column() { return kWho * 2 * Config::kTileColumns; }
+  // The first column of either tile among the CTA's, and of the RoPE's columns.
+  static __device__ __forceinline__ constexpr int32_t column_of(int which) {
+    return (kWho * Config::kConsumers + which) * Config::kTileColumns;
+  }
   static __device__ __forceinline__ int32_t rope_column() {
     return Config::kDV + static_cast<int32_t>(cluster_rank()) * Config::kRopeColumns + kWho * kRopeShare -
            ThisConsumer::first_column();
   }
 
-  static constexpr int kHalf = kTileSums / 8;  // parts of a tile
-
-  __device__ __forceinline__ void send(const float (&sums)[kTileSums], int part) const {
-    consumer.targets.send(sums, first_column(), part, Config::kPartials && consumer.pass() > 0);
-  }
-
-  // Parts of the second tile, behind every other product of those that they are sent among.
-  __device__ __forceinline__ void send_between(const float (&sums)[kTileSums], int product) const {
-    if (!Config::kPartials && product % 2 == 1 && product / 2 < kHalf) send(sums, kHalf + product / 2);
-  }
-
-  // What is not sent among products.
-  __device__ __forceinline__ void send_behind(const float (&sums)[kTileSums]) const {
-    if constexpr (Config::kPartials) {
-#pragma unroll
-      for (int part = kHalf; part < 2 * kHalf; ++part) send(sums, part);
+  // A part of a tile, behind every other product of those that it is sent among.
+  __device__ __forceinline__ void send_between(const float (&sums)[kTileSums], int which, int product) const {
+    if (!Config::kPartials && product % 2 == 1 && product / 2 < kTileSums / 4) {
+      consumer.targets.send(sums, column_of(which), product / 2, false);
     }
   }
 
-  // The products of the block, of which the first tile is sent. `is_last`: of all.
-  __device__ __forceinline__ void run(float (&sums)[kTileSums], bool is_last) {
+  // What is not sent among products.
+  __device__ __forceinline__ void send_behind(const float (&sums)[kTileSums], int which) const {
+    if (Config::kPartials) consumer.targets.send_all(sums, column_of(which), consumer.pass() > 0);
+  }
+
+  // The products of the block, of which the first tile is sent, and the second is left in `second`. `is_last`: of all.
+  __device__ __forceinline__ void run(float (&second)[kTileSums], bool is_last) {
     float rope[kRopeSums];
     if constexpr (Config::kHasRope) issue_rope(rope);
     issue_query_gradient();
     if constexpr (Config::kHasRope) {
       sm90::wgmma_wait<1>();
       sm90::pin_registers(rope);
-      consumer.targets.arrange(rope);
-      consumer.targets.send_all(rope, rope_column(), consumer.pass() > 0);
+      consumer.targets.arrange(rope, consumer.fresh_thread());
+      consumer.targets.send_half(rope, rope_column(), consumer.pass() > 0, consumer.fresh_thread());
     }
-    issue_key_gradient(sums);
+    float first[kTileSums];
+    issue_key_gradient(first, 0, [](int) {});
     sm90::wgmma_wait<1>();
     sm90::pin_registers(consumer.dq_wide);
     sm90::pin_registers(consumer.dq_narrow);
     storage.free.arrive();
     sm90::wgmma_wait<0>();
-    sm90::pin_registers(sums);
+    sm90::pin_registers(first);
+    consumer.targets.arrange(first, consumer.fresh_thread());
+    issue_key_gradient(second, 1, [&](int product) { send_between(first, 0, product); });
+    send_behind(first, 0);
+    sm90::wgmma_wait<0>();
+    sm90::pin_registers(second);
+    consumer.targets.arrange(second, consumer.fresh_thread());
     give_room(is_last);
-    consumer.targets.arrange(sums);
-#pragma unroll
-    for (int part = 0; part < kHalf; ++part) send(sums, part);
   }
 
   // No product of the block reads P or dS any more. Behind the last block nobody waits to hear it.

@@ -28,13 +28,14 @@ constexpr int kSpareRows = 64;
 // Where a thread's two rows of a block go.
 template <typename Config>
 struct PairTargets {
-  // Of the CTA's first column that this thread has; null for rows that are not stored.
-  float* rows[2];
+  // Of either pair of rows, `row` and the next of its quad's neighbour, eight further down the same: where this thread has
+  // its part of a line, the even quad's slot first. Null for rows that are not stored.
+  float* rows[2][2];
 
-  // Puts the four columns of each row side by side, where an accumulator has two of either row in turn. In place, so that
-  // a reduction finds them there, and does not hold up the one behind it until it has read its registers.
+  // Puts the four columns of each row side by side, then exchanges with the neighbouring quad so that eight lanes have
+  // a line of either row.
   template <int kCount>
-  static __device__ __forceinline__ void arrange(float (&sums)[kCount]) {
+  static __device__ __forceinline__ void arrange(float (&sums)[kCount], uint32_t thread) {
 #pragma unroll
     for (int i = 2; i < kCount; i += 8) {
 #pragma unroll
@@ -44,25 +45,59 @@ struct PairTargets {
         sums[i + c + 2] = below;
       }
     }
+    // Now sums[8 k + 4 r ..] is run k of row r.
+    const bool odd = (thread & 4) != 0;
+    if constexpr (kCount >= 16) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 16) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            float& low = sums[i + 4 * r + c];
+            float& high = sums[i + 8 + 4 * r + c];
+            const float got = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+            low = odd ? got : low;     // of the even quad's slot
+            high = odd ? high : got;   // of the odd quad's
+          }
+        }
+      }
+    }
     sm90::pin_registers(sums);
   }
 
-  // Sends a part of what is arranged of an accumulator with 64 slots as rows, whose first column is `column` of the CTA's: four columns of
-  // one row. There are kCount / 4 parts. `adds`: of rows that are stored, whether an earlier pass has written them.
+  // Sends a part of what is arranged of an accumulator with 64 slots as rows, whose first column is `column` of the CTA's:
+  // four columns of one row. There are kCount / 4 parts. `adds`: of rows that are stored, whether an earlier pass has
+  // written them.
   template <int kCount>
   __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int part, bool adds) const {
-    const int r = part % 2, run = part / 2;
+    const int r = part % 2, which = part / 2 % 2, line = part / 4;
     const float* s = sums + part * 4;
     const float four[4] = {s[0], s[1], s[2], s[3]};
-    float* place = rows[r] + column + run * kColumnRun;
+    float* place = rows[r][which] + column + line * 2 * kColumnRun;
     if (!Config::kPartials) {
       reduce_add_float4(place, four);
-    } else if (rows[r] != nullptr) {
+    } else if (rows[r][which] != nullptr) {
       if (adds) {
-        // The same thread has written the row before, so nothing is left to chance.
         reduce_add_float4(place, four);
       } else {
         store_float4(place, four);
+      }
+    }
+  }
+
+  // Half a line, of this thread's own rows, not exchanged.
+  __device__ __forceinline__ void send_half(const float (&sums)[8], int32_t column, bool adds, uint32_t thread) const {
+    const bool odd = (thread & 4) != 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float four[4] = {sums[4 * r], sums[4 * r + 1], sums[4 * r + 2], sums[4 * r + 3]};
+      float* own = odd ? rows[r][1] - kColumnRun : rows[r][0];
+      if (Config::kPartials && (odd ? rows[r][1] : rows[r][0]) == nullptr) continue;
+      if (!Config::kPartials || adds) {
+        reduce_add_float4(own + column, four);
+      } else {
+        store_float4(own + column, four);
       }
     }
   }
