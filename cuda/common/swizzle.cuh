@@ -1,4 +1,5 @@
-// The swizzles of 128 and 64 bytes that TMA writes and wgmma reads (PTX ISA, "Shared memory matrix layout: swizzling modes").
+// The swizzles of 128 and 64 bytes that TMA writes and wgmma reads (PTX ISA, "Shared memory matrix layout: swizzling
+// modes").
 #pragma once
 
 #include "integers.cuh"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..tensormap import TileMap
 from .mla import MaskOptions, MlaProblem
 
-_BOX_CHANNELS = 64
+BOX_CHANNELS = 64
+"""Of 16 bits, that fill a row of the widest swizzle."""
 
 
 def head_tiles(
@@ -15,9 +16,9 @@ def head_tiles(
     channels: int,
     heads: int,
     queries: int = 1,
-    box_channels: int = _BOX_CHANNELS,
+    box_channels: int = BOX_CHANNELS,
 ) -> TileMap:
-    """Boxes of some heads x 64 channels of one or several queries, in the swizzled layout that products read.
+    """Boxes of some heads x 64 channels or fewer of one or several queries, in the swizzled layout that products read.
 
     Args:
         problem: gives the extents.
@@ -26,7 +27,7 @@ def head_tiles(
         channels: of a row.
         heads: of a box.
         queries: of a box.
-        box_channels: of a box, 64 or 32; a row's bytes are the swizzle's span.
+        box_channels: of a box, 64 or 32; its row is as long as a row of the swizzle.
     """
     batch, query, head = strides
     shape = (channels, problem.h_q, problem.s_q, problem.batch or 1)

@@ -15,6 +15,7 @@ from test_interpret_traps import BOUNDS, DONE, FENCE, INIT, MULTIPLY, ONES, prod
 
 from cupymla.build import KernelSource
 from cupymla.interpret import GlobalMemory, Trap, Unknown, interpret, parse
+from cupymla.interpret.instructions.wgmma import decode, element_addresses
 from cupymla.launch import Geometry, Launcher
 from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
 
@@ -107,6 +108,69 @@ def test_descriptors_begin_where_the_swizzle_does(change: str, what: str) -> Non
     run(product(begun, "add.s64 %d6, %d6, 2;", MULTIPLY, DONE), out, threads=128, shared=16384)
     with pytest.raises(Trap, match=what):
         run(product(begun, change, MULTIPLY, DONE), out, threads=128, shared=16384)
+
+
+SWIZZLES = {128: 1, 64: 2}
+
+
+def descriptor(start: int, leading: int, stride: int, span: int) -> int:
+    return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | SWIZZLES[span] << 62
+
+
+def swizzled(row: int, byte: int, span: int) -> int:
+    """Where a byte of a row of the swizzle lies: pieces of 16 bytes change places within each of eight rows."""
+    which = {128: row & 7, 64: row >> 1 & 3}[span]
+    return row * span + ((byte // 16) ^ which) * 16 + byte % 16
+
+
+@pytest.mark.parametrize("span", SWIZZLES)
+@pytest.mark.parametrize("column", [0, 16])
+def test_a_k_major_operand_lies_where_a_copy_puts_it(span: int, column: int) -> None:
+    """Of 24 rows of K, from `column` on; tiles of eight rows lie one after another, or with another matrix between."""
+    base = 6 * 1024
+    for apart in (1, 2):
+        matrix = decode(descriptor(base + column * 2, 0, 8 * span * apart, span))
+        found = element_addresses(matrix, 24, False)
+        for r in range(24):
+            row = r // 8 * 8 * apart + r % 8
+            assert found[r].tolist() == [base + swizzled(row, (column + c) * 2, span) for c in range(16)]
+
+
+@pytest.mark.parametrize("span", SWIZZLES)
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_an_mn_major_operand_lies_where_a_copy_puts_it(span: int, rows: int) -> None:
+    """A copy's boxes have K as rows: eight of them to a tile, and as many elements side by side as fill a row."""
+    base, wide = 9 * 1024, span // 2
+    for stride, leading in ((8 * span, 16 * span), (32 * span, 8 * span)):
+        found = element_addresses(decode(descriptor(base, leading, stride, span)), rows, True)
+        for r in range(rows):
+            tile = base + r // wide * leading
+            assert found[r].tolist() == [
+                tile + c // 8 * stride + swizzled(c % 8, r % wide * 2, span) for c in range(16)
+            ]
+
+
+@pytest.mark.parametrize("span", SWIZZLES)
+def test_a_matrix_stays_in_the_rows_of_its_swizzle(span: int) -> None:
+    repeat, wide = 8 * span, span // 2
+    for later in (span, 2 * span, repeat - 16):
+        with pytest.raises(Trap, match=f"in a later row of the swizzle's {repeat} bytes"):
+            decode(descriptor(4096 + later, 0, repeat, span))
+    assert decode(descriptor(4096 + repeat, 0, repeat, span)).start == 4096 + repeat
+    with pytest.raises(Trap, match=f"not multiples of {repeat}"):
+        element_addresses(decode(descriptor(4096, 0, repeat + 64, span)), 8, False)
+    with pytest.raises(Trap, match=f"not multiples of {repeat}"):
+        element_addresses(decode(descriptor(4096, repeat + 64, repeat, span)), 2 * wide, True)
+    for start, rows, transposed in ((span - 32, 8, False), (32, wide - 16, True)):
+        element_addresses(decode(descriptor(4096 + start, repeat, repeat, span)), rows, transposed)
+        with pytest.raises(Trap, match=f"past the {span} bytes of the swizzle's row"):
+            element_addresses(decode(descriptor(4096 + start + 16, repeat, repeat, span)), rows, transposed)
+
+
+@pytest.mark.parametrize("mode", [0, 3])
+def test_other_layouts_of_matrices_are_not_known(mode: int) -> None:
+    with pytest.raises(Unknown, match="without a swizzle of 128 or 64 bytes"):
+        decode(mode << 62)
 
 
 def test_a_fence_lies_between_a_product_and_other_uses_of_its_registers() -> None:

@@ -2,7 +2,7 @@
 
 ptxas (12.9 and 13.0, sm_90a) may fold the uniform part of a shared address into the copy, `LDGSTS [R+UR], desc[UR]`,
 and then names an odd register for the descriptor, which takes a pair of them: an illegal instruction on a GPU.
-`StagedBuffer::address` in cuda/sparse_mla_bwd/sm90/producer.cuh keeps it from that.
+`KeyBuffer::address` in cuda/sparse_mla_bwd/sm90/producer.cuh keeps it from that.
 """
 
 from __future__ import annotations

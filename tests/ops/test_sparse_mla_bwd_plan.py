@@ -14,6 +14,7 @@ from plan_kit import CUDA, MLA, require_twin
 
 from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
 from cupymla.errors import shown
+from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.testing import against
@@ -124,7 +125,9 @@ def test_the_workspace_takes_what_the_readme_says(
     chosen = plan.plan(problem, HOPPER, multiprocessors)
     queries, rows = s_q * (batch or 1), s_kv * (batch or 1)
     most = 10 * 255
-    if not is_fp32:
+    if heads > 64:
+        most += (rows + 64) * 576 * 4
+    elif not is_fp32:
         most += rows * 576 * 4
     if has_sink:
         most += queries * heads * 4
@@ -150,9 +153,55 @@ def test_parts_of_the_workspace_do_not_overlap() -> None:
 
 
 def test_fp32_gradients_are_summed_where_they_are_wanted() -> None:
-    chosen = planned(replace(PROBLEM, dkv_dtype="float32"))
-    assert chosen.workspace.sums is None and chosen.workspace.bytes == 0
-    assert [launch.stage for launch in chosen.launches()] == ["zero", "attention"]
+    for target, heads in ((HOPPER, 64), (arch.named("sm_100a"), 128)):
+        chosen = planned(replace(PROBLEM, dkv_dtype="float32"), target, h_q=heads)
+        assert chosen.workspace.sums is None and chosen.workspace.bytes == 0
+        assert [launch.stage for launch in chosen.launches()] == ["zero", "attention"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sums_of_a_pair_lie_in_the_workspace_with_spare_rows(dtype: str) -> None:
+    """Their columns are in an order of their own, so that no dkv can be the sums."""
+    pair = planned(replace(PROBLEM, dkv_dtype=dtype), has_sink=True)
+    assert pair.is_pair and pair.workspace.sums == 0
+    assert pair.workspace.sink_terms == (8 + plan.SPARE_ROWS) * 576 * 4
+    assert [launch.stage for launch in pair.launches()] == ["zero", "attention", "round", "sink"]
+    assert dict(pair.source("round").defines)["CUPYMLA_FP16"] == (2 if dtype == "float32" else 0)
+    alone = planned(h_q=64, has_sink=True)
+    assert not alone.is_pair and alone.workspace.sink_terms == 8 * 576 * 4
+
+
+def test_numbers_of_a_pair_are_those_of_its_kernel() -> None:
+    """Spare rows that are not there would be somebody else's memory; other boxes, other bytes than are waited for."""
+    folder = CUDA / "sparse_mla_bwd" / "sm90"
+    text = "".join((folder / name).read_text() for name in ("pair_config.cuh", "pair_rows.cuh"))
+    found = dict(re.findall(r"constexpr int (k\w+) = (\d+);", text))
+    twins = {"kRun": plan.PAIR_RUN, "kRopeColumns": plan.ROPE_COLUMNS, "kSpareRows": plan.SPARE_ROWS}
+    assert {name: int(found[name]) for name in twins} == twins
+    assert int(found["kHeads"]) == plan.PASS_HEADS[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "boxes"),
+    [
+        ({}, "sm_90a", (32, 3)),
+        ({"h_q": 200}, "sm_90a", (32, 3)),
+        ({"h_q": 64}, "sm_90a", (64, 2)),
+        ({"h_q": 16, "s_q": 4096, "s_kv": 8192, "topk": 2048}, "sm_90a", (16, 2)),
+        ({}, "sm_100a", (64, 3)),
+        ({"h_q": 64}, "sm_100a", (64, 3)),
+    ],
+    ids=str,
+)
+def test_boxes_have_the_heads_of_a_copy(sizes: dict[str, Any], target: str, boxes: tuple[int, int]) -> None:
+    chosen = planned(target=arch.named(target), **sizes)
+    assert (chosen.box_heads, chosen.maps) == boxes
+
+
+@pytest.mark.parametrize(("box", "swizzle"), [({}, 128), ({"box_channels": plan.ROPE_COLUMNS}, 64)], ids=str)
+def test_a_row_of_a_box_is_a_row_of_the_swizzle(box: dict[str, int], swizzle: int) -> None:
+    request = head_tiles(PROBLEM.shared, 1 << 20, PROBLEM.shared.q_strides, 576, plan.PAIR_RUN, **box)
+    assert (request.swizzle, request.box) == (swizzle, (swizzle // 2, 32, 1, 1))
 
 
 def test_without_queries_the_gradients_are_still_written() -> None:
@@ -187,20 +236,19 @@ def test_record_has_the_strides_of_every_array() -> None:
     assert (record.sums_batch, record.sums_token) == (50 * 576, 576)
 
 
-@pytest.mark.parametrize(("step", "counted"), [((1 << 29) - 4, True), (1 << 29, False)])
-def test_tokens_of_dkv_that_lie_further_apart_than_is_counted_are_refused(step: int, counted: bool) -> None:
-    """An address is 32-bit numbers multiplied: a longer step would be another one."""
-    case = sized(128, 576, 65, 4, 50, "_x", "options")
-    views, problem = spec.read(**cases.inputs(case, 0))
+@pytest.mark.parametrize("heads", [64, 128])
+def test_a_float32_dkv_may_have_any_strides(heads: int) -> None:
+    """Where it is the sums, they are its own; where it is made from them, in bytes of its elements."""
+    step = 1 << 29  # 2 GiB, whose bytes no 32 bits with a sign count
+    views, problem = spec.read(**cases.inputs(sized(heads, 576, 65, 4, 50, "_x", "options"), 0))
     problem = replace(problem, dkv_dtype="float32")
     dkv = np.lib.stride_tricks.as_strided(np.zeros(576, np.float32), (50, 576), (step * 4, 4))
-    outputs = [tensor.view(np.zeros((4, 128, 576), np.uint16), "dq"), tensor.view(dkv, "dkv")]
-    if counted:
-        record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, outputs)
-        assert record.sums_token == step
-        return
-    with pytest.raises(UnsupportedError, match=r"dkv of 536870912 elements.*sm_90a.*2 GiB"):
-        cuda.parameters(plan.plan(problem, HOPPER, 132), views, outputs)
+    outputs = [tensor.view(np.zeros((4, heads, 576), np.uint16), "dq"), tensor.view(dkv, "dkv")]
+    record = cuda.parameters(plan.plan(problem, HOPPER, 132), views, outputs)
+    if heads == 64:
+        assert (record.sums_token, record.dkv_token_bytes) == (step, 0)
+    else:
+        assert (record.sums_token, record.dkv_token_bytes) == (576, step * 4)
 
 
 def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
@@ -213,6 +261,28 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     assert plan.variant(blackwell, stage="scan", pass_heads=64) == plan.variant(
         blackwell, stage="scan", dtype="float16"
     )
+
+
+def test_a_pair_has_stages_of_its_own_for_its_sums() -> None:
+    for stage in ("zero", "round"):
+        alone, pair = (plan.variant(HOPPER, stage=stage, pass_heads=heads) for heads in plan.PASS_HEADS)
+        assert [dict(source.defines)["CUPYMLA_CLUSTER"] for source in (alone, pair)] == [1, 2]
+        assert pair in plan.sources("sm_90a") and alone in plan.sources("sm_90a")
+    for stage in set(plan.STAGES) - {"attention", "zero", "round", "merge"}:
+        assert len({plan.variant(HOPPER, stage=stage, pass_heads=heads) for heads in plan.PASS_HEADS}) == 1, stage
+
+
+def test_a_pair_makes_a_float32_dkv_from_its_sums() -> None:
+    numbers: dict[str, Any] = {"stage": "round", "pass_heads": 128}
+    made = {dtype: plan.variant(HOPPER, **numbers, dtype=dtype) for dtype in ("bfloat16", "float16", "float32")}
+    assert [dict(source.defines)["CUPYMLA_FP16"] for source in made.values()] == [0, 1, 2]
+    assert set(made.values()) <= set(plan.sources("sm_90a"))
+    others = {"pass_heads": 64}, {"queries": 4}, {"stage": "zero"}, {"stage": "attention"}
+    for target, other in (("sm_100a", {}), ("sm_103a", {}), *(("sm_90a", other) for other in others)):
+        with pytest.raises(InputError, match="'bfloat16' or 'float16', got") as caught:
+            plan.variant(arch.named(target), **(numbers | other), dtype="float32")
+        assert caught.value.argument == "dtype"
+    assert {dict(source.defines)["CUPYMLA_FP16"] for source in plan.sources("sm_100a")} == {0, 1}
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:

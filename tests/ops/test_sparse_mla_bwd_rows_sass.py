@@ -30,11 +30,17 @@ def test_rows_leave_sixteen_bytes_at_a_time(source: KernelSource, tmp_path: Path
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     code = machine_code(build.cubin(source), tmp_path)
     added, stored, words = (len(form.findall(code)) for form in (ADDED, STORED, STORED_BY_WORDS))
-    # Of a block's 64 slots each thread of two consumers has two, of at least eight tiles of 64 columns, four at a time;
-    # a pair of CTAs has half of the tiles each.
-    tiles = 4 if dict(source.defines).get("CUPYMLA_CLUSTER") == 2 else 8
-    assert added >= tiles * 8
-    if dict(source.defines).get("CUPYMLA_PARTIALS"):
-        assert stored >= added, "a row is stored by the first pass and added to by later ones"
+    defines = dict(source.defines)
+    d_qk = int(defines["CUPYMLA_D_QK"])
+    # Of dQ, by either consumer: 64 heads' columns, eight to a store.
+    of_query = d_qk // 16
+    assert stored >= (of_query + added if defines.get("CUPYMLA_PARTIALS") else of_query)
+    if defines.get("CUPYMLA_CLUSTER") == 2:
+        # Of a block's 64 slots each thread of two consumers has two, of 128 columns of the values and 16 of the RoPE,
+        # four at a time; no code is there twice.
+        assert added == 2 * (16 + (2 if d_qk > 512 else 0))
+    else:
+        # Of eight tiles of 64 columns, and the RoPE's; the one that may go amid scores is there twice.
+        assert added >= d_qk // 64 * 8
     # Statistics, distribution and terms of the sink are stored by words.
     assert words <= 8

@@ -51,12 +51,6 @@ __device__ __forceinline__ uint64_t descriptor_advance(uint64_t descriptor, uint
   return descriptor + (bytes >> 4);
 }
 
-// The same by an addition of 32 bits: the start is in the low word, and carries nothing into the high one.
-__device__ __forceinline__ uint64_t descriptor_moved(uint64_t descriptor, uint32_t bytes) {
-  const uint32_t low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
-  return (descriptor & 0xffffffff00000000ull) | low;
-}
-
 // Registers and shared memory written before are seen by the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -75,8 +69,8 @@ __device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// Accumulators that the next product does not read, whatever they held: without this the compiler carries what they held
-// from one round of a loop to the next, and moves it about between products.
+// Accumulators that the next product does not read, whatever they held: without this the compiler carries what they
+// held from one round of a loop to the next, and moves it about between products.
 template <int kCount>
 __device__ __forceinline__ void forget_registers(float (&values)[kCount]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Numbers of the sm_90a sparse MLA backward kernel, and the budgets they must keep.
+// Numbers of the attention of a single CTA, and the budgets they must keep.
 #pragma once
 
 #include "../../common/integers.cuh"
@@ -7,9 +7,8 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <int kDQkArg, int kClusterArg, bool kPartialsArg, int kQueriesArg = 1>
+template <int kDQkArg, bool kPartialsArg, int kQueriesArg = 1>
 struct Config {
-  static constexpr int kCluster = kClusterArg;       // CTAs that share a query: 64 heads each
   static constexpr bool kPartials = kPartialsArg;    // whether every slot's dKV row is stored on its own
   static constexpr int kDQk = kDQkArg;               // channels of a key
   static constexpr int kDV = 512;                    // channels of a value: the first ones of the key
@@ -24,18 +23,9 @@ struct Config {
   static constexpr bool kHasRope = kKeyTiles > kValueTiles;
   static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
 
-  // Two tiles of fp32 cross from CTA to CTA at a time, one for each consumer. They pass through key tiles whose keys
-  // are done with: the right ones, so the producer refills those last.
-  static constexpr int kStagingTiles = 4;
-  static constexpr int kLeftTiles = kKeyTiles - kStagingTiles;
-  static constexpr int kStagingBytes = kStagingTiles / 2 * kTileBytes;  // of one consumer
-
   // A KV block arrives in parts, so that the first products start before its last rows are in.
   static constexpr int kParts = 4;
-  static constexpr int kLeftParts = 2;
-  static __host__ __device__ constexpr int part_begin(int part) {
-    return part <= kLeftParts ? (part * kLeftTiles + 1) / kLeftParts : kLeftTiles + 2 * (part - kLeftParts);
-  }
+  static __host__ __device__ constexpr int part_begin(int part) { return (part * kKeyTiles + kParts - 1) / kParts; }
 
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = 2;
@@ -46,12 +36,10 @@ struct Config {
   static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
 
   static_assert(kDQk == 576 || kDQk == 512);
-  static_assert(kCluster == 1 || kCluster == 2);
-  static_assert(kQueries == 1 || ((kQueries == 2 || kQueries == 4) && kCluster == 1 && !kPartials),
-                "a consumer warp's sixteen rows of heads are one query's; of one CTA, in one pass");
+  static_assert(kQueries == 1 || ((kQueries == 2 || kQueries == 4) && !kPartials),
+                "a consumer warp's sixteen rows of heads are one query's; rows of dKV are added");
   static_assert(kHeads == kSlots, "query, key and probability tiles share one size");
-  static_assert(part_begin(0) == 0 && part_begin(kLeftParts) == kLeftTiles && part_begin(kParts) == kKeyTiles);
-  static_assert(kStagingBytes == kSlots * kTileColumns * 4, "one tile of fp32 for each consumer");
+  static_assert(part_begin(0) == 0 && part_begin(kParts) == kKeyTiles);
   static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 

@@ -4,7 +4,6 @@
 #include "../../common/math.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/reduction.cuh"
-#include "../../common/ring.cuh"
 #include "atoms.cuh"
 #include "../params.cuh"
 #include "storage.cuh"
@@ -19,11 +18,8 @@ struct Consumer {
   static constexpr int kWide = Config::kHeads * Config::kDV / 2 / Config::kWarpgroup;
   static constexpr bool kHasNarrow = Config::kHasRope && kWho == 0;
   static constexpr int kNarrow = kHasNarrow ? Config::kHeads * Config::kTileColumns / Config::kWarpgroup : 1;
-  // How many parts of a block's scores are multiplied in the block before: there have to be registers for them, and of
-  // two CTAs the right tiles are not there yet.
-  static constexpr int kPartsAhead = Config::kCluster == 1 ? (kHasNarrow ? 0 : Config::kParts)
-                                     : kWho == 1 && !Config::kPartials ? Config::kLeftParts
-                                                                       : 0;
+  // Whether a block's scores are multiplied in the block before: there have to be registers for them.
+  static constexpr bool kMultipliesAhead = !kHasNarrow;
   static constexpr int kTiles = kWho == 0 ? Config::kKeyTiles : Config::kValueTiles;  // that the scores come from
 
   Storage<Config>& storage;
@@ -43,7 +39,6 @@ struct Consumer {
 
   uint32_t k_parity = 0;  // of the block; also which set its tokens are in
   uint32_t pass_parity = 0;  // several queries do without: see `parity_of_pass`
-  Phases rounds;  // received and drained, of this consumer
 
   __device__ __forceinline__ Consumer(Storage<Config>& storage, const Parameters& params)
       : storage(storage),
@@ -68,38 +63,26 @@ struct Consumer {
     for (int i = 0; i < kNarrow; ++i) dq_narrow[i] = 0.f;
   }
 
-  // S = Q K^T or dP = dO V^T of the block with that parity, as its columns arrive: the left ones by one wait and one
-  // fence, which cost as much as some of the products, and the right ones too but where consumer 0 of two CTAs is early
-  // for the last of them.
-  template <int kBegin, int kEnd>
+  // S = Q K^T or dP = dO V^T of the block with that parity, as its columns arrive.
   __device__ __forceinline__ void multiply_scores(uint32_t parity) {
-    if constexpr (kBegin == kEnd) return;
     begin_scores();
-    multiply_parts<kBegin, kEnd>(parity);
-    finish_scores();
-  }
-
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void multiply_parts(uint32_t parity) {
-    constexpr bool kJoined = Config::kCluster > 1 && (kBegin < Config::kLeftParts || kWho == 1) && kBegin + 2 <= kEnd;
-    constexpr int kStop = kBegin + (kJoined ? 2 : 1);
-    wait_for_keys<kBegin, kStop>(parity);
 #pragma unroll
-    for (int part = kBegin; part < kStop; ++part) issue_scores(part);
-    if constexpr (kStop < kEnd) multiply_parts<kStop, kEnd>(parity);
+    for (int part = 0; part < Config::kParts; ++part) {
+      storage.full[0][part].wait(parity);
+      fence_async_shared();
+      issue_scores(part);
+    }
+    finish_scores();
   }
 
   __device__ __forceinline__ void begin_scores() { sm90::pin_registers(scores); }
 
-  // These parts of the block, and one fence for them.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void wait_for_keys(uint32_t parity) {
+  // All of the next block, and one fence for it.
+  __device__ __forceinline__ void wait_for_next_keys() {
 #pragma unroll
-    for (int part = kBegin; part < kEnd; ++part) storage.full[0][part].wait(parity);
+    for (int part = 0; part < Config::kParts; ++part) storage.full[0][part].wait(k_parity ^ 1u);
     fence_async_shared();
   }
-
-  __device__ __forceinline__ void wait_for_next_keys() { wait_for_keys<0, Config::kParts>(k_parity ^ 1u); }
 
   __device__ __forceinline__ void issue_scores(int part) {
     const uint64_t a = sm90::k_major_descriptor(smem_address(kWho == 0 ? storage.q[0] : storage.dout[0]));
@@ -222,17 +205,14 @@ struct Consumer {
     }
   }
 
-  // Adds them to the query's distribution, whose element for the block's first slot is `start`. Of two CTAs the first
-  // to add fences, since the barrier that the second waits for publishes nothing; a fence waits for all that the thread
-  // has sent to global memory. In a single pass there is nothing to put in order: two numbers are added to zero.
-  template <bool kFences>
+  // Adds them to the query's distribution, whose element for the block's first slot is `start`. The same thread adds in
+  // each pass, so the order is fixed.
   __device__ __forceinline__ void add_distribution(float* start, int32_t slots_left) {
     named_barrier_sync(kDistribution, Config::kWarpgroup);
     const int slot = warp * 32 + lane;
     if (slot < Config::kSlots && slot < slots_left) {
       const auto& sums = storage.distribution;
       reduce_add_float(start + slot, (sums[0][slot] + sums[1][slot]) + (sums[2][slot] + sums[3][slot]));
-      if (kFences && params.passes > 1) fence_gpu();
     }
     named_barrier_sync(kDistribution, Config::kWarpgroup);
   }

@@ -28,7 +28,9 @@ __device__ __forceinline__ void init_barriers(PairStorage<Config>& storage) {
   fence_mbarrier_init();
 }
 
-// Every thread of both CTAs has come here.
+// Every thread of both CTAs has come here: at the start, and between passes. Behind the last pass nothing of the other
+// CTA is under way to this one's memory: what it sends was waited for. So each leaves when it is done, and does not
+// wait for its reductions and stores, as the barrier's release would.
 __device__ __forceinline__ void sync_pair() {
   cluster_arrive();
   cluster_wait();
@@ -44,13 +46,6 @@ __device__ __forceinline__ void share_slots(PairStorage<Config>& storage) {
     cluster_store_async_int32(cluster_address(smem_address(&storage.slots), 1), storage.slots,
                               cluster_address(smem_address(&storage.slots_in), 1));
   }
-}
-
-// The CTAs meet between passes. Behind the last pass nothing of the other CTA is under way to this one's memory: what
-// it sends was waited for. So each leaves when it is done, and does not wait for its reductions and stores, as the
-// barrier's release would.
-__device__ __forceinline__ void end_pass(const Parameters& params, int32_t pass) {
-  if (pass + 1 < params.passes) sync_pair();
 }
 
 // Adds the sums of the block's P over heads to the query's distribution, by consumer 0 of the first CTA. The same
@@ -72,12 +67,11 @@ __device__ __forceinline__ void add_distribution(PairStorage<Config>& storage, c
 
 // P and dS of the block are out.
 template <typename Config, typename Element, int kWho>
-__device__ __forceinline__ void begin_gradients(PairConsumer<Config, Element, kWho>& consumer,
-                                                int32_t first_slot) {
+__device__ __forceinline__ void begin_gradients(PairConsumer<Config, Element, kWho>& consumer) {
   consumer.storage.ready.wait(consumer.parity());
   fence_async_shared();
   if (kWho == 0 && consumer.params.attn_dist != nullptr && cluster_rank() == 0) {
-    add_distribution(consumer.storage, consumer.params, first_slot, consumer.parity());
+    add_distribution(consumer.storage, consumer.params, consumer.first_slot(), consumer.parity());
   }
 }
 
@@ -86,30 +80,31 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   using Block = PairGradients<Config, Element, kWho>;
   auto& storage = consumer.storage;
   make_statistics(consumer, stored_position(storage), consumer.pass());
-  consumer.begin_pass();
+  consumer.begin_pass(consumer.pass());
   const bool wants_distribution = consumer.params.attn_dist != nullptr;
   if (stored_slots(storage) > 0) {
     float scores[Block::kTileSums];
     consumer.wait_for_keys();
     consumer.issue_scores(scores, [](int) {});
     consumer.finish_scores(scores);
-    consumer.make_weights(scores, 0, wants_distribution);
+    consumer.make_weights(scores, wants_distribution);
   }
-  for (int32_t first_slot = 0; first_slot < stored_slots(storage); first_slot += Config::kSlots) {
-    const bool more = stored_slots(storage) - first_slot > Config::kSlots;
-    begin_gradients(consumer, first_slot);
+  while (consumer.first_slot() < stored_slots(storage)) {
+    const bool more = stored_slots(storage) - consumer.first_slot() > Config::kSlots;
+    begin_gradients(consumer);
     Block block(consumer);
     float second[Block::kTileSums];
     block.run(second, !more && consumer.pass() + 1 >= consumer.params.passes);
-    consumer.bits ^= consumer.kParity;
+    consumer.bits = (consumer.bits ^ consumer.kParity) + consumer.kBlock;
     // S of the next block, whose keys have been asked for since dQ was done. Behind the last one it is multiplied in
     // vain: a condition around products that are under way would have ptxas wait for them.
     if (more) consumer.wait_for_keys();
     float scores[Block::kTileSums];
-    consumer.issue_scores(scores, [&](int product) { block.send_between(second, 1, product); });
-    block.send_behind(second, 1);
+    const auto places = block.places_of(1);
+    consumer.issue_scores(scores, [&](int product) { block.send_between(places, second, product); });
+    block.send_behind(places, second);
     consumer.finish_scores(scores);
-    if (more) consumer.make_weights(scores, first_slot + Config::kSlots, wants_distribution);
+    if (more) consumer.make_weights(scores, wants_distribution);
   }
   const QueryPosition position = stored_position(storage);
   store_sink_terms(consumer, position, consumer.pass());
@@ -120,10 +115,14 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void consume_query(PairStorage<Config>& storage, const Parameters& params) {
   PairConsumer<Config, Element, kWho> consumer(storage, params);
-  for (; consumer.pass() < params.passes; consumer.bits += consumer.kPass) {
+  while (true) {
     consume(consumer);
+    const int32_t pass = consumer.pass();
     meet_consumers(storage, 1);
-    end_pass(params, consumer.pass());
+    if (pass + 1 >= params.passes) return;
+    // All have read it, and wait for one another before they read it again.
+    if (threadIdx.x == 0) storage.pass = pass + 1;
+    sync_pair();
   }
 }
 
@@ -142,6 +141,7 @@ __device__ __forceinline__ void attention(PairStorage<Config>& storage, const Pa
     storage.batch = query.batch;
     storage.query = query.query;
     storage.limit = query.token_limit;
+    storage.pass = 0;
     if (cluster_rank() != 0) storage.slots_in.arrive_and_expect(sizeof(storage.slots));
   }
   wait_for_grid_ahead(params.followed != 0);
@@ -158,9 +158,9 @@ __device__ __forceinline__ void attention(PairStorage<Config>& storage, const Pa
   if (warpgroup == Config::kConsumers) {
     registers_give_back<Config::kProducerRegisters>();
     PairProducer<Config> producer(storage, params);
-    for (int32_t pass = 0; pass < params.passes; ++pass) {
-      producer.run(pass, q_map, dout_map, rope_map);
-      end_pass(params, pass);
+    for (; producer.pass() < params.passes; producer.end_pass()) {
+      producer.run(q_map, dout_map, rope_map);
+      if (producer.pass() + 1 < params.passes) sync_pair();
     }
   } else if (warpgroup == 0) {
     registers_take<Config::kConsumerRegisters>();

@@ -15,7 +15,6 @@ namespace cupymla::sparse_mla_bwd {
 
 template <typename Config, typename Element, int kWho>
 struct PairConsumer {
-  static constexpr int who = kWho;
   static constexpr int kScores = Config::kSlots * 2 * Config::kRun / Config::kWarpgroup;  // of a run of either CTA
   static constexpr int kOwn = kScores / 2;                                               // the first half of them
   static constexpr int kOwnColumns = kOwn / 2;  // heads, of two slots
@@ -29,12 +28,12 @@ struct PairConsumer {
   float dq_wide[kWide];      // of 64 heads, this CTA's value columns
   float dq_narrow[kNarrow];  // its RoPE columns
   float weights[kOwn];       // P of its own heads, until there is dS
-  PairTargets<Config> targets;  // of this thread's two slots of the block
+  int32_t rows[2];  // where sums of this thread's two slots of the block go, see PairPlaces
   // In one register: a bit for each of this thread's own heads, set where there is such a head; whether a block of this
   // pass had a valid slot; the block's parity, which also says which set its tokens are in; whether either of this
-  // thread's slots is valid; and the number of the pass.
+  // thread's slots is valid; and the number of the block, for which the host sees to it that there is room.
   uint32_t bits = 0;
-  static constexpr uint32_t kOccupied = 0x100u, kParity = 0x200u, kValid = 0x400u, kPass = 0x1000u;
+  static constexpr uint32_t kOccupied = 0x100u, kParity = 0x200u, kValid = 0x400u, kBlock = 0x1000u;
 
   __device__ __forceinline__ PairConsumer(PairStorage<Config>& storage, const Parameters& params)
       : storage(storage),
@@ -43,15 +42,16 @@ struct PairConsumer {
 
   __device__ __forceinline__ uint32_t parity() const { return bits / kParity & 1u; }
   __device__ __forceinline__ bool occupied() const { return (bits & kOccupied) != 0; }
-  __device__ __forceinline__ int32_t pass() const { return static_cast<int32_t>(bits / kPass); }
+  __device__ __forceinline__ int32_t pass() const { return stored_pass(storage); }
+  __device__ __forceinline__ int32_t first_slot() const { return static_cast<int32_t>(bits / kBlock) * Config::kSlots; }
 
   // Sets out on a pass, whose row statistics are in shared memory.
-  __device__ __forceinline__ void begin_pass() {
-    bits &= ~(kParity - 1u);
+  __device__ __forceinline__ void begin_pass(int32_t pass) {
+    bits &= kParity;
 #pragma unroll
     for (int c = 0; c < kOwnColumns; ++c) {
-      const int own = who * Config::kRun + c / 2 * 8 + 2 * (fresh_thread() % 4) + c % 2;
-      if (head_of_place<Config>(pass(), place_of_own<Config>(own)) < params.h_q) bits |= 1u << c;
+      const int own = kWho * Config::kRun + c / 2 * 8 + 2 * (fresh_thread() % 4) + c % 2;
+      if (head_of_place<Config>(pass, place_of_own<Config>(own)) < params.h_q) bits |= 1u << c;
     }
 #pragma unroll
     for (int i = 0; i < kWide; ++i) dq_wide[i] = 0.f;
@@ -89,7 +89,7 @@ struct PairConsumer {
   __device__ __forceinline__ void issue(float (&scores)[kScores], uint32_t base, Between between) {
     const uint32_t heads = place_from(base, kOf == kOfScores ? storage.q[0] : storage.dout[0]);
     const uint64_t a = sm90::k_major_descriptor(place_from(base, storage.k[0]));
-    const uint64_t b = sm90::k_major_descriptor(heads + who * 2 * Config::kRun * kSwizzleRowBytes);
+    const uint64_t b = sm90::k_major_descriptor(heads + kWho * 2 * Config::kRun * kSwizzleRowBytes);
 #pragma unroll
     for (int tile = 0; tile < Config::kValueTiles; ++tile) {
 #pragma unroll
@@ -106,7 +106,7 @@ struct PairConsumer {
   __device__ __forceinline__ void issue_rope_scores(float (&scores)[kScores], uint32_t base) {
     const uint64_t a = sm90::narrow_k_major_descriptor(place_from(base, storage.k_rope));
     const uint64_t b = sm90::narrow_k_major_descriptor(place_from(base, storage.q_rope) +
-                                                       who * 2 * Config::kRun * Config::kRopeRowBytes);
+                                                       kWho * 2 * Config::kRun * Config::kRopeRowBytes);
 #pragma unroll
     for (int step = 0; step < Config::kRopeColumns / 16; ++step) {
       sm90::mma<typename PairAtoms<Element>::Scores>(scores, sm90::descriptor_advance(a, step * 32),
@@ -135,9 +135,9 @@ struct PairConsumer {
   }
 
   // What follows when S is there: P and dS of the own heads, to this CTA's tiles and the other's.
-  __device__ __forceinline__ void make_weights(float (&scores)[kScores], int32_t first_slot, bool wants_distribution) {
+  __device__ __forceinline__ void make_weights(float (&scores)[kScores], bool wants_distribution) {
     float gradients[kScores];
-    read_validity(first_slot);
+    read_validity();
     storage.room.wait(parity() ^ 1u);
     hand_over<kOfScores>(scores);
     const uint32_t base = uniform_base();
@@ -162,12 +162,12 @@ struct PairConsumer {
   }
   template <int kOf>
   __device__ __forceinline__ uint32_t tile_address() const {
-    return smem_address(storage.weights[kOf][0]) + who * Config::kTileBytes + own_chunk();
+    return smem_address(storage.weights[kOf][0]) + kWho * Config::kTileBytes + own_chunk();
   }
   template <int kOf>
   __device__ __forceinline__ uint32_t spare_address() const {
     const uint32_t same = fresh_thread();
-    return smem_address(storage.spare[kOf]) + (who * 256 + same / 32 * 64 + same % 32) * 16;
+    return smem_address(storage.spare[kOf]) + (kWho * 256 + same / 32 * 64 + same % 32) * 16;
   }
 
   // Where that lies in the other CTA.
@@ -178,7 +178,7 @@ struct PairConsumer {
   // The other CTA's heads' scores, of this one's columns, to the same warp there.
   template <int kOf>
   __device__ __forceinline__ void hand_over(const float (&scores)[kScores]) {
-    const uint32_t barrier = at_other(smem_address(&storage.partial[kOf][who * 4 + fresh_thread() / 32]));
+    const uint32_t barrier = at_other(smem_address(&storage.partial[kOf][kWho * 4 + fresh_thread() / 32]));
     const uint32_t tile = at_other(tile_address<kOf>()), spare = at_other(spare_address<kOf>());
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -192,7 +192,7 @@ struct PairConsumer {
   template <int kOf>
   __device__ __forceinline__ void await_other() {
     const uint32_t same = fresh_thread();
-    Mbarrier& barrier = storage.partial[kOf][who * 4 + same / 32];
+    Mbarrier& barrier = storage.partial[kOf][kWho * 4 + same / 32];
     if (same % 32 == 0) barrier.arrive_and_expect(kOwn * sizeof(float) * 32);
     barrier.wait(parity());
   }
@@ -239,29 +239,23 @@ struct PairConsumer {
   }
 
   // Which of this thread's two slots are valid, and where sums of these go.
-  __device__ __forceinline__ void read_validity(int32_t first_slot) {
+  __device__ __forceinline__ void read_validity() {
     const uint64_t words = *reinterpret_cast<const uint64_t*>(storage.valid);
     if (words != 0) bits |= kOccupied;
     bits &= ~(3 * kValid);
     const QueryPosition query = stored_position(storage);
-    const int64_t place = static_cast<int64_t>(query.batch) * params.s_q + query.query - params.query_begin;
-    const float* start = Config::kPartials ? params.partials + (place * params.topk + first_slot) * Config::kDQk
-                                           : params.sums + query.batch * params.sums_batch;
-    const uint32_t same = fresh_thread();
-    const int64_t here = reinterpret_cast<int64_t>(start + first_column() + same % 4 * 4 + (same & 4) * 4);
-    const uint32_t first_row = row();
+    const int32_t first_row = static_cast<int32_t>(row());
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (((words >> (first_row + 8 * r)) & 1u) != 0) bits |= kValid << r;
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        const int32_t slot = static_cast<int32_t>((first_row & ~1u) + which) + 8 * r;
-        const bool is_valid = ((words >> slot) & 1u) != 0;
-        // Rows that are added to lie in a workspace without gaps, so an address is one multiplication of 32-bit numbers.
-        const int32_t spare = static_cast<int32_t>(params.kv_rows - static_cast<int64_t>(query.batch) * params.s_kv) + slot;
-        const int32_t to = Config::kPartials ? slot : is_valid ? storage.tokens[parity()][slot] : spare;
-        const int64_t address = multiply_add_wide(to, Config::kDQk * 4, here);
-        targets.rows[r][which] = Config::kPartials && !is_valid ? nullptr : reinterpret_cast<float*>(address);
+      const int32_t slot = first_row + 8 * r;
+      const bool is_valid = ((words >> slot) & 1u) != 0;
+      if (is_valid) bits |= kValid << r;
+      if (Config::kPartials) {
+        const int32_t place = query.batch * params.s_q + query.query - static_cast<int32_t>(params.query_begin);
+        rows[r] = is_valid ? place * params.topk + first_slot() + slot : -1;
+      } else {
+        const int32_t spare = static_cast<int32_t>(params.kv_rows) + slot;
+        rows[r] = is_valid ? query.batch * params.s_kv + storage.tokens[parity()][slot] : spare;
       }
     }
   }
@@ -272,7 +266,7 @@ struct PairConsumer {
 
   // Numbers of two neighbouring own heads.
   __device__ __forceinline__ float2 pair_of(const float (&of_heads)[Config::kOwnHeads], int column) const {
-    return *reinterpret_cast<const float2*>(of_heads + who * Config::kRun + column / 2 * 8 + 2 * (fresh_thread() % 4));
+    return *reinterpret_cast<const float2*>(of_heads + kWho * Config::kRun + column / 2 * 8 + 2 * (fresh_thread() % 4));
   }
 
   // Leaves the sums of the block's P (without the sink) over the own heads in shared memory, `weights` being P but for
@@ -294,9 +288,9 @@ struct PairConsumer {
       const float sum = quad_sum(sums[r]);
       if (lane % 4 != 0) continue;
       if (is_first) {
-        storage.distribution[who][first_row + 8 * r] = sum;
+        storage.distribution[kWho][first_row + 8 * r] = sum;
       } else {
-        cluster_store_async_float(at_other(smem_address(&storage.other_distribution[who][first_row + 8 * r])), sum,
+        cluster_store_async_float(at_other(smem_address(&storage.other_distribution[kWho][first_row + 8 * r])), sum,
                                   at_other(smem_address(&storage.distribution_in)));
       }
     }
@@ -328,12 +322,13 @@ struct PairConsumer {
   template <int kOf>
   __device__ __forceinline__ void put_out(const float (&values)[kOwn]) {
     const uint32_t same = fresh_thread();
-    const uint32_t rows = smem_address(storage.weights[kOf][0]) + who * Config::kTileBytes;
+    const uint32_t rows = smem_address(storage.weights[kOf][0]) + kWho * Config::kTileBytes;
 #pragma unroll
     for (int step = 0; step < Config::kRun / 16; ++step) {
       const float* v = values + step * 8;
-      store_matrix_x4(rows + swizzle_128(same / 32 * 16 + same % 16, step * 2 + same % 32 / 16), pack_pair<Element>(v[0], v[1]),
-                      pack_pair<Element>(v[2], v[3]), pack_pair<Element>(v[4], v[5]), pack_pair<Element>(v[6], v[7]));
+      const uint32_t place = rows + swizzle_128(same / 32 * 16 + same % 16, step * 2 + same % 32 / 16);
+      store_matrix_x4(place, pack_pair<Element>(v[0], v[1]), pack_pair<Element>(v[2], v[3]),
+                      pack_pair<Element>(v[4], v[5]), pack_pair<Element>(v[6], v[7]));
     }
     __syncwarp();
     const uint32_t here = tile_address<kOf>();

@@ -29,8 +29,8 @@ struct PairGradients {
     const uint32_t base = consumer.uniform_base();
     sm90::pin_registers(consumer.dq_wide);
     sm90::pin_registers(consumer.dq_narrow);
-    const uint64_t ds = sm90::mn_major_descriptor(
-        consumer.place_from(base, storage.weights[kOfScoreGradients][0]) + consumer.who * Config::kTileBytes, Config::kTileBytes);
+    const uint32_t tile = consumer.place_from(base, storage.weights[kOfScoreGradients][kWho]);
+    const uint64_t ds = sm90::mn_major_descriptor(tile, Config::kTileBytes);
     const uint64_t k = sm90::mn_major_descriptor(consumer.place_from(base, storage.k[0]), Config::kTileBytes);
     const uint64_t rope = sm90::narrow_mn_major_descriptor(consumer.place_from(base, storage.k_rope));
     sm90::wgmma_fence();
@@ -59,9 +59,11 @@ struct PairGradients {
   template <typename Between>
   __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], int which, Between between) {
     const uint32_t base = consumer.uniform_base();
-    const uint32_t offset = (consumer.who * Config::kConsumers + which) * Config::kHeadTileBytes;
-    const uint64_t q = sm90::mn_major_descriptor(consumer.place_from(base, storage.q[0]) + offset, Config::kHeadTileBytes);
-    const uint64_t dout = sm90::mn_major_descriptor(consumer.place_from(base, storage.dout[0]) + offset, Config::kHeadTileBytes);
+    const uint32_t offset = (kWho * Config::kConsumers + which) * Config::kHeadTileBytes;
+    const auto descriptor = [&](const uint8_t* tiles) {
+      return sm90::mn_major_descriptor(consumer.place_from(base, tiles) + offset, Config::kHeadTileBytes);
+    };
+    const uint64_t q = descriptor(storage.q[0]), dout = descriptor(storage.dout[0]);
     sm90::forget_registers(sums);
     sm90::wgmma_fence();
 #pragma unroll
@@ -83,7 +85,7 @@ struct PairGradients {
   __device__ __forceinline__ void issue_rope(float (&sums)[kRopeSums]) {
     const uint32_t base = consumer.uniform_base();
     const uint64_t q =
-        sm90::narrow_mn_major_descriptor(consumer.place_from(base, storage.q_rope) + consumer.who * kRopeShare * 2);
+        sm90::narrow_mn_major_descriptor(consumer.place_from(base, storage.q_rope) + kWho * kRopeShare * 2);
     sm90::forget_registers(sums);
     sm90::wgmma_fence();
 #pragma unroll
@@ -95,25 +97,33 @@ struct PairGradients {
     sm90::wgmma_commit();
   }
 
-  // The first column of either tile among the CTA's, and of the RoPE's columns.
-  static __device__ __forceinline__ constexpr int32_t column_of(int which) {
-    return (kWho * Config::kConsumers + which) * Config::kTileColumns;
+  // Where a tile goes, and this consumer's columns of the RoPE.
+  __device__ __forceinline__ PairPlaces<Config> places_of(int which) const {
+    const int32_t column = ThisConsumer::first_column() + (kWho * Config::kConsumers + which) * Config::kTileColumns;
+    return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
-  static __device__ __forceinline__ int32_t rope_column() {
-    return Config::kDV + static_cast<int32_t>(cluster_rank()) * Config::kRopeColumns + kWho * kRopeShare -
-           ThisConsumer::first_column();
+  __device__ __forceinline__ PairPlaces<Config> places_of_rope() const {
+    const int32_t rank = static_cast<int32_t>(cluster_rank());
+    const int32_t column = Config::kDV + rank * Config::kRopeColumns + kWho * kRopeShare;
+    return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
 
   // A part of a tile, behind every other product of those that it is sent among.
-  __device__ __forceinline__ void send_between(const float (&sums)[kTileSums], int which, int product) const {
-    if (!Config::kPartials && product % 2 == 1 && product / 2 < kTileSums / 4) {
-      consumer.targets.send(sums, column_of(which), product / 2, false);
+  static __device__ __forceinline__ void send_between(const PairPlaces<Config>& places,
+                                                      const float (&sums)[kTileSums], int product) {
+    if (!Config::kPartials && product % 2 == 1 && product / 2 < PairPlaces<Config>::kTileParts) {
+      places.send(sums, product / 2, false);
     }
   }
 
   // What is not sent among products.
-  __device__ __forceinline__ void send_behind(const float (&sums)[kTileSums], int which) const {
-    if (Config::kPartials) consumer.targets.send_all(sums, column_of(which), consumer.pass() > 0);
+  __device__ __forceinline__ void send_behind(const PairPlaces<Config>& places, const float (&sums)[kTileSums]) const {
+    if constexpr (Config::kPartials) {
+#pragma unroll
+      for (int part = 0; part < PairPlaces<Config>::kTileParts; ++part) {
+        places.send(sums, part, consumer.pass() > 0);
+      }
+    }
   }
 
   // The products of the block, of which the first tile is sent, and the second is left in `second`. `is_last`: of all.
@@ -124,8 +134,8 @@ struct PairGradients {
     if constexpr (Config::kHasRope) {
       sm90::wgmma_wait<1>();
       sm90::pin_registers(rope);
-      consumer.targets.arrange(rope, consumer.fresh_thread());
-      consumer.targets.send_half(rope, rope_column(), consumer.pass() > 0, consumer.fresh_thread());
+      arrange_runs<false>(rope, consumer.fresh_thread());
+      places_of_rope().send_half(rope, consumer.pass() > 0, consumer.fresh_thread());
     }
     float first[kTileSums];
     issue_key_gradient(first, 0, [](int) {});
@@ -135,12 +145,13 @@ struct PairGradients {
     storage.free.arrive();
     sm90::wgmma_wait<0>();
     sm90::pin_registers(first);
-    consumer.targets.arrange(first, consumer.fresh_thread());
-    issue_key_gradient(second, 1, [&](int product) { send_between(first, 0, product); });
-    send_behind(first, 0);
+    arrange_runs<!Config::kPartials>(first, consumer.fresh_thread());
+    const auto places = places_of(0);
+    issue_key_gradient(second, 1, [&](int product) { send_between(places, first, product); });
+    send_behind(places, first);
     sm90::wgmma_wait<0>();
     sm90::pin_registers(second);
-    consumer.targets.arrange(second, consumer.fresh_thread());
+    arrange_runs<!Config::kPartials>(second, consumer.fresh_thread());
     give_room(is_last);
   }
 

@@ -22,6 +22,7 @@ struct PairProducer {
   const Parameters& params;
   Phases phases;  // of Q and dO, of the keys, and of the set that has the next block's tokens
   static constexpr int kPass = 0, kKeys = 1, kTokens = 2;
+  static constexpr uint32_t kPasses = 8;  // from this bit on the number of the pass: there is no register for it
 
   __device__ __forceinline__ PairProducer(PairStorage<Config>& storage, const Parameters& params)
       : storage(storage), params(params) {}
@@ -29,9 +30,11 @@ struct PairProducer {
   // This thread's number in the warpgroup, as often as it is wanted.
   static __device__ __forceinline__ uint32_t own_thread() { return threadIdx.x % Config::kWarpgroup; }
 
-  __device__ __forceinline__ void run(int32_t pass, const TensorMap& q_map, const TensorMap& dout_map,
-                                      const TensorMap& rope_map) {
-    load_heads(stored_position(storage), pass, q_map, dout_map, rope_map);
+  __device__ __forceinline__ int32_t pass() const { return static_cast<int32_t>(phases.bits >> kPasses); }
+  __device__ __forceinline__ void end_pass() { phases.bits += 1u << kPasses; }
+
+  __device__ __forceinline__ void run(const TensorMap& q_map, const TensorMap& dout_map, const TensorMap& rope_map) {
+    load_heads(stored_position(storage), pass(), q_map, dout_map, rope_map);
     int32_t token = load_token(0);
     for (int32_t first_slot = 0; first_slot < stored_slots(storage); first_slot += Config::kSlots) {
       const int32_t next = load_token(first_slot + Config::kSlots);
@@ -70,8 +73,8 @@ struct PairProducer {
     const uint32_t valid_lanes = __ballot_sync(0xffffffffu, static_cast<uint32_t>(token) < stored_limit(storage));
     const uint64_t l2_policy = l2_policy_evict_last();
     const uint32_t thread = own_thread(), chunk = thread % 8;
-    // What is to be known, through shuffles: else ptxas works it out behind the wait, where asking for the thread's number
-    // takes a turn in the queue of reductions. Addresses have to be worked out there, as there is no register for them.
+    // What is to be known, through shuffles: else ptxas works it out behind the wait, where asking for the thread's
+    // number takes a turn in the queue of reductions. Addresses are worked out there: there are no registers for them.
     const uint8_t* kv = kept(params.kv + stored_position(storage).batch * params.kv_batch_bytes + first_column() * 2 +
                              chunk * 16);
     int32_t rows[kTurns];

@@ -15,7 +15,7 @@
 namespace cupymla::sparse_mla_bwd {
 
 // Sums, and stored rows, have their columns in the order of threads: of sixteen columns a thread of a quad has two
-// neighbours of either eight, and these four are kept side by side. So no lanes exchange anything.
+// neighbours of either eight, and these four are kept side by side: neighbours need not exchange them first.
 //
 //   column  0 1 2 3 4 5 6 7  8 9 10 11 12 13 14 15
 //   place   0 1 4 5 8 9 12 13  2 3 6 7 10 11 14 15
@@ -25,87 +25,101 @@ constexpr int kColumnRun = 16;
 // cost more than the reduction, and none can stand between products. Nobody reads them.
 constexpr int kSpareRows = 64;
 
-// Where a thread's two rows of a block go.
-template <typename Config>
-struct PairTargets {
-  // Of either pair of rows, `row` and the next of its quad's neighbour, eight further down the same: where this thread has
-  // its part of a line, the even quad's slot first. Null for rows that are not stored.
-  float* rows[2][2];
-
-  // Puts the four columns of each row side by side, then exchanges with the neighbouring quad so that eight lanes have
-  // a line of either row.
-  template <int kCount>
-  static __device__ __forceinline__ void arrange(float (&sums)[kCount], uint32_t thread) {
+// Puts the four columns of each row of an accumulator side by side. With kLines neighbouring quads exchange halves, so
+// that eight lanes have a line of 128 bytes of the even quad's row, and then one of the odd quad's: reductions count by
+// number. In place, as these take their registers.
+template <bool kLines, int kCount>
+__device__ __forceinline__ void arrange_runs(float (&sums)[kCount], uint32_t thread) {
 #pragma unroll
-    for (int i = 2; i < kCount; i += 8) {
+  for (int i = 2; i < kCount; i += 8) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float below = sums[i + c];
-        sums[i + c] = sums[i + c + 2];
-        sums[i + c + 2] = below;
-      }
+    for (int c = 0; c < 2; ++c) {
+      const float below = sums[i + c];
+      sums[i + c] = sums[i + c + 2];
+      sums[i + c + 2] = below;
     }
-    // Now sums[8 k + 4 r ..] is run k of row r.
+  }
+  if constexpr (kLines) {
     const bool odd = (thread & 4) != 0;
-    if constexpr (kCount >= 16) {
 #pragma unroll
-      for (int i = 0; i < kCount; i += 16) {
+    for (int i = 0; i < kCount; i += 16) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            float& low = sums[i + 4 * r + c];
-            float& high = sums[i + 8 + 4 * r + c];
-            const float got = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
-            low = odd ? got : low;     // of the even quad's slot
-            high = odd ? high : got;   // of the odd quad's
-          }
-        }
-      }
-    }
-    sm90::pin_registers(sums);
-  }
-
-  // Sends a part of what is arranged of an accumulator with 64 slots as rows, whose first column is `column` of the CTA's:
-  // four columns of one row. There are kCount / 4 parts. `adds`: of rows that are stored, whether an earlier pass has
-  // written them.
-  template <int kCount>
-  __device__ __forceinline__ void send(const float (&sums)[kCount], int32_t column, int part, bool adds) const {
-    const int r = part % 2, which = part / 2 % 2, line = part / 4;
-    const float* s = sums + part * 4;
-    const float four[4] = {s[0], s[1], s[2], s[3]};
-    float* place = rows[r][which] + column + line * 2 * kColumnRun;
-    if (!Config::kPartials) {
-      reduce_add_float4(place, four);
-    } else if (rows[r][which] != nullptr) {
-      if (adds) {
-        reduce_add_float4(place, four);
-      } else {
-        store_float4(place, four);
+      for (int c = 0; c < 8; ++c) {
+        float& low = sums[i + c];
+        float& high = sums[i + 8 + c];
+        const float got = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+        low = odd ? got : low;
+        high = odd ? high : got;
       }
     }
   }
+  sm90::pin_registers(sums);
+}
 
-  // Half a line, of this thread's own rows, not exchanged.
-  __device__ __forceinline__ void send_half(const float (&sums)[8], int32_t column, bool adds, uint32_t thread) const {
+// Where a thread's rows of a block go: `row` of its quad and of the neighbouring one, and eight further down the same.
+// Rows that are stored leave by halves of lines, which measured faster.
+template <typename Config>
+struct PairPlaces {
+  static constexpr bool kLines = !Config::kPartials;
+  static constexpr int kTileParts = 8;
+
+  int32_t rows[2][2];  // first the even quad's; where they are stored its own, negative where it is not
+  int64_t here;        // this thread's part of row 0
+
+  // `own`: this thread's two rows, counted over all batch entries. `column`: the first of those that are sent.
+  __device__ __forceinline__ PairPlaces(const Parameters& params, const int32_t (&own)[2], int32_t column,
+                                        uint32_t thread) {
     const bool odd = (thread & 4) != 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float four[4] = {sums[4 * r], sums[4 * r + 1], sums[4 * r + 2], sums[4 * r + 3]};
-      float* own = odd ? rows[r][1] - kColumnRun : rows[r][0];
-      if (Config::kPartials && (odd ? rows[r][1] : rows[r][0]) == nullptr) continue;
-      if (!Config::kPartials || adds) {
-        reduce_add_float4(own + column, four);
-      } else {
-        store_float4(own + column, four);
+      rows[r][0] = rows[r][1] = own[r];
+      if (kLines) {
+        const int32_t other = __shfl_xor_sync(0xffffffffu, own[r], 4);
+        rows[r][0] = odd ? other : own[r];
+        rows[r][1] = odd ? own[r] : other;
       }
+    }
+    const float* start = Config::kPartials ? params.partials : params.sums;
+    if (kLines) start += (thread & 4) * (kColumnRun / 4);
+    here = reinterpret_cast<int64_t>(start + column + thread % 4 * 4);
+    make_opaque(here);
+  }
+
+  // Sends a part of what is arranged of a tile: four columns of one row. There are kTileParts. `adds`: of rows that are
+  // stored, whether an earlier pass has written them.
+  __device__ __forceinline__ void send(const float (&sums)[4 * kTileParts], int part, bool adds) const {
+    if constexpr (kLines) {
+      const int line = part % 2, r = part / 2 % 2, which = part / 4;
+      put(rows[r][which], line * 2 * kColumnRun, sums + line * 16 + which * 8 + r * 4, adds);
+    } else {
+      const int run = part % 4, r = part / 4;
+      put(rows[r][0], run * kColumnRun, sums + run * 8 + r * 4, adds);
     }
   }
 
-  template <int kCount>
-  __device__ __forceinline__ void send_all(const float (&sums)[kCount], int32_t column, bool adds) const {
+  // Half a line of this thread's own rows.
+  __device__ __forceinline__ void send_half(const float (&sums)[8], bool adds, uint32_t thread) const {
+    const bool odd = (thread & 4) != 0;
 #pragma unroll
-    for (int part = 0; part < kCount / 4; ++part) send(sums, column, part, adds);
+    for (int r = 0; r < 2; ++r) {
+      put(odd ? rows[r][1] : rows[r][0], kLines && odd ? -kColumnRun : 0, sums + 4 * r, adds);
+    }
+  }
+
+  // Rows lie in a workspace without gaps, so an address is one multiplication of 32-bit numbers.
+  __device__ __forceinline__ void put(int32_t row, int32_t column, const float* s, bool adds) const {
+    float* address = reinterpret_cast<float*>(multiply_add_wide(row, Config::kDQk * 4, here)) + column;
+    const float four[4] = {s[0], s[1], s[2], s[3]};
+    if (!Config::kPartials) {
+      reduce_add_float4(address, four);
+    } else if (row >= 0) {
+      if (adds) {
+        // The same thread has written the row before, so nothing is left to chance.
+        reduce_add_float4(address, four);
+      } else {
+        store_float4(address, four);
+      }
+    }
   }
 };
 

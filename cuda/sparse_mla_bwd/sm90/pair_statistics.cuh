@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_columns(const PairConsumer<Config, Element
   const int quad_lane = consumer.fresh_thread() % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int place = consumer.who * 2 * Config::kRun + consumer.row() + 8 * r;
+    const int place = kWho * 2 * Config::kRun + consumer.row() + 8 * r;
     const int32_t head = head_of_place<Config>(pass, place);
     uint32_t words[4];
 #pragma unroll

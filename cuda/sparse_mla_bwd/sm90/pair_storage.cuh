@@ -4,7 +4,7 @@
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
 // heads_free        | 256 consumers                         | producer     | nothing reads them any more
-// full              | 128 copy arrivals; 4 more for the      | consumers    | the block's keys, tokens and validity are in
+// full              | 128 copy arrivals; 4 more for the      | consumers    | keys, tokens and validity of a block are in
 //                   | validity words                        |              |
 // free              | 256 consumers                         | producer     | dQ has the block
 // tiles_free        | 256 consumers                         | consumers    | no product of the last block reads the
@@ -74,6 +74,7 @@ struct alignas(1024) PairStorage {
   int32_t slots;  // that can be valid; rank 0 reads them for both CTAs
   int32_t batch, query;
   uint32_t limit;  // token t can be valid when (uint32_t)t < limit
+  int32_t pass;    // of the consumers; between two passes it is written
 
   Mbarrier heads_full;
   Mbarrier heads_free;

@@ -39,6 +39,11 @@ __device__ __forceinline__ uint32_t stored_limit(const PairStorage<Config>& stor
 }
 
 template <typename Config>
+__device__ __forceinline__ int32_t stored_pass(const PairStorage<Config>& storage) {
+  return *static_cast<const volatile int32_t*>(&storage.pass);
+}
+
+template <typename Config>
 __device__ __forceinline__ QueryPosition stored_position(const PairStorage<Config>& storage) {
   return QueryPosition(*static_cast<const volatile int32_t*>(&storage.batch),
                        *static_cast<const volatile int32_t*>(&storage.query));

@@ -1,7 +1,6 @@
 // The producer warpgroup: brings in Q and dO, gathers the selected KV rows and says which tokens they are.
 #pragma once
 
-#include "../../common/cluster.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "../params.cuh"
@@ -10,20 +9,20 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// First head of a CTA's block of heads in a pass.
+// First head of a pass.
 template <typename Config>
 __device__ __forceinline__ int32_t first_head(int32_t pass) {
-  if constexpr (Config::kQueries > 1) return 0;
-  const int32_t rank = Config::kCluster == 1 ? 0 : static_cast<int32_t>(cluster_rank());
-  return (pass * Config::kCluster + rank) * Config::kHeads;
+  return Config::kQueries > 1 ? 0 : pass * Config::kHeads;
 }
 
-// The one buffer, whose left tiles are free first, then those that are either consumer's staging.
+// The one buffer, whose tiles are all freed at once. Of its three barriers the gather waits for the first ahead of its
+// first part, and for the others, which hold it up no more, ahead of the last two: one would do, but code with three is
+// what has been measured.
 template <typename Config>
-struct StagedBuffer : sm90::OneBuffer<Config> {
-  static_assert(Config::kParts == Config::kLeftParts + Config::kConsumers, "a part for each consumer's staging");
+struct KeyBuffer : sm90::OneBuffer<Config> {
+  static_assert(Config::kParts == 4);
   static __device__ __forceinline__ constexpr int free_side(int part) {
-    return part == 0 ? 0 : part < Config::kLeftParts ? -1 : 1 + part - Config::kLeftParts;
+    return part == 0 ? 0 : part == 1 ? -1 : part - 1;
   }
 
   // Through a reduction, so that ptxas does not add it in the copies themselves, as it does what it computes alike for
@@ -65,7 +64,7 @@ struct Producer {
       if constexpr (Config::kQueries > 1) say_whose(token < 0 ? 0u : queries_of(entry) & shown);
       gather.phases.advance(kTokens);
       __syncwarp();
-      const StagedBuffer<Config> places{{0, gather.phases.free(0)}};
+      const KeyBuffer<Config> places{{0, gather.phases.free(0)}};
       gather.fill_places(token, work.token_limit, kv, params.kv_token_bytes, places);
       gather.phases.advance(0);
       entry = next_entry;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/global_store.cuh"
-#include "../../common/multiply_wide.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/sparse_query.cuh"
@@ -87,79 +86,6 @@ struct RowTargets {
     const Places found = places(lane);
 #pragma unroll
     for (int line = 0; line < kCount / 16; ++line) send_line(sums, found, line, column, lane);
-  }
-
-  // The same of a whole tile, exchanged before any of it is sent: a shuffle waits in one queue with the reductions
-  // ahead of it, and these find their registers and addresses as they are. A single CTA has no registers for it.
-  template <int kCount>
-  __device__ __forceinline__ void send_arranged(float (&sums)[kCount], int32_t column, int lane) const {
-    arrange_tile(sums, lane);
-    put_tile(sums, column, lane);
-  }
-
-  template <int kCount>
-  static __device__ __forceinline__ void arrange_tile(float (&sums)[kCount], int lane) {
-#pragma unroll
-    for (int line = 0; line < kCount / 16; ++line) {
-      float* s = sums + line * 16;
-      float parts[2][2][4];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) arrange(s + 2 * r, parts[0][r], parts[1][r], lane);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) s[i] = parts[i / 8][i / 4 % 2][i % 4];
-    }
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ void put_tile(const float (&sums)[kCount], int32_t column, int lane) const {
-    const Places found = places(lane);
-    // Once for a tile, or ptxas begins with the query for each address.
-    int64_t here = reinterpret_cast<int64_t>(start + column + column_of(lane));
-    make_opaque(here);
-    // A branch around each reduction, which ptxas makes of a predicate as well, costs more than the reduction.
-    const int32_t least = min(min(found.first[0], found.first[1]), min(found.second[0], found.second[1]));
-    if (__all_sync(0xffffffffu, least >= 0)) {
-      put_rows<true>(sums, found, here);
-    } else {
-      put_rows<false>(sums, found, here);
-    }
-  }
-
-  // Sixteen columns, half of a line, from threads that have two neighbours of every eight: four in a row from each.
-  __device__ __forceinline__ void send_half_line(const float (&sums)[8], int32_t column, int lane) const {
-    const int32_t here = column + (lane & 1) * 8 + lane % 4 / 2 * 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t own = Config::kPartials && slots[r] >= 0 ? row + 8 * r : slots[r];
-      float four[4];
-      neighbours(sums + 2 * r, four, lane);
-      if (own >= 0) write(own, here, four);
-    }
-  }
-
-  // What is arranged, to four rows; `here` is the place in row 0. Without kAll not to rows that are negative.
-  template <bool kAll, int kCount>
-  __device__ __forceinline__ void put_rows(const float (&sums)[kCount], const Places& found, int64_t here) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (kAll || found.first[r] >= 0) put_row<kCount / 16>(sums + 4 * r, found.first[r], here);
-      if (kAll || found.second[r] >= 0) {
-        put_row<kCount / 16>(sums + 8 + 4 * r, found.second[r], here + columns_between() * 4);
-      }
-    }
-  }
-
-  // A slot's parts of lines, sixteen sums apart. The host sees to it that rows are less than 2^31 bytes apart, so that
-  // an address is one multiplication.
-  template <int kLines>
-  __device__ __forceinline__ void put_row(const float* s, int32_t row, int64_t here) const {
-    const int32_t row_bytes = (Config::kPartials ? Config::kDQk : static_cast<int32_t>(params.sums_token)) * 4;
-    float* address = reinterpret_cast<float*>(multiply_add_wide(row, row_bytes, here));
-#pragma unroll
-    for (int line = 0; line < kLines; ++line) {
-      const float four[4] = {s[line * 16], s[line * 16 + 1], s[line * 16 + 2], s[line * 16 + 3]};
-      put(address + line * kLine, four);
-    }
   }
 
   // Eight sums of a slot, of two columns in each of four tiles of eight, to four columns in a row of the line's first

@@ -20,7 +20,7 @@ namespace cupymla::sparse_mla_bwd {
 using ThisConfig = PairConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 using ThisStorage = PairStorage<ThisConfig>;
 #else
-using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_CLUSTER, CUPYMLA_PARTIALS>;
+using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 using ThisStorage = Storage<ThisConfig>;
 #endif
 // A float32 dkv of a pair comes from the order of its sums by the stage `round`.
@@ -28,7 +28,7 @@ using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
-constexpr unsigned kStageCluster = kIsAttention ? ThisConfig::kCluster : 1;
+constexpr unsigned kStageCluster = kIsAttention ? CUPYMLA_CLUSTER : 1;
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
 constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
                                      : CUPYMLA_STAGE == kSort ? sizeof(MergeStorage<1>)

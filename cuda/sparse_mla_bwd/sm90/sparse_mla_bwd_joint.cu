@@ -16,7 +16,7 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-using ThisConfig = Config<CUPYMLA_D_QK, 1, false, CUPYMLA_QUERIES>;
+using ThisConfig = Config<CUPYMLA_D_QK, false, CUPYMLA_QUERIES>;
 using ThisStorage = Storage<ThisConfig>;
 using ThisMergeStorage = MergeStorage<CUPYMLA_QUERIES>;
 

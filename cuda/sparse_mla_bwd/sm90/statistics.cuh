@@ -4,6 +4,7 @@
 
 #include "../../common/dot.cuh"
 #include "../../common/log2_lse.cuh"
+#include "../../common/opaque.cuh"
 #include "../sink.cuh"
 #include "gradients.cuh"
 
@@ -53,8 +54,7 @@ template <typename Config, typename Element>
 __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const Parameters& params,
                                                 const QueryPosition& first, int32_t first_head, int32_t pass) {
   constexpr int kChunks = Config::kDV / 8 / 4;
-  int row = threadIdx.x / 4;
-  if constexpr (Config::kCluster > 1) make_opaque(row);  // or it is kept, and spilled, from pass to pass
+  const int row = threadIdx.x / 4;
   const int quad_lane = threadIdx.x % 4;
   const int32_t head = first_head + head_of_row<Config>(row);
   const QueryPosition query = query_of_row<Config>(first, row);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
   const Parameters& params = consumer.params;
   int row = consumer.warp * 16 + consumer.lane;
   // Or what follows from it is worked out, and spilled, before the first block.
-  if constexpr (Config::kQueries > 1 || Config::kCluster > 1) make_opaque(row);
+  if constexpr (Config::kQueries > 1) make_opaque(row);
   const int32_t head = first_head + head_of_row<Config>(row);
   const QueryPosition query = query_of_row<Config>(first, row);
   if (params.sink_terms == nullptr || consumer.lane >= 16 || head >= params.h_q) return;

@@ -1,4 +1,4 @@
-// Shared memory and barriers of the attention stage.
+// Shared memory and barriers of the attention stage of a single CTA.
 //
 // barrier        | arrivals                                 | who waits    | what it says
 // ---------------+------------------------------------------+--------------+----------------------------------------
@@ -6,59 +6,42 @@
 // heads_free     | 256 consumers                            | producer     | nothing reads them any more
 // full[0][part]  | 128 copy arrivals; last part 4 more for  | consumers    | these columns of the block (and, last
 //                | the validity words                       |              | part, its tokens and validity) are in
-// free[0][0]     | 256 consumers                            | producer     | dQ has the block: its left tiles may be
+// free[0][side]  | 256 consumers, at all three together     | producer     | dQ has the block: its tiles may be
 //                |                                          |              | refilled
-// free[0][1 + w] | 256 consumers                            | producer     | the same of the two right tiles that are
-//                |                                          |              | consumer w's staging, behind the last sums
-//                |                                          |              | of the other CTA that pass through
 // tiles_free     | 256 consumers                            | consumer 0   | no product of the last block reads the
 //                |                                          |              | P and dS tiles any more
 // p_ready[half]  | 128 consumer 0                           | consumer 1   | P of half of the block's slots is out, as
 //                |                                          |              | what it is rounded and what that loses
 // ds_ready       | 128 consumer 1                           | consumers    | dS is out, so P is too
-// staging_ready  | 8 warps of the other CTA's consumers     | consumers    | its right key tiles may be written to
-// first_ready    | 128 consumer 1                           | consumer 0   | consumer 1 has the block's first sums:
-//                |                                          |              | consumer 0's dQ is not in its way
-// received[w]    | 1 + bytes (other CTA's consumer w)       | consumer w   | a tile of its sums is in the staging
-// drained[w]     | 4 warps of the other CTA's consumer w    | consumer w   | it has read the tile: room for the next
 // decided        | 256 consumers                            | producer     | several queries: `apart` says whether each
 //                |                                          |              | has a pass of its own
 // statistics_out | 256 consumers                            | consumers    | row statistics of the pass are out; at its
 //                |                                          |              | end: nobody reads them any more
 // cleared        | 256 consumers                            | consumers    | several queries taken apart: only the one
 //                |                                          |              | that has the pass has anything in Q and dO
-// slots_in       | 1 + bytes (rank 0), in rank 1            | all of them  | `slots` has come
 // named 1        | 128 consumer 0                           | consumer 0   | each warp's share of the distribution
 //                |                                          |              | is out (all warps have read the last)
-// cluster        | every thread of both CTAs                | all of them  | barriers are set up; a pass is over that
-//                |                                          |              | is not the last, or has no block
 //
-// staging_ready and drained say that reads are over and publish no writes; what is received st.async publishes itself.
-// Of the mbarriers staging_ready, received, drained and slots_in, and `cluster`, exist for two CTAs to a query only.
-// Named 1 is met twice for each block. Consumers meet by mbarriers, as they come from different places of the code.
+// Consumers meet by mbarriers, as they come from different places of the code.
 //
 // Consumer 0 makes P, consumer 1 makes dS; then each has half of the value columns of dQ, which it keeps in registers,
-// and of the block's dKV, which leaves tile by tile. Of the RoPE tile consumer 0 has dQ and consumer 1 dKV. Where two
-// CTAs have 64 heads of a query each, each finishes one tile of every pair: it computes the other one first and stores
-// it in the other CTA's key tiles, then its own, adds what the other CTA has stored here, and sends the sum to global
-// memory. So a dKV row of 128 heads crosses to L2 once. Consumer 1 multiplies the next tile while one is handed over or
-// sent. Drawn are two CTAs. A single one sends every tile straight to
-// global memory, its first before dQ, and multiplies what scores of the next block it has registers for amid the tiles.
+// and of the block's dKV, which leaves tile by tile for global memory. Of the RoPE tile consumer 0 has dQ and consumer
+// 1 dKV. A consumer with registers to spare multiplies its scores of the next block amid the tiles: consumer 1, and
+// where there is no RoPE consumer 0 too. Drawn is a block with the RoPE.
 //
 //   time | consumer 0                      | consumer 1                      | producer
 //   -----+---------------------------------+---------------------------------+-----------------------------
-//    |   | S = Q K^T                       | dP = dO V^T                     | (block i in the buffer)
+//    |   | S = Q K^T                       | (dP = dO V^T)                   | (block i in the buffer)
 //    |   | P -> smem                       |    ...                          |
 //    |   |    ...                          | dS = P (dP - delta) -> smem     |
-//    |   | dQ += dS K, RoPE                | dQ += dS K, right columns       |
-//    |   | the other CTA may write to the  | the same                        |
-//    |   | right tiles                     |                                 |
-//    |   | dQ += dS K, left columns        | tiles 4 | 5 of dKV: exchanged,  |
-//    |   | free 0                          | added, reduced                  | gather left of block i + 1
-//    |   | tiles 0 | 1                     |    ...                          |
-//    |   |    ...                          | tiles 6 | 7                     |
-//    v   | tiles 2 | 3; free 1             | RoPE of dKV; free 2 amid left   | gather right of block i + 1
-//        |                                 | of the next dP                  |
+//    |   | tile 0 of dKV                   | tile 4 of dKV                   |
+//    |   | dQ += dS K, left columns, RoPE; | dQ += dS K, right columns;      |
+//    |   | amid it tile 0 is reduced       | amid it tile 4 is reduced       |
+//    |   | tile 1; free amid it            | tile 5; free amid it            | gather block i + 1
+//    |   | tile 2                          | tile 6; amid its reductions dP  |    ...
+//    |   |    ...                          | of block i + 1                  |
+//    |   | tile 3                          | tile 7                          |
+//    v   |                                 | RoPE of dKV                     |
 //  pass  | dQ to global memory             | dQ to global memory             | Q and dO of the next heads
 #pragma once
 
@@ -92,8 +75,7 @@ struct alignas(1024) Storage {
   alignas(8) uint16_t query_valid[2][Config::kQueries][Config::kSlots / 16];
 
   uint32_t apart;  // several queries: not 0 where each has a pass of its own
-  int32_t slots;   // that can be valid, or rows of several queries; rank 0 reads them for both CTAs
-  uint32_t other;  // two CTAs: where the other one's Storage lies, for stores across the cluster
+  int32_t slots;   // that can be valid, or rows of several queries
 
   Mbarrier heads_full;
   Mbarrier heads_free;
@@ -102,24 +84,13 @@ struct alignas(1024) Storage {
   Mbarrier tiles_free;
   Mbarrier p_ready[2];
   Mbarrier ds_ready;
-  Mbarrier staging_ready;
-  Mbarrier first_ready;
-  Mbarrier received[Config::kConsumers];
-  Mbarrier drained[Config::kConsumers];
   Mbarrier decided;
   Mbarrier statistics_out;
   Mbarrier cleared;
-  Mbarrier slots_in;
-
-  // Where the other CTA leaves sums for a consumer: float4 number i of thread t at 16 * (128 i + t).
-  __device__ __forceinline__ uint8_t* staging(int consumer) {
-    return k[0][Config::kLeftTiles] + consumer * Config::kStagingBytes;
-  }
 };
 
 constexpr int kSharedMemoryLimit = 227 * 1024;
-static_assert(sizeof(Storage<Config<576, 2, false>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<Config<512, 2, false>>) <= kSharedMemoryLimit);
-static_assert(sizeof(Storage<Config<576, 1, false, 4>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<576, false>>) <= kSharedMemoryLimit);
+static_assert(sizeof(Storage<Config<576, false, 4>>) <= kSharedMemoryLimit);
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -1,4 +1,4 @@
-// What a CTA, or a pair of them, works on: one query with its slots, or neighbouring queries with the rows that any of
+// What a CTA works on: one query with its slots, or neighbouring queries with the rows that any of
 // them has a valid slot for; and which query and head each of its 64 rows of Q and dO is.
 #pragma once
 
@@ -27,8 +27,8 @@ __device__ __forceinline__ bool exists(const Parameters& params, const QueryPosi
   return Config::kQueries == 1 || query.query < params.s_q;
 }
 
-// A query by itself. One thread of its CTAs reads how many slots there are: if topk_length changed under way and each
-// read it for itself, they would wait for blocks that never come.
+// A query by itself. One thread reads how many slots there are: if topk_length changed under way and each read it for
+// itself, they would wait for blocks that never come.
 template <typename Config, bool kSeveral = (Config::kQueries > 1)>
 struct Work : SparseQuery<Config::kSlots> {
   __device__ __forceinline__ Work(const Parameters& params, uint32_t token, const Storage<Config>& storage)

@@ -1,8 +1,8 @@
 """Matrix products of a warpgroup.
 
 A product is computed when it is issued. Until a wgmma.wait_group that covers it, its registers may not be used and the
-shared memory it reads may not be written: both are traps. Operands in shared memory have the swizzle of 128 or 64 bytes.
-Products and sums are exact (float64) and rounded once.
+shared memory it reads may not be written: both are traps. Operands in shared memory have the swizzle of 128 or 64
+bytes. Products and sums are exact (float64) and rounded once.
 Source: PTX ISA 9.0, "wgmma.mma_async", "Matrix Descriptor Format", "Strides" and "Register Fragments".
 """
 
@@ -33,7 +33,7 @@ _COLUMN = 2 * (_THREAD % 4)
 
 _Register = tuple[DType, int]
 
-_SPANS = {1: 128, 2: 64}  # bytes of a row by swizzle mode; the pattern repeats after eight
+_SPANS = {1: 128, 2: 64}  # bytes of a row by swizzle mode; the pattern repeats after eight rows
 _UNUSED = 0x3FF1_C000_C000_C000  # bits of a descriptor that no field has
 
 
@@ -100,14 +100,15 @@ def element_addresses(matrix: Descriptor, rows: int, transposed: bool) -> Array:
 
     K-major, as many elements of K as a row of the swizzle has lie side by side, 8 rows in a tile, tiles `stride` apart.
     MN-major (transposed), as many rows lie side by side, 8 of K in a tile, tiles along K `stride` apart, along the rows
-    `leading`.
+    `leading`. Of the 16-byte pieces of a row the numbers are exclusive-ored with bits 7 and up of the address.
+
+    Raises Trap for tiles that do not begin where the pattern does, and for a row that goes on past the swizzle's.
     """
     r, c = np.arange(rows)[:, None], np.arange(16)[None, :]
-    span, wide_rows = matrix.span, matrix.span // 2
-    if matrix.stride % (8 * span) or (transposed and rows > wide_rows and matrix.leading % (8 * span)):
-        strides = f"{matrix.leading} and {matrix.stride}"
-        raise Trap(f"tiles of a matrix are {strides} bytes apart, not multiples of {8 * span}")
-    side_by_side = 2 * min(rows, wide_rows) if transposed else 32
+    span, repeat, wide_rows = matrix.span, 8 * matrix.span, matrix.span // 2
+    if matrix.stride % repeat or (transposed and rows > wide_rows and matrix.leading % repeat):
+        raise Trap(f"tiles of a matrix are {matrix.leading} and {matrix.stride} bytes apart, not multiples of {repeat}")
+    side_by_side = 2 * (min(rows, wide_rows) if transposed else 16)
     if matrix.start % span + side_by_side > span:
         raise Trap(f"a matrix at {matrix.start:#x} of shared memory goes on past the {span} bytes of the swizzle's row")
     if transposed:

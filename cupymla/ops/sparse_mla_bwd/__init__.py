@@ -86,9 +86,9 @@ def sparse_mla_bwd(
         attn_dist: array to write, [s_q, topk] float32, the last axis contiguous: receives what `attn_dist(q, kv,
             indices, lse)` returns, which is at hand here. As there, the sink has no part in it.
         dq: array to write, q's shape and dtype, with strides as q's may have.
-        dkv: array to write, kv's shape, with strides as kv's may have; in float32 on Hopper less than 2 GiB from token
-            to token. It is overwritten, not added to.
-        dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding.
+        dkv: array to write, kv's shape, with strides as kv's may have. It is overwritten, not added to.
+        dkv_dtype: dtype of dkv: None for kv's, or "float32", which spares the last rounding and, but for more than 64
+            heads on Hopper, the workspace for sums.
         d_sink: array to write, [h_q] float32; only with attn_sink.
         workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
             `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.

@@ -67,6 +67,7 @@ def _order() -> Iterator[MlaCase]:
     yield make(130, 2, 70, 200, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
     yield make(7, 4, 65, 50, selection="duplicates", sink="infinite", wants_dist=True, name="_dist_sink_duplicates")
     yield make(66, 4, 130, 50, selection="duplicates", name="_duplicates")
+    yield make(66, 3, 70, 100, dkv_dtype="float32", layout="strided", name="_fp32")
     yield make(2, 3, 65, 40, selection="nothing", wants_dist=True, name="_dist_nothing")
     yield make(9, 4, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
     yield make(16, 9, 65, 20, causal=True, k_stride=4, q_start=3, wants_dist=True, name="_dist_causal_stride4")
@@ -87,6 +88,7 @@ CASES: tuple[MlaCase, ...] = (
     sized(16, 576, 65, 6, 200, "_dist", "options", wants_dist=True, selection="empty"),
     sized(128, 512, 130, 4, 200, "_dist_sink", "options", wants_dist=True, sink="infinite"),
     sized(16, 576, 65, 6, 200, "_fp32", "options", dkv_dtype="float32"),
+    sized(128, 576, 65, 4, 100, "_fp32", "options", dkv_dtype="float32"),
     sized(64, 576, 130, 4, 200, "_fp32_singleton", "options", dkv_dtype="float32", layout="singleton"),
     sized(16, 576, 65, 6, 200, "_det", "options", deterministic=True),
     sized(16, 576, 65, 5, 20, "_det_duplicates", "options", deterministic=True, selection="duplicates"),

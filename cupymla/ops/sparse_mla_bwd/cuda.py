@@ -13,7 +13,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import Allocation, View
-from ...tensormap import encoded
+from ...tensormap import element_bytes, encoded
 from ..gpu import (
     OutputArrays,
     PreparedKernel,
@@ -24,7 +24,7 @@ from ..gpu import (
     tiles,
     workspace,
 )
-from ..head_tiles import head_tiles
+from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
@@ -32,6 +32,7 @@ from . import plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
+
 
 class Parameters(ctypes.Structure):
     """Twin of `Parameters` in cuda/sparse_mla_bwd/params.cuh; its size is compared with the kernels' own."""
@@ -94,7 +95,7 @@ def parameters(chosen: plan.Plan, views: Views, outputs: Sequence[View]) -> Para
     if chosen.workspace.sums is None:
         record.sums_batch, record.sums_token = dkv_batch, dkv_token
     else:
-        size = 4 if problem.dkv_dtype == "float32" else 2
+        size = element_bytes(problem.dkv_dtype)
         record.dkv_batch_bytes, record.dkv_token_bytes = dkv_batch * size, dkv_token * size
         record.sums_batch, record.sums_token = shared.s_kv * shared.d_qk, shared.d_qk
     record.d_sink_head = outputs[2].strides[0] if shared.has_sink else 0
@@ -212,15 +213,15 @@ class Binding:
         pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
-        shared = self.plan.problem.shared
-        heads, queries = self.plan.box_heads, self.plan.queries
-        wanted = [("q", views.q, shared.d_qk, 64), ("dout", views.dout, shared.d_v, 64)]
+        shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
+        wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
         if self.plan.is_pair:
             wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
-        maps = [
-            tiles(head_tiles(shared, view.ptr, lead_strides(view, shared), channels, heads, queries, box), name, OPERATOR)
-            for name, view, channels, box in wanted
-        ]
+        maps = []
+        for name, view, channels, box_channels in wanted:
+            strides = lead_strides(view, shared)
+            request = head_tiles(shared, view.ptr, strides, channels, heads, queries, box_channels)
+            maps.append(tiles(request, name, OPERATOR))
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))

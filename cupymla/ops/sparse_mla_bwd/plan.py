@@ -24,21 +24,26 @@ MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and rows of kv lie (CUDA C++ Programming Guide)."""
 
 CTA_HEADS = 64
-"""Query heads that one tensor copy of q or dout brings in; on sm_90a a CTA has as many."""
+"""Query heads whose P and dS a CTA makes on sm_90a. One tensor copy of q or dout brings in as many, but for a pair."""
 
 PAIR_RUN = 32
-"""Neighbouring heads that are one CTA's of a pair, on sm_90a."""
+"""Neighbouring heads that are one CTA's of a pair on sm_90a, and that one tensor copy brings in: twin of `kRun` in
+cuda/sparse_mla_bwd/sm90/pair_config.cuh."""
 
 ROPE_COLUMNS = 32
-"""Of the RoPE's columns, that a CTA of a pair has."""
+"""Columns of the RoPE that a CTA of such a pair has: twin of `kRopeColumns` there."""
 
 SPARE_ROWS = 64
-"""Rows of sums to which a pair adds what slots that are not valid would: twin of `kSpareRows` in
+"""Rows behind all others, to which such a pair adds what it has for slots that are not valid: twin of `kSpareRows` in
 cuda/sparse_mla_bwd/sm90/pair_rows.cuh."""
+
+PAIR_SLOTS = 1 << 26
+"""Slots of a query that such a pair can count: blocks of 64 by the bits from `kBlock` on in
+cuda/sparse_mla_bwd/sm90/pair_consumer.cuh."""
 
 PASS_HEADS = (64, 128)
 """Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
-call is bound. On sm_90a each CTA has 64 of them; on sm_100a both CTAs of a pair have all, each half of the channels."""
+call is bound. The CTAs of a pair have half of the channels of all of them each."""
 
 FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
 """Where each target's kernels lie."""
@@ -90,6 +95,9 @@ _ORDER_GAIN = 0.1
 
 _L2_BYTES = 50e6  # of an H200
 
+_ELEMENTS = (*DTYPES, "float32")  # by their CUPYMLA_FP16
+_PAIR_STAGES = ("zero", "round")  # beside the attention, that pairs on sm_90a have of their own
+
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _SINK_CTA_HEADS = 32
@@ -122,7 +130,7 @@ class Workspace:
     """Where parts of the workspace begin, in bytes; None for parts that there are not.
 
     Attributes:
-        sums: fp32 [batch, s_kv, d_qk], where dkv is not what is added to.
+        sums: fp32 [batch * s_kv, d_qk], for a pair on sm_90a with `SPARE_ROWS` more; where dkv is not added to itself.
         sink_terms: fp32 [queries, h_q], with a sink.
         partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
         row_ends: int32 [batch * s_kv].
@@ -186,8 +194,8 @@ class Plan:
 
     @property
     def is_pair(self) -> bool:
-        """Whether two CTAs have half of the columns each, on sm_90a."""
-        return self.kv_map is None and self.cluster == 2
+        """Whether two CTAs on sm_90a have half of the columns each, and sums in an order of columns of their own."""
+        return _is_pair(self.arch.name, self.pass_heads)
 
     @property
     def box_heads(self) -> int:
@@ -196,19 +204,20 @@ class Plan:
 
     @property
     def maps(self) -> int:
-        """Tensor maps that the attention takes: of q and dout; of a pair, of the RoPE's columns of q; else of kv."""
-        return 2 if self.kv_map is None and not self.is_pair else 3
+        """Tensor maps that the attention takes: of q, of dout, and of kv, or for a pair of the RoPE's columns of q."""
+        return 2 + (self.is_pair or self.kv_map is not None)
 
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
         shared = self.problem.shared
+        written = self.problem.dkv_dtype if stage == "round" else shared.dtype
         return variant(
             self.arch,
             stage=stage,
             d_qk=shared.d_qk,
-            dtype=self.problem.dkv_dtype if stage == "round" else shared.dtype,
+            dtype=written,
             pass_heads=self.pass_heads if self.queries == 1 else PASS_HEADS[0],
-            partials=self.problem.shared.options.deterministic,
+            partials=shared.options.deterministic,
             queries=self.queries,
         )
 
@@ -258,6 +267,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
+    if _is_pair(arch.name, pass_heads) and shared.topk > PAIR_SLOTS:
+        wanted = f"{OPERATOR} with a topk of {shown(shared.topk)} and {shared.h_q} heads"
+        raise UnsupportedError(wanted, arch.name, f"up to {PAIR_SLOTS} with more than {CTA_HEADS} heads")
     fitting = _queries_together(problem) if arch.name in JOINT_SOURCES else ()
     queries = next((n for n in fitting if takes_rows_together(problem, n, multiprocessors)), 1)
     bunches = _bunches(problem, queries)
@@ -273,7 +285,6 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     passes = -(-shared.h_q // pass_heads)
     variant(arch)
     kv_map = numbered(shared, OPERATOR) if gathers else None
-    in_runs = not gathers and cluster == 2
     return Plan(
         problem=problem,
         arch=arch,
@@ -288,7 +299,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         passes=passes,
         chunk=chunk,
         row_ctas=row_ctas,
-        workspace=workspace(problem, chunk, queries, in_order, in_runs),
+        workspace=workspace(problem, chunk, queries, in_order, in_runs=_is_pair(arch.name, pass_heads)),
     )
 
 
@@ -342,11 +353,11 @@ def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
 
 
 def workspace(
-    problem: Problem, chunk: int, queries: int = 1, in_order: bool = False, in_runs: bool = False
+    problem: Problem, chunk: int, queries: int = 1, in_order: bool = False, *, in_runs: bool = False
 ) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
     for `chunk` bunches of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have their columns in
-    an order of their own, so that no dkv can be the sums."""
+    a pair's order, so that no dkv can be the sums, and have spare rows."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -361,7 +372,8 @@ def workspace(
         return start
 
     ordered = problem.shared.options.deterministic
-    sums = part(in_runs or problem.dkv_dtype != "float32", (kv_rows + SPARE_ROWS * in_runs) * shared.d_qk)
+    sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
+    sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
     partials = part(ordered, slots * shared.d_qk)
     row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
@@ -386,18 +398,16 @@ def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
-    in_runs = shared.h_q > CTA_HEADS
-    if problem.shared.options.deterministic:
+    in_runs = shared.h_q > CTA_HEADS  # on sm_90a
+    if shared.options.deterministic:
         chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)
         return workspace(problem, chunk, in_runs=in_runs).bytes
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
-    listed = (
-        workspace(
-            problem, _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1), n, n == 1, in_runs
-        ).bytes
-        for n in (*_queries_together(problem), *in_order)
-    )
-    return max([workspace(problem, 1, in_runs=in_runs).bytes, *listed])
+    sizes = [workspace(problem, 1, in_runs=in_runs).bytes]
+    for n in (*_queries_together(problem), *in_order):
+        chunk = _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1)
+        sizes.append(workspace(problem, chunk, n, n == 1, in_runs=in_runs).bytes)
+    return max(sizes)
 
 
 def variant(
@@ -416,9 +426,10 @@ def variant(
         arch: the target.
         stage: one of `STAGES`.
         d_qk: 576 or 512.
-        dtype: "bfloat16" or "float16"; for the stage `round` of pairs of CTAs on sm_90a also "float32".
+        dtype: "bfloat16" or "float16": of the arrays; dkv's in the stage `round`, which on sm_90a with 128 heads a pass
+            may be "float32", too.
         pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
-            attention stage.
+            attention stage, and on sm_90a for the stages `zero` and `round` of its sums.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
         queries: neighbouring ones that take their rows together: 1, or on sm_90a 4 of up to 16 heads or 2 of up to 32,
             whatever `pass_heads` is; without `partials`.
@@ -434,16 +445,15 @@ def variant(
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
         raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
-    is_pair = arch.name == "sm_90a" and pass_heads == PASS_HEADS[1] and queries == 1
-    rounds = stage == "round" and is_pair
-    if type(dtype) is not str or dtype not in (*DTYPES, *(("float32",) if rounds else ())):
-        expected = "'bfloat16', 'float16' or 'float32'" if rounds else "'bfloat16' or 'float16'"
-        raise InputError("dtype", expected, shown(dtype), OPERATOR)
     if type(partials) is not bool:
         raise InputError("partials", "True or False", shown(partials), OPERATOR)
     counts = (1, *JOINT_HEADS) if arch.name in JOINT_SOURCES else (1,)
     if type(queries) is not int or queries not in counts:
         raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
+    is_pair = queries == 1 and _is_pair(arch.name, pass_heads)
+    dtypes = _dtypes(stage, is_pair)
+    if type(dtype) is not str or dtype not in dtypes:
+        raise InputError("dtype", " or ".join(map(repr, dtypes)), shown(dtype), OPERATOR)
     if queries > 1:
         return _joint_variant(arch, stage, d_qk, dtype, partials, queries)
     if stage not in _stages_alone(arch.name):
@@ -451,12 +461,11 @@ def variant(
         raise InputError("stage", expected, shown(stage), OPERATOR)
     attends = stage == "attention"
     wide = attends or stage in ("zero", "round", "sum")
-    heads = pass_heads if attends or (is_pair and stage in ("zero", "round")) else PASS_HEADS[0]
-    element = {"bfloat16": 0, "float16": 1, "float32": 2}[dtype]
+    heads = pass_heads if attends or (is_pair and stage in _PAIR_STAGES) else PASS_HEADS[0]
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
-        ("CUPYMLA_FP16", element if stage in ("attention", "round") else 0),
+        ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if stage in ("attention", "round") else 0),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_PARTIALS", int(partials and attends)),
     )
@@ -487,10 +496,19 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
         for d_qk in D_QK
         for stages, numbers in _variants(name)
         for stage in stages
-        for dtype in (*DTYPES, *(("float32",) if stage == "round" and numbers.get("pass_heads") == 128 else ()))
-        if dtype in DTYPES or name == "sm_90a"
+        for dtype in _dtypes(stage, _is_pair(name, numbers["pass_heads"]))
     )
     return tuple(dict.fromkeys(found))
+
+
+def _is_pair(arch_name: str, pass_heads: int) -> bool:
+    """Whether so many heads a pass, of one query, are a pair's whose sums have an order of columns of their own."""
+    return arch_name == "sm_90a" and pass_heads == PASS_HEADS[1]
+
+
+def _dtypes(stage: str, is_pair: bool) -> tuple[str, ...]:
+    """What a stage may be compiled for: every dkv is made from the sums of a pair on sm_90a, those in float32, too."""
+    return _ELEMENTS if is_pair and stage == "round" else DTYPES
 
 
 def _stages_alone(arch_name: str) -> tuple[Stage, ...]:
@@ -505,4 +523,4 @@ def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]
         for partials in (False, True):
             yield _stages_alone(arch_name), {"pass_heads": pass_heads, "partials": partials}
     for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
-        yield JOINT_STAGES, {"queries": queries}
+        yield JOINT_STAGES, {"pass_heads": PASS_HEADS[0], "queries": queries}
