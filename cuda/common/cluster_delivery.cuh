@@ -19,10 +19,4 @@ __device__ __forceinline__ void cluster_store_async_int32(uint32_t address, int3
                : "memory");
 }
 
-__device__ __forceinline__ void cluster_store_async_float(uint32_t address, float x, uint32_t mbarrier_address) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(x),
-               "r"(mbarrier_address)
-               : "memory");
-}
-
 }  // namespace cupymla

@@ -25,7 +25,6 @@ struct QueryPosition {
   template <typename Parameters>
   __device__ __forceinline__ QueryPosition(const Parameters& params, uint32_t token)
       : batch(static_cast<int32_t>(token / params.s_q)), query(static_cast<int32_t>(token % params.s_q)) {}
-  __device__ __forceinline__ QueryPosition(int32_t batch, int32_t query) : batch(batch), query(query) {}
 };
 
 // One query, and which of its slots can be valid.

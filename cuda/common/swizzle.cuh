@@ -1,5 +1,4 @@
-// The swizzles of 128 and 64 bytes that TMA writes and wgmma reads (PTX ISA, "Shared memory matrix layout: swizzling
-// modes").
+// The 128-byte swizzle that TMA writes and wgmma reads (PTX ISA, "Shared memory matrix layout: swizzling modes").
 #pragma once
 
 #include "integers.cuh"
@@ -12,14 +11,6 @@ constexpr uint32_t kSwizzleAtomBytes = 1024; // eight rows, after which the patt
 // Byte offset of 16-byte chunk `chunk` (0..7) of row `row` in a tile whose base is 1024-byte aligned.
 __device__ __forceinline__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t chunk) {
   return row * kSwizzleRowBytes + ((chunk ^ (row & 7u)) << 4);
-}
-
-// The same of rows of 64 bytes, of which eight take kNarrowSwizzleAtomBytes; `chunk` is 0..3.
-constexpr uint32_t kNarrowSwizzleRowBytes = 64;
-constexpr uint32_t kNarrowSwizzleAtomBytes = 512;
-
-__device__ __forceinline__ constexpr uint32_t swizzle_64(uint32_t row, uint32_t chunk) {
-  return row * kNarrowSwizzleRowBytes + ((chunk ^ (row >> 1 & 3u)) << 4);
 }
 
 }  // namespace cupymla

@@ -16,34 +16,23 @@ using cute::SM90::GMMA::Major;
 using cute::SM90::GMMA::ScaleOut;
 
 // Matrix descriptor fields (PTX ISA, "Matrix descriptor format"): start, leading and stride byte offsets in 16-byte
-// units at bits 0, 16 and 32, swizzle mode at bits 62-63.
-enum class Swizzle : uint64_t { k128 = 1, k64 = 2 };
-
-__device__ __forceinline__ uint64_t matrix_descriptor(Swizzle swizzle, uint32_t address, uint32_t leading_bytes,
-                                                      uint32_t stride_bytes) {
-  return static_cast<uint64_t>(swizzle) << 62 | static_cast<uint64_t>((address & 0x3ffffu) >> 4) |
+// units at bits 0, 16 and 32, swizzle mode at bits 62-63 (1 is 128 bytes).
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  return kSwizzle128 | static_cast<uint64_t>((address & 0x3ffffu) >> 4) |
          (static_cast<uint64_t>(leading_bytes >> 4) << 16) | (static_cast<uint64_t>(stride_bytes >> 4) << 32);
 }
 
 // Tile whose 128-byte rows run along k: successive groups of eight rows lie one swizzle atom apart. The leading
 // offset has no meaning here.
 __device__ __forceinline__ uint64_t k_major_descriptor(uint32_t address) {
-  return matrix_descriptor(Swizzle::k128, address, 16, kSwizzleAtomBytes);
+  return matrix_descriptor(address, 16, kSwizzleAtomBytes);
 }
 
 // Tile whose 128-byte rows run along m or n: `column_tile_bytes` apart lie the 64-element column tiles, one swizzle
 // atom apart the groups of eight k.
 __device__ __forceinline__ uint64_t mn_major_descriptor(uint32_t address, uint32_t column_tile_bytes) {
-  return matrix_descriptor(Swizzle::k128, address, column_tile_bytes, kSwizzleAtomBytes);
-}
-
-// The same of a tile with rows of 64 bytes; of a single such tile along m or n.
-__device__ __forceinline__ uint64_t narrow_k_major_descriptor(uint32_t address) {
-  return matrix_descriptor(Swizzle::k64, address, 16, kNarrowSwizzleAtomBytes);
-}
-
-__device__ __forceinline__ uint64_t narrow_mn_major_descriptor(uint32_t address) {
-  return matrix_descriptor(Swizzle::k64, address, kNarrowSwizzleAtomBytes, kNarrowSwizzleAtomBytes);
+  return matrix_descriptor(address, column_tile_bytes, kSwizzleAtomBytes);
 }
 
 // The same descriptor with its start moved by a multiple of 16 bytes.
@@ -67,14 +56,6 @@ template <int kCount>
 __device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
-
-// Accumulators that the next product does not read, whatever they held: without this the compiler carries what they
-// held from one round of a loop to the next, and moves it about between products.
-template <int kCount>
-__device__ __forceinline__ void forget_registers(float (&values)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(values[i])::"memory");
 }
 
 template <typename Element>

@@ -1,7 +1,7 @@
 // The wgmma shapes of a pair's products.
 #pragma once
 
-#include "../../common/sm90/wgmma.cuh"
+#include "../../common/sm90/narrow_tiles.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/cluster_delivery.cuh"
+#include "../../common/cluster_store.cuh"
 #include "../../common/math.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/opaque.cuh"

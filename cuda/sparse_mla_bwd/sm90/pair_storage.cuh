@@ -4,7 +4,7 @@
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
 // heads_free        | 256 consumers                         | producer     | nothing reads them any more
-// full              | 128 copy arrivals; 4 more for the      | consumers    | keys, tokens and validity of a block are in
+// full              | 128 copy arrivals; 4 more for the     | consumers    | keys, tokens and validity of a block are in
 //                   | validity words                        |              |
 // free              | 256 consumers                         | producer     | dQ has the block
 // tiles_free        | 256 consumers                         | consumers    | no product of the last block reads the
@@ -72,7 +72,8 @@ struct alignas(1024) PairStorage {
 
   // Of the query. Read whenever it is wanted: there are no registers to keep it in.
   int32_t slots;  // that can be valid; rank 0 reads them for both CTAs
-  int32_t batch, query;
+  uint32_t batch;
+  int32_t query;
   uint32_t limit;  // token t can be valid when (uint32_t)t < limit
   int32_t pass;    // of the consumers; between two passes it is written
 

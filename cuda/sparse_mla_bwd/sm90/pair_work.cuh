@@ -45,8 +45,12 @@ __device__ __forceinline__ int32_t stored_pass(const PairStorage<Config>& storag
 
 template <typename Config>
 __device__ __forceinline__ QueryPosition stored_position(const PairStorage<Config>& storage) {
-  return QueryPosition(*static_cast<const volatile int32_t*>(&storage.batch),
-                       *static_cast<const volatile int32_t*>(&storage.query));
+  struct OneQuery {
+    int32_t s_q;
+  };
+  QueryPosition position(OneQuery{1}, *static_cast<const volatile uint32_t*>(&storage.batch));
+  position.query = *static_cast<const volatile int32_t*>(&storage.query);
+  return position;
 }
 
 }  // namespace cupymla::sparse_mla_bwd
