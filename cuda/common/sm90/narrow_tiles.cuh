@@ -4,7 +4,7 @@
 
 #include "wgmma.cuh"
 
-namespace cupymla::sm90 {
+namespace cupymla {
 
 constexpr uint32_t kNarrowSwizzleRowBytes = 64;    // one row of a swizzled tile: 32 16-bit elements
 constexpr uint32_t kNarrowSwizzleAtomBytes = 512;  // eight rows, after which the pattern repeats
@@ -13,6 +13,8 @@ constexpr uint32_t kNarrowSwizzleAtomBytes = 512;  // eight rows, after which th
 __device__ __forceinline__ constexpr uint32_t swizzle_64(uint32_t row, uint32_t chunk) {
   return row * kNarrowSwizzleRowBytes + ((chunk ^ (row >> 1 & 3u)) << 4);
 }
+
+namespace sm90 {
 
 // As `matrix_descriptor`, but for the swizzle: 2 is 64 bytes.
 __device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address, uint32_t leading_bytes) {
@@ -40,4 +42,6 @@ __device__ __forceinline__ void forget_registers(float (&values)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(values[i])::"memory");
 }
 
-}  // namespace cupymla::sm90
+}  // namespace sm90
+
+}  // namespace cupymla

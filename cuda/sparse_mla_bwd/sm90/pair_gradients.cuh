@@ -12,7 +12,7 @@ struct PairGradients {
   static constexpr int kSlotSteps = Config::kSlots / 16;  // wgmma k steps over 64 slots
   static constexpr int kHeadSteps = Config::kHeads / 16;  // over 128 heads
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;              // from sixteen rows of a tile to the next
-  static constexpr uint32_t kNarrowStepBytes = 2 * sm90::kNarrowSwizzleAtomBytes;  // the same of narrow ones
+  static constexpr uint32_t kNarrowStepBytes = 2 * kNarrowSwizzleAtomBytes;  // the same of narrow ones
   static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
   static constexpr int kRopeShare = Config::kRopeColumns / Config::kConsumers;
   static constexpr int kRopeSums = Config::kSlots * kRopeShare / Config::kWarpgroup;

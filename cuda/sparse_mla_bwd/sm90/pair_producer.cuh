@@ -89,7 +89,7 @@ struct PairProducer {
     const uint32_t tiles = kept(smem_address(storage.k[0]) + swizzle_128(first_row, chunk));
     const bool has_rope = Config::kHasRope && chunk < Config::kRopeRowBytes / 16;
     const uint32_t rope =
-        kept(has_rope ? (smem_address(storage.k_rope) + sm90::swizzle_64(first_row, chunk)) | cluster_rank() : 0u);
+        kept(has_rope ? (smem_address(storage.k_rope) + swizzle_64(first_row, chunk)) | cluster_rank() : 0u);
     storage.free.wait(phases.free(kKeys));
     // Rows four apart are swizzled by another half of the row, rows eight apart alike.
 #pragma unroll
@@ -104,7 +104,7 @@ struct PairProducer {
       }
       if (Config::kHasRope && rope != 0) {
         const uint32_t narrow =
-            ((rope & ~1u) ^ (turn % 2 * (sm90::kNarrowSwizzleRowBytes / 2))) + turn * 4 * sm90::kNarrowSwizzleRowBytes;
+            ((rope & ~1u) ^ (turn % 2 * (kNarrowSwizzleRowBytes / 2))) + turn * 4 * kNarrowSwizzleRowBytes;
         copy_async_16_or_zero(narrow, source + ((rope & 1u) == 0 ? rope_bytes(0) : rope_bytes(1)), take, l2_policy);
       }
     }

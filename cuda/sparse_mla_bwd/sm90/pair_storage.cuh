@@ -4,7 +4,7 @@
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
 // heads_free        | 256 consumers                         | producer     | nothing reads them any more
-// full              | 128 copy arrivals; 4 more for the     | consumers    | keys, tokens and validity of a block are in
+// full              | 128 copy arrivals; 4 more for the     | consumers    | a block's keys, tokens, validity are in
 //                   | validity words                        |              |
 // free              | 256 consumers                         | producer     | dQ has the block
 // tiles_free        | 256 consumers                         | consumers    | no product of the last block reads the

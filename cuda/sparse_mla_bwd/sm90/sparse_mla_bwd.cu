@@ -10,9 +10,10 @@
 #error "this kernel is for sm_90a"
 #endif
 
-// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
-// CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on
-// its own. The last two are for the attention stage.
+// CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16; 2 where `round` of a pair's sums makes fp32.
+// CUPYMLA_STAGE: which stage this is, see `Stage`. CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2, for the attention
+// stage, and `zero` and `round` of its sums. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on its own, for
+// the attention stage.
 
 namespace cupymla::sparse_mla_bwd {
 
