@@ -81,13 +81,12 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   auto& storage = consumer.storage;
   make_statistics(consumer, stored_position(storage), consumer.pass());
   consumer.begin_pass(consumer.pass());
-  const bool wants_distribution = consumer.params.attn_dist != nullptr;
   if (stored_slots(storage) > 0) {
     float scores[Block::kTileSums];
     consumer.wait_for_keys();
     consumer.issue_scores(scores, [](int) {});
     consumer.finish_scores(scores);
-    consumer.make_weights(scores, wants_distribution);
+    consumer.make_weights(scores);
   }
   while (consumer.first_slot() < stored_slots(storage)) {
     const bool more = stored_slots(storage) - consumer.first_slot() > Config::kSlots;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
     consumer.issue_scores(scores, [&](int product) { block.send_between(places, second, product); });
     block.send_behind(places, second);
     consumer.finish_scores(scores);
-    if (more) consumer.make_weights(scores, wants_distribution);
+    if (more) consumer.make_weights(scores);
   }
   const QueryPosition position = stored_position(storage);
   store_sink_terms(consumer, position, consumer.pass());

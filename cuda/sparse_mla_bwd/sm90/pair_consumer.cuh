@@ -79,7 +79,9 @@ struct PairConsumer {
     return __reduce_max_sync(0xffffffffu, smem_address(&storage));
   }
   __device__ __forceinline__ uint32_t place_from(uint32_t base, const void* place) const {
-    return base + (smem_address(place) - smem_address(&storage));
+    // A difference of pointers, which is constant, not of their addresses in shared memory.
+    const auto* start = reinterpret_cast<const uint8_t*>(&storage);
+    return base + static_cast<uint32_t>(static_cast<const uint8_t*>(place) - start);
   }
 
   // Scores of a block, slots x heads, of this CTA's columns; its own heads first.
@@ -136,17 +138,19 @@ struct PairConsumer {
   }
 
   // What follows when S is there: P and dS of the own heads, to this CTA's tiles and the other's.
-  __device__ __forceinline__ void make_weights(float (&scores)[kScores], bool wants_distribution) {
+  __device__ __forceinline__ void make_weights(float (&scores)[kScores]) {
     float gradients[kScores];
     read_validity();
     storage.room.wait(parity() ^ 1u);
     hand_over<kOfScores>(scores);
+    // P is made amid dP's products where there are registers for both.
+    if constexpr (Config::kHasRope) make_probabilities(scores);
     const uint32_t base = uniform_base();
     sm90::forget_registers(gradients);
     sm90::wgmma_fence();
     issue<kOfScoreGradients>(gradients, base, [](int) {});
     sm90::wgmma_commit();
-    make_probabilities(scores, wants_distribution);
+    if constexpr (!Config::kHasRope) make_probabilities(scores);
     finish_scores(gradients);
     hand_over<kOfScoreGradients>(gradients);
     make_score_gradients(gradients);
@@ -173,7 +177,7 @@ struct PairConsumer {
 
   // Where that lies in the other CTA.
   static __device__ __forceinline__ uint32_t at_other(uint32_t address) {
-    return cluster_address(address, 1 - cluster_rank());
+    return cluster_address(address, 1 - asked_rank());
   }
 
   // The other CTA's heads' scores, of this one's columns, to the same warp there.
@@ -204,7 +208,7 @@ struct PairConsumer {
   }
 
   // P of the own heads from S, in `weights`, and as products read it.
-  __device__ __forceinline__ void make_probabilities(const float (&scores)[kScores], bool wants_distribution) {
+  __device__ __forceinline__ void make_probabilities(const float (&scores)[kScores]) {
     await_other<kOfScores>();
     const uint32_t tile = tile_address<kOfScores>(), spare = spare_address<kOfScores>();
 #pragma unroll
@@ -217,7 +221,7 @@ struct PairConsumer {
       weights[2 * c + 3] = probability(2 * c + 3, scores[2 * c + 3] + other.w, lse.y);
     }
     __syncwarp();  // the warp writes next where it has read
-    if (wants_distribution) sum_over_heads();
+    if (params.attn_dist != nullptr) sum_over_heads();
 #pragma unroll
     for (int c = 0; c < kOwnColumns; c += 2) {
       const float2 share = pair_of(storage.share, c);
@@ -262,7 +266,7 @@ struct PairConsumer {
   }
 
   static __device__ __forceinline__ int32_t first_column() {
-    return static_cast<int32_t>(cluster_rank()) * Config::kColumns;
+    return static_cast<int32_t>(asked_rank()) * Config::kColumns;
   }
 
   // Numbers of two neighbouring own heads.
@@ -282,7 +286,7 @@ struct PairConsumer {
         sums[i / 2 % 2] = fmaf(weights[i], i % 2 == 0 ? factor.x : factor.y, sums[i / 2 % 2]);
       }
     }
-    const bool is_first = cluster_rank() == 0;
+    const bool is_first = asked_rank() == 0;
     const uint32_t first_row = row(), lane = fresh_thread() % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -103,7 +103,7 @@ struct PairGradients {
     return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
   __device__ __forceinline__ PairPlaces<Config> places_of_rope() const {
-    const int32_t rank = static_cast<int32_t>(cluster_rank());
+    const int32_t rank = static_cast<int32_t>(asked_rank());
     const int32_t column = Config::kDV + rank * Config::kRopeColumns + kWho * kRopeShare;
     return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
