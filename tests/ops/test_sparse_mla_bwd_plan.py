@@ -294,6 +294,22 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
         planned(target=blackwell, s_q=2**30, h_q=1)
 
 
+def test_a_pair_is_given_no_more_slots_than_it_can_count() -> None:
+    """Past that, its count of blocks would begin again with the first slots."""
+    folder = CUDA / "sparse_mla_bwd" / "sm90"
+    text = "".join((folder / name).read_text() for name in ("pair_config.cuh", "pair_consumer.cuh"))
+    block = re.search(r"kBlock = (0x[0-9a-f]+)u;", text)
+    slots = re.search(r"constexpr int kSlots = (\d+);", text)
+    assert block is not None
+    assert slots is not None
+    assert 2**32 // int(block[1], 16) * int(slots[1]) == plan.PAIR_SLOTS
+    assert planned(topk=plan.PAIR_SLOTS, h_q=65).is_pair
+    with pytest.raises(UnsupportedError, match=f"up to {plan.PAIR_SLOTS} with more than 64 heads"):
+        planned(topk=plan.PAIR_SLOTS + 1, h_q=65)
+    planned(topk=plan.PAIR_SLOTS + 1, h_q=64)
+    planned(target=arch.named("sm_100a"), topk=plan.PAIR_SLOTS + 1, h_q=65)
+
+
 @pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
