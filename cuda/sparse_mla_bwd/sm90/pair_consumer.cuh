@@ -207,20 +207,29 @@ struct PairConsumer {
     return load_shared_float4(i < 2 ? tile + i * kSwizzleAtomBytes : spare + (i - 2) * 512);
   }
 
-  // P of the own heads from S, in `weights`, and as products read it.
-  __device__ __forceinline__ void make_probabilities(const float (&scores)[kScores]) {
-    await_other<kOfScores>();
-    const uint32_t tile = tile_address<kOfScores>(), spare = spare_address<kOfScores>();
+  // Leaves in `weights` what `make` makes of each own head's score, of the columns of both CTAs, and a number of that
+  // head.
+  template <int kOf, typename Make>
+  __device__ __forceinline__ void make_own(const float (&scores)[kScores], const float (&of_heads)[Config::kOwnHeads],
+                                           Make make) {
+    await_other<kOf>();
+    const uint32_t tile = tile_address<kOf>(), spare = spare_address<kOf>();
 #pragma unroll
     for (int c = 0; c < kOwnColumns; c += 2) {
       const float4 other = from_other(tile, spare, c / 2);
-      const float2 lse = pair_of(storage.lse, c);
-      weights[2 * c] = probability(2 * c, scores[2 * c] + other.x, lse.x);
-      weights[2 * c + 1] = probability(2 * c + 1, scores[2 * c + 1] + other.y, lse.y);
-      weights[2 * c + 2] = probability(2 * c + 2, scores[2 * c + 2] + other.z, lse.x);
-      weights[2 * c + 3] = probability(2 * c + 3, scores[2 * c + 3] + other.w, lse.y);
+      const float2 number = pair_of(of_heads, c);
+      weights[2 * c] = make(2 * c, scores[2 * c] + other.x, number.x);
+      weights[2 * c + 1] = make(2 * c + 1, scores[2 * c + 1] + other.y, number.y);
+      weights[2 * c + 2] = make(2 * c + 2, scores[2 * c + 2] + other.z, number.x);
+      weights[2 * c + 3] = make(2 * c + 3, scores[2 * c + 3] + other.w, number.y);
     }
     __syncwarp();  // the warp writes next where it has read
+  }
+
+  // P of the own heads from S, in `weights`, and as products read it.
+  __device__ __forceinline__ void make_probabilities(const float (&scores)[kScores]) {
+    make_own<kOfScores>(scores, storage.lse,
+                        [&](int i, float score, float lse) { return probability(i, score, lse); });
     if (params.attn_dist != nullptr) sum_over_heads();
 #pragma unroll
     for (int c = 0; c < kOwnColumns; c += 2) {
@@ -303,18 +312,8 @@ struct PairConsumer {
 
   // dS of the own heads from dP and P, as products read it.
   __device__ __forceinline__ void make_score_gradients(const float (&gradients)[kScores]) {
-    await_other<kOfScoreGradients>();
-    const uint32_t tile = tile_address<kOfScoreGradients>(), spare = spare_address<kOfScoreGradients>();
-#pragma unroll
-    for (int c = 0; c < kOwnColumns; c += 2) {
-      const float4 other = from_other(tile, spare, c / 2);
-      const float2 delta = pair_of(storage.delta, c);
-      weights[2 * c] = gradient(2 * c, gradients[2 * c] + other.x, delta.x);
-      weights[2 * c + 1] = gradient(2 * c + 1, gradients[2 * c + 1] + other.y, delta.y);
-      weights[2 * c + 2] = gradient(2 * c + 2, gradients[2 * c + 2] + other.z, delta.x);
-      weights[2 * c + 3] = gradient(2 * c + 3, gradients[2 * c + 3] + other.w, delta.y);
-    }
-    __syncwarp();  // the warp writes next where it has read
+    make_own<kOfScoreGradients>(gradients, storage.delta,
+                                [&](int i, float dp, float delta) { return gradient(i, dp, delta); });
     put_out<kOfScoreGradients>(weights);
   }
 

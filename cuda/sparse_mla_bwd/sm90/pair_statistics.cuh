@@ -6,16 +6,10 @@
 #include "../../common/log2_lse.cuh"
 #include "../../common/prefetch.cuh"
 #include "../sink.cuh"
+#include "meet_consumers.cuh"
 #include "pair_gradients.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// All consumers meet, twice in a pass: `time` 0 when row statistics are out, 1 when they are done with.
-template <typename Config>
-__device__ __forceinline__ void meet_consumers(PairStorage<Config>& storage, uint32_t time) {
-  storage.statistics_out.arrive();
-  storage.statistics_out.wait(time);
-}
 
 // Two consumer threads to a head, each with every other 16 bytes of its CTA's value columns. dO is in shared memory.
 template <typename Config, typename Element, int kWho>

@@ -7,15 +7,9 @@
 #include "../../common/opaque.cuh"
 #include "../sink.cuh"
 #include "gradients.cuh"
+#include "meet_consumers.cuh"
 
 namespace cupymla::sparse_mla_bwd {
-
-// All consumers meet, twice in a pass: `time` 0 when row statistics are out, 1 when they are done with.
-template <typename Config>
-__device__ __forceinline__ void meet_consumers(Storage<Config>& storage, uint32_t time) {
-  storage.statistics_out.arrive();
-  storage.statistics_out.wait(time);
-}
 
 // Several queries: what one of them has that is not finite would reach the others, as zero times that. `apart` is set
 // then. `finite`: NaN if there is such a number among those of this thread's row.
