@@ -59,7 +59,7 @@ class Barrier:
     """An mbarrier. `clock` is what the last completed phase released."""
 
     def __init__(self, name: str, count: int, waiters: Sequence[str], starts_free: bool = False) -> None:
-        self.name, self.count, self.pending = name, count, count
+        self.name, self.count, self.pending, self.outstanding = name, count, count, 0
         self.completed = 0
         self.before = 0 if starts_free else 1
         self.passed = dict.fromkeys(waiters, 0)
@@ -67,11 +67,23 @@ class Barrier:
         self.fenced: Clock = {}
         self._arrived = Agent(name)
 
-    def arrive(self, agent: Agent) -> None:
+    def arrive(self, agent: Agent, expected: int = 0) -> None:
+        """`expected`: how many more deliveries the phase waits for."""
         agent.tick()
         self._arrived.follow(agent)
         self.pending -= 1
-        if self.pending == 0:
+        self.outstanding += expected
+        self._complete()
+
+    def deliver(self, agent: Agent) -> None:
+        """What the phase expects besides arrivals, before or after it has been told to."""
+        agent.tick()
+        self._arrived.follow(agent)
+        self.outstanding -= 1
+        self._complete()
+
+    def _complete(self) -> None:
+        if self.pending == 0 and self.outstanding == 0:
             self.pending = self.count
             self.completed += 1
             late = [who for who, passed in self.passed.items() if passed < self.completed - self.before]

@@ -1,6 +1,6 @@
 """The pipeline of the sm_90a backward as a model in plain Python: no deadlock, no overrun barrier, no race.
 
-Of a single CTA, with one query or several; a pair's pipeline (pair_*.cuh) is checked by the interpreter alone so far.
+Of a single CTA, with one query or several; a pair's pipeline is modelled in sparse_mla_bwd_pair_schedule.py.
 
 Roles are coroutines that follow producer.cuh with common/sm90/row_gather.cuh, consumer.cuh, gradients.cuh,
 statistics.cuh and attention.cuh step by step, with the barriers of storage.cuh and their parities. Agents, barriers and

@@ -12,10 +12,8 @@ template <typename Config>
 __device__ __forceinline__ void init_barriers(PairStorage<Config>& storage) {
   constexpr uint32_t kEveryConsumer = Config::kConsumerThreads;
   storage.heads_full.init(1);
-  storage.heads_free.init(kEveryConsumer);
   storage.full.init(Config::kWarpgroup + 4);
   storage.free.init(kEveryConsumer);
-  storage.tiles_free.init(kEveryConsumer);
   storage.room.init(kEveryConsumer / 32);
   for (auto& of : storage.partial) {
     for (Mbarrier& warp : of) warp.init(1);
@@ -107,7 +105,6 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   }
   const QueryPosition position = stored_position(storage);
   store_sink_terms(consumer, position, consumer.pass());
-  storage.heads_free.arrive();
   store_query_gradient(consumer, position, consumer.pass());
 }
 
@@ -117,8 +114,8 @@ __device__ __forceinline__ void consume_query(PairStorage<Config>& storage, cons
   while (true) {
     consume(consumer);
     const int32_t pass = consumer.pass();
-    meet_consumers(storage, 1);
     if (pass + 1 >= params.passes) return;
+    meet_consumers(storage, 1);
     // All have read it, and wait for one another before they read it again.
     if (threadIdx.x == 0) storage.pass = pass + 1;
     sync_pair();

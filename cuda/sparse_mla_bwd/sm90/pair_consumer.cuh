@@ -237,7 +237,6 @@ struct PairConsumer {
 #pragma unroll
       for (int i = 2 * c; i < 2 * c + 4; ++i) weights[i] *= i % 2 == 0 ? share.x : share.y;
     }
-    storage.tiles_free.wait(parity() ^ 1u);
     put_out<kOfScores>(weights);
   }
 

@@ -155,9 +155,8 @@ struct PairGradients {
     give_room(is_last);
   }
 
-  // No product of the block reads P or dS any more. Behind the last block nobody waits to hear it.
+  // No product of the block reads P or dS any more, which the other CTA waits for. Behind the last block nobody does.
   __device__ __forceinline__ void give_room(bool is_last) {
-    storage.tiles_free.arrive();
     __syncwarp();
     if (!is_last && consumer.fresh_thread() % 32 == 0) {
       cluster_arrive_after_reads_at(consumer.at_other(smem_address(&storage.room)));

@@ -21,8 +21,8 @@ struct PairProducer {
 
   PairStorage<Config>& storage;
   const Parameters& params;
-  Phases phases;  // of Q and dO, of the keys, and of the set that has the next block's tokens
-  static constexpr int kPass = 0, kKeys = 1, kTokens = 2;
+  Phases phases;  // of the keys, and of the set that has the next block's tokens
+  static constexpr int kKeys = 0, kTokens = 1;
   static constexpr uint32_t kPasses = 8;  // from this bit on the number of the pass: there is no register for it
 
   __device__ __forceinline__ PairProducer(PairStorage<Config>& storage, const Parameters& params)
@@ -132,7 +132,6 @@ struct PairProducer {
   __device__ __forceinline__ void load_heads(const QueryPosition& query, int32_t pass, const TensorMap& q_map,
                                              const TensorMap& dout_map, const TensorMap& rope_map) {
     if (own_thread() == 0) {
-      storage.heads_free.wait(phases.free(kPass));
       constexpr uint32_t kRope = Config::kHasRope ? sizeof(storage.q_rope) : 0;
       storage.heads_full.arrive_and_expect(sizeof(storage.q) + sizeof(storage.dout) + kRope);
       for (int run = 0; run < Config::kHeads / Config::kRun; ++run) {
@@ -150,7 +149,6 @@ struct PairProducer {
       }
     }
     __syncwarp();
-    phases.advance(kPass);
   }
 };
 

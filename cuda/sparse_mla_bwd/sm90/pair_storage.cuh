@@ -3,25 +3,25 @@
 // barrier           | arrivals                              | who waits    | what it says
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
-// heads_free        | 256 consumers                         | producer     | nothing reads them any more
 // full              | 128 copy arrivals; 4 more for the     | consumers    | a block's keys, tokens, validity are in
 //                   | validity words                        |              |
 // free              | 256 consumers                         | producer     | dQ has the block
-// tiles_free        | 256 consumers                         | consumers    | no product of the last block reads the
-//                   |                                       |              | P and dS tiles any more
-// room              | 8 warps of the other CTA's consumers  | consumers    | the same of the other CTA's tiles
+// room              | 8 warps of the other CTA's consumers  | consumers    | no product of the last block reads the
+//                   |                                       |              | other CTA's P and dS tiles any more
 // partial[of][warp] | 1 + bytes (the same warp of the other | that warp    | the other CTA's part of its S, or dP,
 //                   | CTA)                                  |              | is in
 // ready             | 256 consumers + bytes (the other CTA) | consumers    | P and dS of all heads are out
 // delta_in          | 1 + bytes (the other CTA)             | consumers    | its part of delta is in
 // distribution_in   | 1 + bytes (rank 1), in rank 0         | consumer 0   | its sums over heads are in
 // statistics_out    | 256 consumers                         | consumers    | row statistics of the pass are out; at
-//                   |                                       |              | its end: nobody reads them any more
+//                   |                                       |              | its end, if another follows: nobody
+//                   |                                       |              | reads them, or Q and dO, any more
 // slots_in          | 1 + bytes (rank 0), in rank 1         | all of them  | `slots` has come
 // cluster           | every thread of both CTAs             | all of them  | barriers are set up; a pass is over that
 //                   |                                       |              | is not the last
 //
-// `room` says that reads are over and publishes no writes; what comes by st.async publishes itself.
+// `room` says that reads are over and publishes no writes; what comes by st.async publishes itself. A CTA's own tiles
+// are free when a part of S has come from the other one, which had to have `room` first.
 //
 // Each CTA has half of the columns of Q, dO and kv, with all 128 heads, and makes P and dS of half of the heads.
 //
@@ -78,10 +78,8 @@ struct alignas(1024) PairStorage {
   int32_t pass;    // of the consumers; between two passes it is written
 
   Mbarrier heads_full;
-  Mbarrier heads_free;
   Mbarrier full;
   Mbarrier free;
-  Mbarrier tiles_free;
   Mbarrier room;
   Mbarrier partial[2][Config::kConsumers * 4];
   Mbarrier ready;
