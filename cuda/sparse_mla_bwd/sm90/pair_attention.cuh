@@ -18,7 +18,8 @@ __device__ __forceinline__ void init_barriers(PairStorage<Config>& storage) {
   for (auto& of : storage.partial) {
     for (Mbarrier& warp : of) warp.init(1);
   }
-  storage.ready.init(kEveryConsumer);
+  storage.own_ready.init(kEveryConsumer);
+  storage.ready.init(1);
   storage.delta_in.init(1);
   storage.distribution_in.init(1);
   storage.statistics_out.init(kEveryConsumer);
@@ -63,10 +64,10 @@ __device__ __forceinline__ void add_distribution(PairStorage<Config>& storage, c
   }
 }
 
-// P and dS of the block are out.
+// P and dS of the block's own heads are out.
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void begin_gradients(PairConsumer<Config, Element, kWho>& consumer) {
-  consumer.storage.ready.wait(consumer.parity());
+  consumer.storage.own_ready.wait(consumer.parity());
   fence_async_shared();
   if (kWho == 0 && consumer.params.attn_dist != nullptr && cluster_rank() == 0) {
     add_distribution(consumer.storage, consumer.params, consumer.first_slot(), consumer.parity());

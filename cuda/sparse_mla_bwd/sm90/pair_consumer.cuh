@@ -345,11 +345,14 @@ struct PairConsumer {
 
   // This thread's numbers are out; one of all says how much the other CTA sends.
   __device__ __forceinline__ void say_ready() {
-    if (threadIdx.x == 0) {
-      storage.ready.arrive_and_expect(2 * Config::kSlots * Config::kOwnHeads * 2);
-    } else {
-      storage.ready.arrive();
-    }
+    storage.own_ready.arrive();
+    if (threadIdx.x == 0) storage.ready.arrive_and_expect(2 * Config::kSlots * Config::kOwnHeads * 2);
+  }
+
+  // P and dS of the other CTA's heads are in.
+  __device__ __forceinline__ void await_others() {
+    storage.ready.wait(parity());
+    fence_async_shared();
   }
 };
 

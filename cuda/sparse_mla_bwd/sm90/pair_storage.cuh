@@ -10,7 +10,8 @@
 //                   |                                       |              | other CTA's P and dS tiles any more
 // partial[of][warp] | 1 + bytes (the same warp of the other | that warp    | the other CTA's part of its S, or dP,
 //                   | CTA)                                  |              | is in
-// ready             | 256 consumers + bytes (the other CTA) | consumers    | P and dS of all heads are out
+// own_ready         | 256 consumers                         | consumers    | P and dS of the own heads are out
+// ready             | 1 + bytes (the other CTA)             | consumers    | P and dS of the other CTA's heads are in
 // delta_in          | 1 + bytes (the other CTA)             | consumers    | its part of delta is in
 // distribution_in   | 1 + bytes (rank 1), in rank 0         | consumer 0   | its sums over heads are in
 // statistics_out    | 256 consumers                         | consumers    | row statistics of the pass are out; at
@@ -31,7 +32,8 @@
 //    |   | dP = V dO^T, of its columns; amid it P of its own heads |
 //    |   |   is made from S and what the other CTA has sent        |
 //    |   | the other heads' part of dP sent, dS of its own made    |
-//    |   | P and dS to its own tiles and to the other CTA's        |
+//    |   | P and dS to its own tiles and to the other CTA's; while |
+//    |   |   they cross, a tile of dKV is multiplied, of own heads |
 //    |   | dQ += dS K, of 64 heads; free                           | gather block i + 1
 //    |   | dKV of 64 columns, and of 64 others; the first is sent  |
 //    v   | (S of block i + 1, amid it the second tile is sent)     |
@@ -82,6 +84,7 @@ struct alignas(1024) PairStorage {
   Mbarrier free;
   Mbarrier room;
   Mbarrier partial[2][Config::kConsumers * 4];
+  Mbarrier own_ready;
   Mbarrier ready;
   Mbarrier delta_in;
   Mbarrier distribution_in;
