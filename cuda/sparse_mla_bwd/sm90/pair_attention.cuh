@@ -12,7 +12,9 @@ template <typename Config>
 __device__ __forceinline__ void init_barriers(PairStorage<Config>& storage) {
   constexpr uint32_t kEveryConsumer = Config::kConsumerThreads;
   storage.heads_full.init(1);
-  storage.full.init(Config::kWarpgroup + 4);
+  for (int part = 0; part < Config::kKeyParts; ++part) {
+    storage.full[part].init(Config::kWarpgroup + (part + 1 == Config::kKeyParts ? 4 : 0));
+  }
   storage.free.init(kEveryConsumer);
   storage.room.init(kEveryConsumer / 32);
   for (auto& of : storage.partial) {
@@ -82,8 +84,8 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   consumer.begin_pass(consumer.pass());
   if (stored_slots(storage) > 0) {
     float scores[Block::kTileSums];
-    consumer.wait_for_keys();
-    consumer.issue_scores(scores, [](int) {});
+    consumer.wait_for_keys(0, true);
+    consumer.issue_scores(scores, true, [](int) {});
     consumer.finish_scores(scores);
     consumer.make_weights(scores);
   }
@@ -96,10 +98,10 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
     consumer.bits = (consumer.bits ^ consumer.kParity) + consumer.kBlock;
     // S of the next block, whose keys have been asked for since dQ was done. Behind the last one it is multiplied in
     // vain: a condition around products that are under way would have ptxas wait for them.
-    if (more) consumer.wait_for_keys();
+    consumer.wait_for_keys(0, more);
     float scores[Block::kTileSums];
     const auto places = block.places_of(1);
-    consumer.issue_scores(scores, [&](int product) { block.send_between(places, second, product); });
+    consumer.issue_scores(scores, more, [&](int product) { block.send_between(places, second, product); });
     block.send_behind(places, second);
     consumer.finish_scores(scores);
     if (more) consumer.make_weights(scores);

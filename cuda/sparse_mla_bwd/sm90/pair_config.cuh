@@ -23,6 +23,8 @@ struct PairConfig {
   // A CTA has half of the columns: of the values, and of the RoPE's.
   static constexpr int kColumns = kDV / 2;
   static constexpr int kValueTiles = kColumns / kTileColumns;
+  static constexpr int kKeyParts = 2;  // keys are waited for in so many parts, the RoPE with the last
+  static constexpr int kPartTiles = kValueTiles / kKeyParts;
   static constexpr bool kHasRope = kDQk > kDV;
   static constexpr int kRopeColumns = 32;
   static constexpr int kRopeRowBytes = kRopeColumns * 2;

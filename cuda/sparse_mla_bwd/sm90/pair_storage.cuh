@@ -3,8 +3,8 @@
 // barrier           | arrivals                              | who waits    | what it says
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
-// full              | 128 copy arrivals; 4 more for the     | consumers    | a block's keys, tokens, validity are in
-//                   | validity words                        |              |
+// full[part]        | 128 copy arrivals; 4 more for the     | consumers    | half of a block's columns of keys is in; with
+//                   | validity words (the second)           |              | the second also its RoPE, tokens, validity
 // free              | 256 consumers                         | producer     | dQ has the block
 // room              | 8 warps of the other CTA's consumers  | consumers    | no product of the last block reads the
 //                   |                                       |              | other CTA's P and dS tiles any more
@@ -80,7 +80,7 @@ struct alignas(1024) PairStorage {
   int32_t pass;    // of the consumers; between two passes it is written
 
   Mbarrier heads_full;
-  Mbarrier full;
+  Mbarrier full[2];
   Mbarrier free;
   Mbarrier room;
   Mbarrier partial[2][Config::kConsumers * 4];
