@@ -101,7 +101,7 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
     consumer.wait_for_keys(0, more);
     float scores[Block::kTileSums];
     const auto places = block.places_of(1);
-    consumer.issue_scores(scores, more, [&](int product) { block.send_between(places, second, product); });
+    consumer.issue_scores(scores, more, [&](int product) { block.template send_between<16>(places, second, product); });
     block.send_behind(places, second);
     consumer.finish_scores(scores);
     if (more) consumer.make_weights(scores);

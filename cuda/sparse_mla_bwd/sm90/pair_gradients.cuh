@@ -63,7 +63,7 @@ struct PairGradients {
   }
 
   // sums = dS^T Q + P^T dO over one of this consumer's two column tiles, of the other's heads added to what is there.
-  // `between` as for scores.
+  // `between` is called with the number of each product that has been issued.
   template <Whose kWhose, typename Between>
   __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], int which, Between between) {
     const uint32_t base = consumer.uniform_base();
@@ -73,6 +73,7 @@ struct PairGradients {
     };
     const uint64_t q = descriptor(storage.q[0]), dout = descriptor(storage.dout[0]);
     if constexpr (kWhose != Whose::other) sm90::forget_registers(sums);
+    int issued = 0;
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeadSteps; ++step) {
@@ -80,14 +81,14 @@ struct PairGradients {
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScoreGradients>(base, step),
                                                   sm90::descriptor_advance(q, step * kStepBytes),
                                                   step == 0 && kWhose != Whose::other);
-      between(step);
+      between(issued++);
     }
 #pragma unroll
     for (int step = 0; step < kHeadSteps; ++step) {
       if (!is_among(kWhose, step)) continue;
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScores>(base, step),
                                                   sm90::descriptor_advance(dout, step * kStepBytes));
-      between(kHeadSteps + step);
+      between(issued++);
     }
     sm90::wgmma_commit();
   }
@@ -119,11 +120,13 @@ struct PairGradients {
     return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
 
-  // A part of a tile, behind every other product of those that it is sent among.
+  // A part of a tile, behind each of the first eight products of those that it is sent among, or every other of sixteen.
+  template <int kProducts>
   static __device__ __forceinline__ void send_between(const PairPlaces<Config>& places,
                                                       const float (&sums)[kTileSums], int product) {
-    if (!Config::kPartials && product % 2 == 1 && product / 2 < PairPlaces<Config>::kTileParts) {
-      places.send(sums, product / 2, false);
+    constexpr int kEvery = kProducts / PairPlaces<Config>::kTileParts;
+    if (!Config::kPartials && product % kEvery == kEvery - 1 && product / kEvery < PairPlaces<Config>::kTileParts) {
+      places.send(sums, product / kEvery, false);
     }
   }
 
@@ -142,6 +145,7 @@ struct PairGradients {
     // While P and dS of the other CTA's heads come.
     float first[kTileSums];
     issue_key_gradient<Whose::own>(first, 0, [](int) {});
+    if constexpr (Config::kTilesAhead > 1) issue_key_gradient<Whose::own>(second, 1, [](int) {});
     consumer.await_others();
     float rope[kRopeSums];
     if constexpr (Config::kHasRope) issue_rope(rope);
@@ -161,7 +165,9 @@ struct PairGradients {
     sm90::pin_registers(first);
     arrange_runs<!Config::kPartials>(first, consumer.fresh_thread());
     const auto places = places_of(0);
-    issue_key_gradient<Whose::all>(second, 1, [&](int product) { send_between(places, first, product); });
+    constexpr Whose kLeft = Config::kTilesAhead > 1 ? Whose::other : Whose::all;
+    constexpr int kProducts = kLeft == Whose::all ? 2 * kHeadSteps : kHeadSteps;
+    issue_key_gradient<kLeft>(second, 1, [&](int product) { send_between<kProducts>(places, first, product); });
     send_behind(places, first);
     sm90::wgmma_wait<0>();
     sm90::pin_registers(second);
