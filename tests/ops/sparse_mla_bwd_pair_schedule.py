@@ -17,7 +17,6 @@ from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Tag, V
 WARPS = 2  # per warpgroup; the kernel has four. With two the first has the statistics of the own heads.
 CONSUMERS = (0, 1)
 KINDS = (P, DS) = ("P", "dS")
-PARTS = (0, 1)  # of a block's keys
 
 
 class Link(Barrier):
@@ -53,14 +52,13 @@ class Cta(Machine):
         self.producers = [f"{rank}/p{w}" for w in range(WARPS)]
         first, both = self.consumers[:WARPS], self.consumers
         self.heads_full = Barrier("heads_full", 1, both)
-        self.full = [Barrier(f"full {part}", WARPS * (1 + part), both) for part in PARTS]
+        self.full = Barrier("full", 2 * WARPS, both)
         self.free = Barrier("free", len(both), self.producers, starts_free=True)
         self.room = Barrier("room", len(both), both, starts_free=True)
         self.partial = {
             kind: [Barrier(f"partial {kind} {name}", 1, [name]) for name in self.consumers] for kind in KINDS
         }
-        self.own_ready = Barrier("own_ready", len(both), both)
-        self.ready = Barrier("ready", 1, both)
+        self.ready = Barrier("ready", len(both), both)
         self.delta_in = Barrier("delta_in", 1, [f"{rank}/c{who}.0" for who in CONSUMERS])
         self.distribution_in = Barrier("distribution_in", 1, first)
         self.statistics_out = Barrier("statistics_out", len(both), both)
@@ -109,14 +107,12 @@ class Cta(Machine):
                 self.write(me, ("tokens", 0 if self.drop == "second set of tokens" else token_set, warp), tag)
                 token_set ^= 1
                 yield from self.wait(me, self.free, phase ^ 1, "free")
-                self.write(me, ("valid", warp), tag)
                 copies.follow(me)
-                for part in PARTS:
-                    self.write(copies, ("k", part, warp), tag)
-                    yield None
-                    if part == PARTS[-1]:
-                        self.full[part].arrive(me)
-                    self.full[part].arrive(copies)
+                self.write(copies, ("k", warp), tag)
+                yield None
+                self.write(me, ("valid", warp), tag)
+                self.full.arrive(me)
+                self.full.arrive(copies)
                 phase ^= 1
                 yield None
             if number + 1 < self.pair.passes:
@@ -196,12 +192,12 @@ class Consumer:
         if self.has(step):
             self.me.follow(mma)
 
-    def keys(self, parts: Sequence[int] = PARTS) -> list[Item]:
-        return [("k", part, row) for part in parts for row in range(WARPS)]
+    def keys(self) -> list[Item]:
+        return [("k", row) for row in range(WARPS)]
 
-    def weights(self, kind: str, consumers: Sequence[int], halves: Sequence[str] = ("own", "other")) -> list[Item]:
+    def weights(self, kind: str, consumers: Sequence[int]) -> list[Item]:
         """Tiles of P or dS, the halves of their rows that are this CTA's heads and the other's."""
-        return [(kind, half, who, row) for half in halves for who in consumers for row in range(WARPS)]
+        return [(kind, half, who, row) for half in ("own", "other") for who in consumers for row in range(WARPS)]
 
     def landing(self, kind: str) -> list[Item]:
         """Where the other CTA's part of S or dP comes."""
@@ -214,7 +210,9 @@ class Consumer:
             self.tag = (number, 0)
             yield from self.make_statistics(number)
             if pair.blocks:
-                yield from self.multiply_scores(comes=True)
+                yield from self.wait_for_keys()
+                self.issue_scores(self.tag)
+                yield from self.finish_scores()
                 yield from self.make_weights()
             for block in range(pair.blocks):
                 more = block + 1 < pair.blocks
@@ -223,7 +221,9 @@ class Consumer:
                 self.parity ^= 1
                 if more:
                     self.tag = (number, block + 1)
-                yield from self.multiply_scores(comes=more)
+                    yield from self.wait_for_keys()
+                self.issue_scores(self.tag)  # behind the last block in vain
+                yield from self.finish_scores()
                 if more:
                     yield from self.make_weights()
             self.end_pass(number)
@@ -265,17 +265,15 @@ class Consumer:
     def read_pass(self, number: int) -> None:
         self.cta.read(self.me, ("pass",), (number,) if number else ())
 
-    def multiply_scores(self, comes: bool) -> Steps:
-        """S of the block that comes, or once more, in vain, of the last one."""
-        for part in PARTS:
-            if comes:
-                yield from self.wait(self.cta.full[part], self.parity, f"full {part}")
-            if self.has("fence behind gathered rows"):
-                self.me.fence()
-            self.issue(self.mma, [("q",)], self.tag[:1])
-            self.issue(self.mma, self.keys([part]), self.tag)
-        self.cta.write(self.mma, ("scores", self.who, self.warp), self.tag, generic=False)
-        yield from self.finish_scores()
+    def wait_for_keys(self) -> Steps:
+        yield from self.wait(self.cta.full, self.parity, "full")
+        if self.has("fence behind gathered rows"):
+            self.me.fence()
+
+    def issue_scores(self, tag: tuple[int, int]) -> None:
+        self.issue(self.mma, [("q",)], tag[:1])
+        self.issue(self.mma, self.keys(), tag)
+        self.cta.write(self.mma, ("scores", self.who, self.warp), tag, generic=False)
 
     def finish_scores(self, of: str = "S") -> Steps:
         yield None
@@ -299,10 +297,9 @@ class Consumer:
         yield from self.hand_over(DS)
         yield from self.take_over(DS)
         yield from self.put_out(DS)
-        cta.own_ready.arrive(self.me)
         # One thread of all says how much the other CTA sends: P and dS of each of its warps.
-        if self.who == 0 and self.warp == 0:
-            cta.ready.arrive(self.me, expected=len(KINDS) * len(cta.consumers))
+        speaks = self.who == 0 and self.warp == 0
+        cta.ready.arrive(self.me, expected=len(KINDS) * len(cta.consumers) if speaks else 0)
         yield None
 
     def read_validity(self) -> None:
@@ -348,8 +345,8 @@ class Consumer:
 
     def begin_gradients(self) -> Steps:
         cta = self.cta
-        yield from self.wait(cta.own_ready, self.parity, "own_ready")
-        if self.has("fence behind own P and dS"):
+        yield from self.wait(cta.ready, self.parity, "ready")
+        if self.has("fence behind P and dS"):
             self.me.fence()
         if self.who == 0 and cta.rank == 0 and cta.pair.wants_distribution:
             yield from self.add_distribution()
@@ -371,17 +368,14 @@ class Consumer:
     def gradients(self, is_last: bool) -> Steps:
         cta = self.cta
         number = self.tag[:1]
-        # While the other heads' weights come; of one tile or both.
-        self.issue_sums(["own"])
-        yield from self.wait(cta.ready, self.parity, "ready")
-        if self.has("fence behind the other P and dS"):
-            self.me.fence()
         # dQ, and with it dKV of the RoPE, whose products are waited for sooner.
         self.issue(self.query_mma, self.weights(DS, CONSUMERS if cta.pair.rope else [self.who]), self.tag)
         self.issue(self.query_mma, [("q",)] if cta.pair.rope else [], number)
         self.issue(self.query_mma, self.keys(), self.tag)
         for tile in (0, 1):
-            self.issue_sums(["other"] if tile == 0 else ["own", "other"])
+            self.issue(self.sums_mma, self.weights(DS, CONSUMERS), self.tag)
+            self.issue(self.sums_mma, self.weights(P, CONSUMERS), self.tag)
+            self.issue(self.sums_mma, [("q",), ("dout",)], number)
             yield None
             if tile == 0:
                 self.collect(self.query_mma, "wgmma wait of dQ")
@@ -392,8 +386,3 @@ class Consumer:
             cta.other.used_from_afar.append((self.me.name, self.me.tick()))
             cta.other.room.arrive(self.me)
         yield None
-
-    def issue_sums(self, halves: Sequence[str]) -> None:
-        for kind in KINDS:
-            self.issue(self.sums_mma, self.weights(kind, CONSUMERS, halves), self.tag)
-        self.issue(self.sums_mma, [("q",), ("dout",)], self.tag[:1])

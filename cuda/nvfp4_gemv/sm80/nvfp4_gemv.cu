@@ -2,7 +2,6 @@
 // listed in storage.cuh, the mathematics are in cupymla/ops/nvfp4_gemv/README.md.
 #include "../../common/entry.cuh"
 #include "epilogue.cuh"
-#include "scales_ahead.cuh"
 #include "stream.cuh"
 
 // CUPYMLA_MXFP4: 1 for MXFP4, 0 for NVFP4. CUPYMLA_VECTORS: what b holds, 0 E2M1, 1 bfloat16, 2 float16.
@@ -57,14 +56,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
     if (stage == (second_half ? 0 : 1)) named_barrier_sync(kTurnBarrier, C::kThreads);
     stream.copy_next();
   }
-  ask_for_scales(params, opening, warp);
 
   Product<C> product(storage, params, warp, lane);
   int32_t buffer = 1;
   while (!passes.done()) {
     const Pass<C> pass = passes.get();
     passes.next();
-    if (!passes.done()) ask_for_scales(params, passes.get(), warp);
     const int32_t tile = pass.tile_of(warp);
     const bool idle = tile * pass.tile_rows >= pass.rows;
     int32_t chunk = idle ? chunks : pass.split_of(warp);

@@ -12,16 +12,13 @@ template <typename Config>
 __device__ __forceinline__ void init_barriers(PairStorage<Config>& storage) {
   constexpr uint32_t kEveryConsumer = Config::kConsumerThreads;
   storage.heads_full.init(1);
-  for (int part = 0; part < Config::kKeyParts; ++part) {
-    storage.full[part].init(Config::kWarpgroup + (part + 1 == Config::kKeyParts ? 4 : 0));
-  }
+  storage.full.init(Config::kWarpgroup + 4);
   storage.free.init(kEveryConsumer);
   storage.room.init(kEveryConsumer / 32);
   for (auto& of : storage.partial) {
     for (Mbarrier& warp : of) warp.init(1);
   }
-  storage.own_ready.init(kEveryConsumer);
-  storage.ready.init(1);
+  storage.ready.init(kEveryConsumer);
   storage.delta_in.init(1);
   storage.distribution_in.init(1);
   storage.statistics_out.init(kEveryConsumer);
@@ -66,10 +63,10 @@ __device__ __forceinline__ void add_distribution(PairStorage<Config>& storage, c
   }
 }
 
-// P and dS of the block's own heads are out.
+// P and dS of the block are out.
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void begin_gradients(PairConsumer<Config, Element, kWho>& consumer) {
-  consumer.storage.own_ready.wait(consumer.parity());
+  consumer.storage.ready.wait(consumer.parity());
   fence_async_shared();
   if (kWho == 0 && consumer.params.attn_dist != nullptr && cluster_rank() == 0) {
     add_distribution(consumer.storage, consumer.params, consumer.first_slot(), consumer.parity());
@@ -84,8 +81,8 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
   consumer.begin_pass(consumer.pass());
   if (stored_slots(storage) > 0) {
     float scores[Block::kTileSums];
-    consumer.wait_for_keys(0, true);
-    consumer.issue_scores(scores, true, [](int) {});
+    consumer.wait_for_keys();
+    consumer.issue_scores(scores, [](int) {});
     consumer.finish_scores(scores);
     consumer.make_weights(scores);
   }
@@ -98,10 +95,10 @@ __device__ __forceinline__ void consume(PairConsumer<Config, Element, kWho>& con
     consumer.bits = (consumer.bits ^ consumer.kParity) + consumer.kBlock;
     // S of the next block, whose keys have been asked for since dQ was done. Behind the last one it is multiplied in
     // vain: a condition around products that are under way would have ptxas wait for them.
-    consumer.wait_for_keys(0, more);
+    if (more) consumer.wait_for_keys();
     float scores[Block::kTileSums];
     const auto places = block.places_of(1);
-    consumer.issue_scores(scores, more, [&](int product) { block.template send_between<16>(places, second, product); });
+    consumer.issue_scores(scores, [&](int product) { block.send_between(places, second, product); });
     block.send_behind(places, second);
     consumer.finish_scores(scores);
     if (more) consumer.make_weights(scores);

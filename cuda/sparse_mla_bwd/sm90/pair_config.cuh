@@ -23,12 +23,7 @@ struct PairConfig {
   // A CTA has half of the columns: of the values, and of the RoPE's.
   static constexpr int kColumns = kDV / 2;
   static constexpr int kValueTiles = kColumns / kTileColumns;
-  static constexpr int kKeyParts = 2;  // keys are waited for in so many parts, the RoPE with the last
-  static constexpr int kPartTiles = kValueTiles / kKeyParts;
   static constexpr bool kHasRope = kDQk > kDV;
-  // Of how many tiles of dKV a consumer multiplies its own CTA's heads while the other CTA's P and dS come: with the
-  // RoPE there are no registers for both.
-  static constexpr int kTilesAhead = kHasRope ? 1 : 2;
   static constexpr int kRopeColumns = 32;
   static constexpr int kRopeRowBytes = kRopeColumns * 2;
   static constexpr int kHeadTileBytes = kHeads * static_cast<int>(kSwizzleRowBytes);

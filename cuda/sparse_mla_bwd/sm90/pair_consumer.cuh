@@ -88,15 +88,13 @@ struct PairConsumer {
 
   // `between` is called with the number of each product when it has been issued: a warp issues no faster than products
   // are made, so what it is to do meanwhile has to stand between them.
-  template <int kOf, typename Between, typename BetweenParts>
-  __device__ __forceinline__ void issue(float (&scores)[kScores], uint32_t base, Between between,
-                                        BetweenParts between_parts) {
+  template <int kOf, typename Between>
+  __device__ __forceinline__ void issue(float (&scores)[kScores], uint32_t base, Between between) {
     const uint32_t heads = place_from(base, kOf == kOfScores ? storage.q[0] : storage.dout[0]);
     const uint64_t a = sm90::k_major_descriptor(place_from(base, storage.k[0]));
     const uint64_t b = sm90::k_major_descriptor(heads + kWho * 2 * Config::kRun * kSwizzleRowBytes);
 #pragma unroll
     for (int tile = 0; tile < Config::kValueTiles; ++tile) {
-      if (tile == Config::kPartTiles) between_parts();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         sm90::mma<typename PairAtoms<Element>::Scores>(
@@ -119,22 +117,18 @@ struct PairConsumer {
     }
   }
 
-  // Where no block comes any more, for the last one's keys, which are there.
-  __device__ __forceinline__ void wait_for_keys(int part, bool comes) {
-    storage.full[part].wait(parity() ^ (comes ? 0u : 1u));
+  __device__ __forceinline__ void wait_for_keys() {
+    storage.full.wait(parity());
     fence_async_shared();
   }
 
-  // S of the block whose keys are coming, or, where none `comes`, of the last one once more; left in flight.
+  // S of the block whose keys are in; left in flight.
   template <typename Between>
-  __device__ __forceinline__ void issue_scores(float (&scores)[kScores], bool comes, Between between) {
+  __device__ __forceinline__ void issue_scores(float (&scores)[kScores], Between between) {
     const uint32_t base = uniform_base();
     sm90::forget_registers(scores);
     sm90::wgmma_fence();
-    issue<kOfScores>(scores, base, between, [&] {
-      wait_for_keys(1, comes);
-      sm90::wgmma_fence();
-    });
+    issue<kOfScores>(scores, base, between);
     sm90::wgmma_commit();
   }
 
@@ -154,7 +148,7 @@ struct PairConsumer {
     const uint32_t base = uniform_base();
     sm90::forget_registers(gradients);
     sm90::wgmma_fence();
-    issue<kOfScoreGradients>(gradients, base, [](int) {}, [] {});
+    issue<kOfScoreGradients>(gradients, base, [](int) {});
     sm90::wgmma_commit();
     if constexpr (!Config::kHasRope) make_probabilities(scores);
     finish_scores(gradients);
@@ -351,14 +345,11 @@ struct PairConsumer {
 
   // This thread's numbers are out; one of all says how much the other CTA sends.
   __device__ __forceinline__ void say_ready() {
-    storage.own_ready.arrive();
-    if (threadIdx.x == 0) storage.ready.arrive_and_expect(2 * Config::kSlots * Config::kOwnHeads * 2);
-  }
-
-  // P and dS of the other CTA's heads are in.
-  __device__ __forceinline__ void await_others() {
-    storage.ready.wait(parity());
-    fence_async_shared();
+    if (threadIdx.x == 0) {
+      storage.ready.arrive_and_expect(2 * Config::kSlots * Config::kOwnHeads * 2);
+    } else {
+      storage.ready.arrive();
+    }
   }
 };
 

@@ -6,9 +6,6 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Whose heads are summed over.
-enum class Whose { own, other, all };
-
 template <typename Config, typename Element, int kWho>
 struct PairGradients {
   using ThisConsumer = PairConsumer<Config, Element, kWho>;
@@ -57,14 +54,9 @@ struct PairGradients {
     return sm90::descriptor_advance(tile, step / 4 * Config::kTileBytes + step % 4 * 32);
   }
 
-  // Whether a k step is among them: of a tile's four the first two are the own heads'.
-  static constexpr __device__ __forceinline__ bool is_among(Whose whose, int step) {
-    return whose == Whose::all || (whose == Whose::own) == (step % 4 < 2);
-  }
-
-  // sums = dS^T Q + P^T dO over one of this consumer's two column tiles, of the other's heads added to what is there.
-  // `between` is called with the number of each product that has been issued.
-  template <Whose kWhose, typename Between>
+  // sums = dS^T Q + P^T dO over one of this consumer's two column tiles.
+  // `between` as for scores.
+  template <typename Between>
   __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], int which, Between between) {
     const uint32_t base = consumer.uniform_base();
     const uint32_t offset = (kWho * Config::kConsumers + which) * Config::kHeadTileBytes;
@@ -72,23 +64,19 @@ struct PairGradients {
       return sm90::mn_major_descriptor(consumer.place_from(base, tiles) + offset, Config::kHeadTileBytes);
     };
     const uint64_t q = descriptor(storage.q[0]), dout = descriptor(storage.dout[0]);
-    if constexpr (kWhose != Whose::other) sm90::forget_registers(sums);
-    int issued = 0;
+    sm90::forget_registers(sums);
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeadSteps; ++step) {
-      if (!is_among(kWhose, step)) continue;
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScoreGradients>(base, step),
-                                                  sm90::descriptor_advance(q, step * kStepBytes),
-                                                  step == 0 && kWhose != Whose::other);
-      between(issued++);
+                                                  sm90::descriptor_advance(q, step * kStepBytes), step == 0);
+      between(step);
     }
 #pragma unroll
     for (int step = 0; step < kHeadSteps; ++step) {
-      if (!is_among(kWhose, step)) continue;
       sm90::mma<typename PairAtoms<Element>::Key>(sums, weights_of<kOfScores>(base, step),
                                                   sm90::descriptor_advance(dout, step * kStepBytes));
-      between(issued++);
+      between(kHeadSteps + step);
     }
     sm90::wgmma_commit();
   }
@@ -120,13 +108,11 @@ struct PairGradients {
     return PairPlaces<Config>(consumer.params, consumer.rows, column, consumer.fresh_thread());
   }
 
-  // A part of a tile, behind each of the first eight products of those that it is sent among, or every other of sixteen.
-  template <int kProducts>
+  // A part of a tile, behind every other product of those that it is sent among.
   static __device__ __forceinline__ void send_between(const PairPlaces<Config>& places,
                                                       const float (&sums)[kTileSums], int product) {
-    constexpr int kEvery = kProducts / PairPlaces<Config>::kTileParts;
-    if (!Config::kPartials && product % kEvery == kEvery - 1 && product / kEvery < PairPlaces<Config>::kTileParts) {
-      places.send(sums, product / kEvery, false);
+    if (!Config::kPartials && product % 2 == 1 && product / 2 < PairPlaces<Config>::kTileParts) {
+      places.send(sums, product / 2, false);
     }
   }
 
@@ -142,11 +128,6 @@ struct PairGradients {
 
   // The products of the block, of which the first tile is sent, and the second is left in `second`. `is_last`: of all.
   __device__ __forceinline__ void run(float (&second)[kTileSums], bool is_last) {
-    // While P and dS of the other CTA's heads come.
-    float first[kTileSums];
-    issue_key_gradient<Whose::own>(first, 0, [](int) {});
-    if constexpr (Config::kTilesAhead > 1) issue_key_gradient<Whose::own>(second, 1, [](int) {});
-    consumer.await_others();
     float rope[kRopeSums];
     if constexpr (Config::kHasRope) issue_rope(rope);
     issue_query_gradient();
@@ -156,7 +137,8 @@ struct PairGradients {
       arrange_runs<false>(rope, consumer.fresh_thread());
       places_of_rope().send_half(rope, consumer.pass() > 0, consumer.fresh_thread());
     }
-    issue_key_gradient<Whose::other>(first, 0, [](int) {});
+    float first[kTileSums];
+    issue_key_gradient(first, 0, [](int) {});
     sm90::wgmma_wait<1>();
     sm90::pin_registers(consumer.dq_wide);
     sm90::pin_registers(consumer.dq_narrow);
@@ -165,9 +147,7 @@ struct PairGradients {
     sm90::pin_registers(first);
     arrange_runs<!Config::kPartials>(first, consumer.fresh_thread());
     const auto places = places_of(0);
-    constexpr Whose kLeft = Config::kTilesAhead > 1 ? Whose::other : Whose::all;
-    constexpr int kProducts = kLeft == Whose::all ? 2 * kHeadSteps : kHeadSteps;
-    issue_key_gradient<kLeft>(second, 1, [&](int product) { send_between<kProducts>(places, first, product); });
+    issue_key_gradient(second, 1, [&](int product) { send_between(places, first, product); });
     send_behind(places, first);
     sm90::wgmma_wait<0>();
     sm90::pin_registers(second);

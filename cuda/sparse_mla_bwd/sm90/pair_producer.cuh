@@ -91,37 +91,28 @@ struct PairProducer {
     const uint32_t rope =
         kept(has_rope ? (smem_address(storage.k_rope) + swizzle_64(first_row, chunk)) | cluster_rank() : 0u);
     storage.free.wait(phases.free(kKeys));
-    if (own_thread() % 32 == 0) storage.valid[own_thread() / 32] = static_cast<uint16_t>(valid_lanes);
     // Rows four apart are swizzled by another half of the row, rows eight apart alike.
 #pragma unroll
-    for (int part = 0; part < Config::kKeyParts; ++part) {
-      copy_part(part, kv, rows, tiles, rope, l2_policy);
-      if (part + 1 == Config::kKeyParts && own_thread() % 32 == 0) storage.full[part].arrive();
-      storage.full[part].arrive_after_copies();
-    }
-  }
-
-  __device__ __forceinline__ void copy_part(int part, const uint8_t* kv, const int32_t (&rows)[kTurns], uint32_t tiles,
-                                            uint32_t rope, uint64_t l2_policy) const {
-#pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      int32_t row = rows[turn];
-      make_opaque(row);  // or addresses are kept from part to part, and spilled
-      const bool take = row >= 0;
-      const uint8_t* source = kv + static_cast<int64_t>(take ? row : 0) * params.kv_token_bytes;
+      const bool take = rows[turn] >= 0;
+      const uint8_t* source = kv + static_cast<int64_t>(take ? rows[turn] : 0) * params.kv_token_bytes;
       const uint32_t place = (tiles ^ (turn % 2 * (kSwizzleRowBytes / 2))) + turn * 4 * kSwizzleRowBytes;
 #pragma unroll
-      for (int i = 0; i < Config::kPartTiles; ++i) {
-        const int tile = part * Config::kPartTiles + i;
+      for (int tile = 0; tile < Config::kValueTiles; ++tile) {
         copy_async_16_or_zero(place + tile * Config::kTileBytes, source + tile * static_cast<int>(kSwizzleRowBytes),
                               take, l2_policy);
       }
-      if (Config::kHasRope && part + 1 == Config::kKeyParts && rope != 0) {
+      if (Config::kHasRope && rope != 0) {
         const uint32_t narrow =
             ((rope & ~1u) ^ (turn % 2 * (kNarrowSwizzleRowBytes / 2))) + turn * 4 * kNarrowSwizzleRowBytes;
         copy_async_16_or_zero(narrow, source + ((rope & 1u) == 0 ? rope_bytes(0) : rope_bytes(1)), take, l2_policy);
       }
     }
+    if (own_thread() % 32 == 0) {
+      storage.valid[own_thread() / 32] = static_cast<uint16_t>(valid_lanes);
+      storage.full.arrive();
+    }
+    storage.full.arrive_after_copies();
   }
 
   // How far behind a CTA's first column of a row its columns of the RoPE lie.

@@ -3,15 +3,14 @@
 // barrier           | arrivals                              | who waits    | what it says
 // ------------------+---------------------------------------+--------------+-----------------------------------------
 // heads_full        | 1 + bytes (TMA)                       | consumers    | Q and dO of the pass are in
-// full[part]        | 128 copy arrivals; 4 more for the     | consumers    | half of a block's columns of keys is in; with
-//                   | validity words (the second)           |              | the second also its RoPE, tokens, validity
+// full              | 128 copy arrivals; 4 more for the     | consumers    | a block's keys, tokens, validity are in
+//                   | validity words                        |              |
 // free              | 256 consumers                         | producer     | dQ has the block
 // room              | 8 warps of the other CTA's consumers  | consumers    | no product of the last block reads the
 //                   |                                       |              | other CTA's P and dS tiles any more
 // partial[of][warp] | 1 + bytes (the same warp of the other | that warp    | the other CTA's part of its S, or dP,
 //                   | CTA)                                  |              | is in
-// own_ready         | 256 consumers                         | consumers    | P and dS of the own heads are out
-// ready             | 1 + bytes (the other CTA)             | consumers    | P and dS of the other CTA's heads are in
+// ready             | 256 consumers + bytes (the other CTA) | consumers    | P and dS of all heads are out
 // delta_in          | 1 + bytes (the other CTA)             | consumers    | its part of delta is in
 // distribution_in   | 1 + bytes (rank 1), in rank 0         | consumer 0   | its sums over heads are in
 // statistics_out    | 256 consumers                         | consumers    | row statistics of the pass are out; at
@@ -32,8 +31,7 @@
 //    |   | dP = V dO^T, of its columns; amid it P of its own heads |
 //    |   |   is made from S and what the other CTA has sent        |
 //    |   | the other heads' part of dP sent, dS of its own made    |
-//    |   | P and dS to its own tiles and to the other CTA's; while |
-//    |   |   they cross, a tile of dKV is multiplied, of own heads |
+//    |   | P and dS to its own tiles and to the other CTA's        |
 //    |   | dQ += dS K, of 64 heads; free                           | gather block i + 1
 //    |   | dKV of 64 columns, and of 64 others; the first is sent  |
 //    v   | (S of block i + 1, amid it the second tile is sent)     |
@@ -80,11 +78,10 @@ struct alignas(1024) PairStorage {
   int32_t pass;    // of the consumers; between two passes it is written
 
   Mbarrier heads_full;
-  Mbarrier full[2];
+  Mbarrier full;
   Mbarrier free;
   Mbarrier room;
   Mbarrier partial[2][Config::kConsumers * 4];
-  Mbarrier own_ready;
   Mbarrier ready;
   Mbarrier delta_in;
   Mbarrier distribution_in;
