@@ -5,7 +5,6 @@
 #pragma once
 
 #include "../../common/cluster.cuh"
-#include "../../common/cluster_load.cuh"
 #include "epilogue.cuh"
 
 namespace cupymla::sparse_mla_fwd {
@@ -41,74 +40,58 @@ __device__ __forceinline__ RowStatistics join_bases_of_warp(const RowStatistics&
   return joined;
 }
 
-// Every so many of the heads, from this CTA's first on: of each kColumns columns to a thread, kBatch parts read at once,
-// and those at the same time as the statistics, as one after another they would take a way to another SM each. With more
-// at once consumers spill.
-template <int kColumns, int kBatch, typename Element, typename Config>
-__device__ __forceinline__ void finish_rows(const Leavings<Config>& left, const Parameters& params, const Query& query,
-                                            const Share<Config>& share, int first, int step, int column) {
-  using Values = cuda::std::conditional_t<kColumns == 2, float2, float4>;
-  static_assert(sizeof(Values) == kColumns * sizeof(float));
-  static_assert(Config::kMaxCluster <= 32, "a lane for each part's statistics");
-  const uint32_t lane_part = min(threadIdx.x % 32, share.parts - 1);
-  for (int row = first; row < Config::kHeads; row += step) {
-    const int head = share.first_head + row;
-    if (head >= params.h_q) break;
-    const RowStatistics own = read_statistics(left.statistics[row], lane_part);
-    const uint32_t address = smem_address(&left.output[row][column]);
-    Values values[kBatch];
-    const auto read = [&](uint32_t part) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (part + i < share.parts) values[i] = cluster_load<Values>(cluster_address(address, part + i));
-      }
-    };
-    read(0);
-    RowStatistics merged = join_bases_of_warp(own);
-    const float own_weight = part_weight(own.base, merged.base);
-    float sum[kColumns] = {};
-    for (uint32_t part = 0; part < share.parts; part += kBatch) {
-      if (part != 0) read(part);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (part + i < share.parts) {
-          const float weight = __shfl_sync(0xffffffffu, own_weight, part + i);
-          merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, part + i), merged.sum);
-          const auto* numbers = reinterpret_cast<const float*>(&values[i]);
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c) sum[c] = fmaf(weight, numbers[c], sum[c]);
-        }
-      }
-    }
-    const float factor = output_factor(params, head, merged, 0.f);
-    if (column == 0) store_statistics(params, query, head, merged);
-    uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
-                    head * params.out_head_bytes + column * 2;
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
-      reinterpret_cast<uint32_t*>(line)[c / 2] = pack_pair<Element>(sum[c] * factor, sum[c + 1] * factor);
-    }
-  }
-}
-
-// What the threads of consumer `who` do once they have left theirs: they finish every so many of the heads, both
-// consumers together where a CTA has so few that only one of them would have any.
+// What the threads of consumer `who` do once they have left theirs: they finish every so many of the heads.
 template <typename Element, typename Config>
 __device__ __forceinline__ void merge_parts(Storage<Config>& storage, const Parameters& params, const Query& query,
                                             const Share<Config>& share, int who) {
-  static_assert(Config::kDV == 4 * Config::kWarpgroup, "a row at a time");
+  constexpr int kColumns = 4;  // of a thread
+  constexpr int kRowThreads = Config::kDV / kColumns;
+  static_assert(kRowThreads == Config::kWarpgroup, "each consumer finishes a row at a time");
+  constexpr int kBatch = 4;  // parts read at once: with more, consumers spill
+
   cluster_arrive();
   cluster_wait();
 
   // The others' lie at the same place in their shared memory.
   const auto& left = leavings(storage);
-  const int thread = threadIdx.x % Config::kWarpgroup, parts = share.parts;
-  if (parts >= Config::kHeads) {
-    finish_rows<2, 8, Element>(left, params, query, share, share.part, parts,
-                                                 (who * Config::kWarpgroup + thread) * 2);
-  } else {
-    finish_rows<4, 4, Element>(left, params, query, share, share.part + who * parts, Config::kConsumers * parts,
-                               thread * 4);
+  const int column = threadIdx.x % Config::kWarpgroup * kColumns;
+  static_assert(Config::kMaxCluster <= 32, "a lane for each part's statistics");
+  const uint32_t lane_part = min(threadIdx.x % 32, share.parts - 1);
+  for (int row = share.part + who * share.parts; row < Config::kHeads; row += Config::kConsumers * share.parts) {
+    const int head = share.first_head + row;
+    if (head >= params.h_q) break;
+
+    // A lane for each part: read one after another their statistics would take a way to another SM each.
+    const RowStatistics own = read_statistics(left.statistics[row], lane_part);
+    RowStatistics merged = join_bases_of_warp(own);
+    const float own_weight = part_weight(own.base, merged.base);
+    const uint32_t address = smem_address(&left.output[row][column]);
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (uint32_t first = 0; first < share.parts; first += kBatch) {
+      float4 values[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i < share.parts) values[i] = cluster_load_float4(cluster_address(address, first + i));
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i < share.parts) {
+          const float weight = __shfl_sync(0xffffffffu, own_weight, first + i);
+          merged.sum = fmaf(weight, __shfl_sync(0xffffffffu, own.sum, first + i), merged.sum);
+          sum.x = fmaf(weight, values[i].x, sum.x);
+          sum.y = fmaf(weight, values[i].y, sum.y);
+          sum.z = fmaf(weight, values[i].z, sum.z);
+          sum.w = fmaf(weight, values[i].w, sum.w);
+        }
+      }
+    }
+
+    const float factor = output_factor(params, head, merged, 0.f);
+    if (column == 0) store_statistics(params, query, head, merged);
+    uint8_t* line = params.out + query.batch * params.out_batch_bytes + query.query * params.out_query_bytes +
+                    head * params.out_head_bytes + column * 2;
+    *reinterpret_cast<uint2*>(line) = make_uint2(pack_pair<Element>(sum.x * factor, sum.y * factor),
+                                                 pack_pair<Element>(sum.z * factor, sum.w * factor));
   }
   // Nobody leaves while another may still read what it left.
   cluster_arrive();

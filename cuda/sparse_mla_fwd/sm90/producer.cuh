@@ -1,7 +1,6 @@
 // The producer warpgroup: brings in Q, gathers the selected KV rows into shared memory and says which slots are valid.
 #pragma once
 
-#include "../../common/prefetch.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "few_heads_storage.cuh"
@@ -70,7 +69,7 @@ struct Producer {
   __device__ __forceinline__ void run(const Share<Config>& share) {
     for (uint32_t position = share.token; position < share.end; ++position) {
       Selection<Config> selection(params, position);
-      selection.take(count_valid(selection, share), share);
+      selection.take(count_valid(selection), share);
       if constexpr (Config::kFewHeads) {
         load_query_as_block(selection, share.first_head);
       } else {
@@ -95,31 +94,10 @@ struct Producer {
     }
   }
 
-  // The slot whose row this thread asks into L2 while slots are counted: of the first pair of blocks that falls to the
-  // CTA if all slots are valid. Negative for none.
-  __device__ __forceinline__ int32_t slot_ahead(Selection<Config> selection, const Share<Config>& share) const {
-    selection.take(selection.slots, share);
-    const int32_t slot = gather.warp * 32 + gather.lane;
-    return slot < selection.blocks * Config::kSlots ? selection.first_block * Config::kSlots + slot : -1;
-  }
-
-  __device__ __forceinline__ void ask_for_row(const Selection<Config>& selection, int32_t token) const {
-    constexpr int kLine = 128;
-    if (!selection.is_valid(token)) return;
-    const uint8_t* row = params.kv + selection.batch * params.kv_batch_bytes + token * params.kv_token_bytes;
-#pragma unroll
-    for (int byte = 0; byte < Config::kDQk * 2; byte += kLine) prefetch_l2(row + byte);
-  }
-
-  __device__ __forceinline__ int32_t count_valid(const Selection<Config>& selection, const Share<Config>& share) {
+  __device__ __forceinline__ int32_t count_valid(const Selection<Config>& selection) {
     constexpr int kAhead = 16;  // indices that a thread loads at once: of 2048 slots all
     constexpr int kProducers = Config::kWarpgroup;
     int32_t count = 0;
-    int32_t token_ahead = -1;
-    if constexpr (Config::kSplit) {
-      const int32_t slot = slot_ahead(selection, share);
-      if (slot >= 0) token_ahead = selection.token(slot);
-    }
     for (int32_t first = gather.warp * 32 + gather.lane; first < selection.slots; first += kAhead * kProducers) {
       int32_t tokens[kAhead];
 #pragma unroll
@@ -127,7 +105,6 @@ struct Producer {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) count += selection.is_valid(tokens[i]);
     }
-    if constexpr (Config::kSplit) ask_for_row(selection, token_ahead);
     count = __reduce_add_sync(0xffffffffu, count);
     auto& counts = gather.storage.counts[gather.phases.full(kQuery)];
     if (gather.lane == 0) counts[gather.warp] = count;
