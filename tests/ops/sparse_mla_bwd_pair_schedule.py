@@ -132,9 +132,7 @@ class Pair:
     `global_memory` has the distribution.
     """
 
-    def __init__(
-        self, blocks: int, passes: int, rope: bool, distribution: bool = True, drop: str = "nothing"
-    ) -> None:
+    def __init__(self, blocks: int, passes: int, rope: bool, distribution: bool = True, drop: str = "nothing") -> None:
         self.blocks, self.passes, self.rope, self.wants_distribution = blocks, passes, rope, distribution
         self.drop = drop
         self.link = Link()

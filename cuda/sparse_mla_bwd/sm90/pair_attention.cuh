@@ -146,7 +146,6 @@ __device__ __forceinline__ void attention(PairStorage<Config>& storage, const Pa
   if (threadIdx.x == 0 && cluster_rank() == 0) {
     storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
   }
-  __syncthreads();
   sync_pair();
   share_slots(storage);
 
