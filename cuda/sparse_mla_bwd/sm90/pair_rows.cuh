@@ -131,35 +131,14 @@ __device__ __forceinline__ void zero_spare_rows(const Parameters& params) {
   for (int i = threadIdx.x; i < kSpareRows * kDQk / 4; i += kRowThreads) start[i] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-__device__ __forceinline__ void store_eight(uint8_t* to, int chunk, const float2 (&pairs)[4], float) {
-  float4* line = reinterpret_cast<float4*>(to) + 2 * chunk;
-  line[0] = make_float4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
-  line[1] = make_float4(pairs[2].x, pairs[2].y, pairs[3].x, pairs[3].y);
-}
-
-template <typename Element>
-__device__ __forceinline__ void store_eight(uint8_t* to, int chunk, const float2 (&pairs)[4], Element) {
-  reinterpret_cast<uint4*>(to)[chunk] =
-      make_uint4(pack_pair<Element>(pairs[0].x, pairs[0].y), pack_pair<Element>(pairs[1].x, pairs[1].y),
-                 pack_pair<Element>(pairs[2].x, pairs[2].y), pack_pair<Element>(pairs[3].x, pairs[3].y));
-}
-
-// Stage `round` of sums in that order. Element: dkv's, also float.
+// Stage `round` of sums in that order.
 template <int kDQk, typename Element>
 __device__ __forceinline__ void round_runs(const Parameters& params) {
-  const int lane = threadIdx.x % 32;
-  for (int64_t row = first_row(); row < params.kv_rows; row += row_stride()) {
-    const int64_t batch = row / params.s_kv, token = row % params.s_kv;
-    const float2* from =
-        reinterpret_cast<const float2*>(params.sums + batch * params.sums_batch + token * params.sums_token);
-    uint8_t* to = params.dkv + batch * params.dkv_batch_bytes + token * params.dkv_token_bytes;
-    for (int chunk = lane; chunk < kDQk / 8; chunk += 32) {
-      float2 pairs[4];
+  round_rows<kDQk, Element>(params, [](const float* from, int chunk, float2 (&pairs)[4]) {
+    const float2* run = reinterpret_cast<const float2*>(from) + chunk / 2 * (kColumnRun / 2) + chunk % 2;
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) pairs[pair] = from[chunk / 2 * 8 + pair * 2 + chunk % 2];
-      store_eight(to, chunk, pairs, Element{});
-    }
-  }
+    for (int pair = 0; pair < 4; ++pair) pairs[pair] = run[2 * pair];
+  });
 }
 
 }  // namespace cupymla::sparse_mla_bwd
