@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 Clock: TypeAlias = dict[str, int]
 Item: TypeAlias = tuple[object, ...]
@@ -164,6 +164,35 @@ class Machine:
         cell.reads[agent.name] = agent.tick()
         if proxy == "generic":
             cell.ordinary[agent.name] = cell.reads[agent.name]
+
+
+CtaT = TypeVar("CtaT", bound=Machine)
+
+
+class Warp(Generic[CtaT]):
+    """A warp of a CTA: `me` is its agent."""
+
+    def __init__(self, cta: CtaT, me: Agent) -> None:
+        self.cta, self.me = cta, me
+
+    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
+        yield from self.cta.wait(self.me, barrier, parity, step)
+
+    def fence(self, step: str) -> None:
+        """Between the proxies."""
+        if self.cta.has(step):
+            self.me.fence()
+
+    def issue(self, mma: Agent, items: Sequence[Item], tag: Tag) -> None:
+        """Products that read the items, which are `tag`'s."""
+        mma.follow(self.me)
+        for item in items:
+            self.cta.read(mma, item, tag, "async")
+
+    def collect(self, mma: Agent, step: str) -> None:
+        """Waits for these products."""
+        if self.cta.has(step):
+            self.me.follow(mma)
 
 
 def schedule(threads: dict[str, Steps], seed: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Tag, Violation, schedule
+from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Tag, Violation, Warp, join, schedule
 
 WARPS = 2  # per warpgroup; the kernel has four. With two the first has the statistics of the own heads.
 CONSUMERS = (0, 1)
@@ -70,10 +70,13 @@ class Cta(Machine):
     def other(self) -> Cta:
         return self.pair.ctas[1 - self.rank]
 
+    def reach(self, agent: Agent) -> None:
+        """An agent of the other CTA uses this one's memory."""
+        self.used_from_afar.append((agent.name, agent.tick()))
+
     def leave(self, agent: Agent) -> None:
         """A thread of this CTA has ended; with the last one its memory is gone."""
-        for who, time in agent.clock.items():
-            self.left_at[who] = max(self.left_at.get(who, 0), time)
+        join(self.left_at, agent.clock)
 
     def require_left_alone(self) -> None:
         for who, time in self.used_from_afar:
@@ -86,7 +89,7 @@ class Cta(Machine):
         store.follow(agent)
         for item in items:
             self.other.write(store, item, tag)
-        self.other.used_from_afar.append((store.name, store.tick()))
+        self.other.reach(store)
         self.pair.link.under_way.append((barrier, store))
         yield None
 
@@ -163,32 +166,18 @@ class Pair:
             cta.require_left_alone()
 
 
-class Consumer:
+class Consumer(Warp[Cta]):
     """One warp of a consumer. What lives in registers is not modelled, but scores and gradients while they are made."""
 
     def __init__(self, cta: Cta, who: int, warp: int) -> None:
-        self.cta, self.who, self.warp = cta, who, warp
-        names = ("c", "wgmma of scores", "wgmma of sums", "wgmma of dQ", "red")
-        self.me, self.mma, self.sums_mma, self.query_mma, self.red = (
-            Agent(f"{cta.rank}/{name}{who}.{warp}") for name in names
+        super().__init__(cta, Agent(f"{cta.rank}/c{who}.{warp}"))
+        self.who, self.warp = who, warp
+        self.mma, self.sums_mma, self.query_mma, self.red = (
+            Agent(f"{cta.rank}/{name}{who}.{warp}")
+            for name in ("wgmma of scores", "wgmma of sums", "wgmma of dQ", "red")
         )
         self.parity = 0
         self.tag: tuple[int, int] = (0, 0)
-
-    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
-        yield from self.cta.wait(self.me, barrier, parity, step)
-
-    def has(self, step: str) -> bool:
-        return self.cta.has(step)
-
-    def issue(self, mma: Agent, items: Sequence[Item], tag: tuple[int, ...]) -> None:
-        mma.follow(self.me)
-        for item in items:
-            self.cta.read(mma, item, tag, "async")
-
-    def collect(self, mma: Agent, step: str) -> None:
-        if self.has(step):
-            self.me.follow(mma)
 
     def keys(self) -> list[Item]:
         return [("k", row) for row in range(WARPS)]
@@ -240,8 +229,7 @@ class Consumer:
             cta.delta_in.arrive(self.me, expected=len(CONSUMERS))
         yield from self.wait(cta.heads_full, number & 1, "heads_full")
         cta.read(self.me, ("dout",), (number,))
-        if self.has("fence behind dO"):
-            self.me.fence()
+        self.fence("fence behind dO")
         if self.warp == 0:
             yield from self.wait(cta.delta_in, number & 1, "delta_in")
             cta.read(self.me, ("other delta", self.who), (number,))
@@ -265,8 +253,7 @@ class Consumer:
 
     def wait_for_keys(self) -> Steps:
         yield from self.wait(self.cta.full, self.parity, "full")
-        if self.has("fence behind gathered rows"):
-            self.me.fence()
+        self.fence("fence behind gathered rows")
 
     def issue_scores(self, tag: tuple[int, int]) -> None:
         self.issue(self.mma, [("q",)], tag[:1])
@@ -344,8 +331,7 @@ class Consumer:
     def begin_gradients(self) -> Steps:
         cta = self.cta
         yield from self.wait(cta.ready, self.parity, "ready")
-        if self.has("fence behind P and dS"):
-            self.me.fence()
+        self.fence("fence behind P and dS")
         if self.who == 0 and cta.rank == 0 and cta.pair.wants_distribution:
             yield from self.add_distribution()
 
@@ -380,7 +366,7 @@ class Consumer:
                 cta.free.arrive(self.me)
                 yield None
             self.collect(self.sums_mma, "wgmma wait of dKV")
-        if not is_last or not self.has("nothing said behind the last block"):
-            cta.other.used_from_afar.append((self.me.name, self.me.tick()))
+        if not is_last or not cta.has("nothing said behind the last block"):
+            cta.other.reach(self.me)
             cta.other.room.arrive(self.me)
         yield None

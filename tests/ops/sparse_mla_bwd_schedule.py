@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedule_machine import Agent, Barrier, Item, Machine, Steps, schedule
+from schedule_machine import Agent, Barrier, Item, Machine, Steps, Warp, schedule
 
 WARPS = 2  # per warpgroup; the kernel has four
 VALUE_TILES, HALF_TILES = 8, 4
@@ -109,22 +109,18 @@ class Cta(Machine):
         schedule(self.threads(), seed)
 
 
-class Consumer:
+class Consumer(Warp[Cta]):
     """One warp of a consumer. Of what lives in registers scores are modelled, and not sums and dQ."""
 
     def __init__(self, cta: Cta, who: int, warp: int) -> None:
-        self.cta, self.who, self.warp = cta, who, warp
-        self.me, self.mma, self.query_mma, self.red = (
-            Agent(f"{name}{who}.{warp}") for name in ("c", "wgmma", "wgmma of dQ", "red")
-        )
+        super().__init__(cta, Agent(f"c{who}.{warp}"))
+        self.who, self.warp = who, warp
+        self.mma, self.query_mma, self.red = (Agent(f"{name}{who}.{warp}") for name in ("wgmma", "wgmma of dQ", "red"))
         self.k_parity = self.pass_parity = self.distribution_parity = 0
         self.tag: tuple[int, int] = (0, 0)
         self.has_narrow = cta.rope and who == 0
         self.has_key_rope = cta.rope and who == 1
         self.multiplies_ahead = not self.has_narrow
-
-    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
-        yield from self.cta.wait(self.me, barrier, parity, step)
 
     def rows(self, name: str) -> list[Item]:
         return [(name, half, row) for half in (0, 1) for row in range(WARPS)]
@@ -132,23 +128,13 @@ class Consumer:
     def keys(self, first: int, end: int) -> list[Item]:
         return [("k", 0, tile, row) for tile in range(first, end) for row in range(WARPS)]
 
-    def issue(self, mma: Agent, items: Sequence[Item], tag: tuple[int, ...]) -> None:
-        mma.follow(self.me)
-        for item in items:
-            self.cta.read(mma, item, tag, "async")
-
-    def collect(self, mma: Agent, step: str) -> None:
-        if self.cta.has(step):
-            self.me.follow(mma)
-
     def run_query(self) -> Steps:
         cta = self.cta
         for number in range(cta.passes):
             yield from self.wait(cta.heads_full, self.pass_parity, "heads_full")
             own_heads = ("rows", self.who, self.warp)
             cta.read(self.me, own_heads, (number,))
-            if cta.has("fence behind dO"):
-                self.me.fence()
+            self.fence("fence behind dO")
             cta.write(self.me, ("statistics", self.who, self.warp), (number,))
             if cta.joint and number == 0 and self.warp == 0:
                 cta.write(self.me, ("apart", self.who), (0,))
@@ -160,8 +146,7 @@ class Consumer:
                     cta.decided.arrive(self.me)
                 if cta.apart:
                     cta.write(self.me, own_heads, cta.heads_tag(number))
-                    if cta.has("fence behind cleared heads"):
-                        self.me.fence()
+                    self.fence("fence behind cleared heads")
                     cta.cleared.arrive(self.me)
                     yield from self.wait(cta.cleared, number & 1, "cleared")
             self.read_statistics(number)
@@ -209,8 +194,7 @@ class Consumer:
         """One fence for all of these parts."""
         for part in parts:
             yield from self.wait(self.cta.parts[part], parity, f"full {part}")
-        if self.cta.has("fence behind gathered rows"):
-            self.me.fence()
+        self.fence("fence behind gathered rows")
 
     def issue_scores(self, part: int, tag: tuple[int, int]) -> None:
         cta = self.cta
@@ -248,8 +232,7 @@ class Consumer:
         for half in (0, 1):
             cta.write(self.me, ("p", half, self.warp), self.tag)
             cta.write(self.me, ("ds", half, self.warp), (*self.tag, 0))
-            if cta.has("fence behind P"):
-                self.me.fence()
+            self.fence("fence behind P")
             cta.probabilities_ready[half].arrive(self.me)
             yield None
 
@@ -276,8 +259,7 @@ class Consumer:
             cta.read(self.me, ("p", half, self.warp), self.tag)
             cta.read(self.me, ("ds", half, self.warp), (*self.tag, 0))
             cta.write(self.me, ("ds", half, self.warp), (*self.tag, 1))
-        if cta.has("fence behind dS"):
-            self.me.fence()
+        self.fence("fence behind dS")
         cta.ds_ready.arrive(self.me)
         yield None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sass_kit import require_groups_end_where_products_are_marked
-from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Violation, schedule, steps_of
+from schedule_machine import Agent, Barrier, Clock, Item, Machine, Steps, Violation, Warp, schedule, steps_of
 
 from cupymla import arch
 from cupymla.ops.attn_dist import plan
@@ -69,63 +69,61 @@ class Model(Machine):
         return [number for number, blocks in enumerate(self.blocks) if blocks]
 
 
-class Producer:
+class Producer(Warp[Model]):
     """producer.cuh and row_gather.cuh, one warp."""
 
     def __init__(self, model: Model, warp: int) -> None:
-        self.model, self.warp = model, warp
-        self.me, self.copies = Agent(f"p{warp}"), Agent(f"cp.async{warp}")
+        super().__init__(model, Agent(f"p{warp}"))
+        self.warp = warp
+        self.copies = Agent(f"cp.async{warp}")
         self.tma = Agent("tma")
         self.buffer = self.passes = 0
         self.phase = [0] * BUFFERS
         self.named = [0, 0]
 
-    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
-        yield from self.model.wait(self.me, barrier, parity, step)
-
     def sync(self, which: int) -> Steps:
-        barrier = (self.model.walk_read, self.model.walk_moved)[which]
+        barrier = (self.cta.walk_read, self.cta.walk_moved)[which]
         barrier.arrive(self.me)
         yield from self.wait(barrier, self.named[which], f"named {which + 1}")
         self.named[which] ^= 1
 
     def move(self, *place: int) -> None:
         if self.warp == 0:
-            self.model.write(self.me, ("walk",), place)
+            self.cta.write(self.me, ("walk",), place)
 
     def run(self) -> Steps:
         self.move(0)
         yield from self.sync(1)
-        for number, blocks in enumerate(self.model.blocks):
-            self.model.read(self.me, ("walk",), (number,))
+        for number, blocks in enumerate(self.cta.blocks):
+            self.cta.read(self.me, ("walk",), (number,))
             if blocks:
                 yield from self.drop_invalid_end(number, blocks)
                 yield from self.begin_pass(number)
                 for block in range(blocks):
-                    self.model.read(self.me, ("walk",), (number, blocks))
+                    self.cta.read(self.me, ("walk",), (number, blocks))
                     yield from self.gather(number, block)
             yield from self.sync(0)
             self.move(number + 1)
             yield from self.sync(1)
         yield from self.wait_free()
         self.describe((-1,))
-        self.model.full[self.buffer].arrive(self.me)
+        self.cta.full[self.buffer].arrive(self.me)
         self.finish_buffer()
 
     def drop_invalid_end(self, number: int, blocks: int) -> Steps:
         for _ in range(number % 3 + 1):
-            self.model.read(self.me, ("walk",), (number,))
+            self.cta.read(self.me, ("walk",), (number,))
             yield from self.sync(0)
         self.move(number, blocks)
         yield from self.sync(1)
 
     def describe(self, tag: tuple[int, ...]) -> None:
         if self.warp == 0:
-            which = 0 if self.model.drop == "four places for passes" else self.passes % PASSES
-            self.model.write(self.me, ("pass", which), tag)
+            which = 0 if self.cta.drop == "four places for passes" else self.passes % PASSES
+            self.cta.write(self.me, ("pass", which), tag)
 
     def begin_pass(self, number: int) -> Steps:
-        model = self.model
+        model = self.cta
         for part in range(model.q_parts):
             yield from self.wait_free()
             if part == 0:
@@ -143,11 +141,11 @@ class Producer:
         self.passes += 1
 
     def wait_free(self) -> Steps:
-        yield from self.wait(self.model.free[self.buffer], self.phase[self.buffer] ^ 1, "free for Q")
+        yield from self.wait(self.cta.free[self.buffer], self.phase[self.buffer] ^ 1, "free for Q")
 
     def finish_buffer(self) -> None:
-        if self.model.has("arrival for the validity words"):
-            self.model.full[self.buffer].arrive(self.me)
+        if self.cta.has("arrival for the validity words"):
+            self.cta.full[self.buffer].arrive(self.me)
         self.next()
 
     def next(self) -> None:
@@ -155,7 +153,7 @@ class Producer:
         self.buffer = (self.buffer + 1) % BUFFERS
 
     def gather(self, number: int, block: int) -> Steps:
-        model, b = self.model, self.buffer
+        model, b = self.cta, self.buffer
         yield from self.wait(model.free[b], self.phase[b] ^ 1, "free")
         self.copies.follow(self.me)
         model.write(self.me, ("valid", b, self.warp), (number, block))
@@ -169,37 +167,35 @@ class Producer:
         yield None
 
 
-class Consumer:
+class Consumer(Warp[Model]):
     """consumer.cuh and sums.cuh, one warp; `warp` is counted over both consumers."""
 
     def __init__(self, model: Model, warp: int) -> None:
-        self.model, self.warp, self.who = model, warp, warp // WARPS
-        self.me, self.mma = Agent(f"c{warp}"), Agent(f"wgmma{warp}")
+        super().__init__(model, Agent(f"c{warp}"))
+        self.warp, self.who = warp, warp // WARPS
+        self.mma = Agent(f"wgmma{warp}")
         self.buffer = self.parity = self.passes = self.turns = self.ended = self.round = self.masses = 0
         self.waiting: int | None = None
         self.group = self.who if model.alternate else 0
         self.done: Clock = {}  # what the group of products in flight will have done
-
-    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
-        yield from self.model.wait(self.me, barrier, parity, step)
 
     def advance_place(self) -> None:
         self.buffer = (self.buffer + 1) % BUFFERS
         self.parity ^= self.buffer == 0
 
     def free(self) -> None:
-        self.model.free[self.buffer].arrive(self.me)
+        self.cta.free[self.buffer].arrive(self.me)
 
     def describe(self, number: int) -> int:
         """What the description of the pass of that number, from 1, says: which of the model's it is, or -1."""
-        full = self.model.full_passes()
+        full = self.cta.full_passes()
         index = full[number - 1] if number <= len(full) else -1
-        which = 0 if self.model.drop == "four places for passes" else (number - 1) % PASSES
-        self.model.read(self.me, ("pass", which), (index,))
+        which = 0 if self.cta.drop == "four places for passes" else (number - 1) % PASSES
+        self.cta.read(self.me, ("pass", which), (index,))
         return index
 
     def run(self) -> Steps:
-        model, more = self.model, [True]
+        model, more = self.cta, [True]
         while True:
             yield from self.begin_pass(more)
             if not more[-1]:
@@ -219,7 +215,7 @@ class Consumer:
         yield from self.finish_waiting()
 
     def begin_pass(self, more: list[bool]) -> Steps:
-        model = self.model
+        model = self.cta
         yield from self.wait(model.full[self.buffer], self.parity, "Q")
         index = self.describe(self.passes + 1)
         if index < 0:
@@ -232,8 +228,7 @@ class Consumer:
             if model.alternate or part == self.who:
                 for item in model.tile_items(self.buffer):
                     model.read(self.me, item, ("q", index, part))
-                if model.has("fence behind Q"):
-                    self.me.fence()
+                self.fence("fence behind Q")
                 model.write(self.me, ("registers of Q", self.warp), (index,), generic=False)
             yield None
             self.free()
@@ -241,11 +236,10 @@ class Consumer:
         model.write(self.me, ("lse", self.warp), (index,))
 
     def take(self, index: int, block: int) -> Steps:
-        model, b = self.model, self.buffer
+        model, b = self.cta, self.buffer
         for row in range(WARPS):
             model.read(self.me, ("valid", b, row), (index, block))
-        if model.has("fence behind gathered rows"):
-            self.me.fence()
+        self.fence("fence behind gathered rows")
         if not model.alternate:
             yield from self.wait(model.order[self.who], (self.turns ^ (self.who == 0)) & 1, "order")
         self.mma.follow(self.me)
@@ -276,26 +270,26 @@ class Consumer:
             yield from self.wait_sums("sums")
             self.add_up(index, self.waiting)
             self.waiting = None
-        if self.ended and self.model.normalize:
+        if self.ended and self.cta.normalize:
             yield from self.divide(index)
         self.ended = 0
 
     def sums_set(self, number: int) -> int:
-        return 0 if self.model.drop == "second set of sums" else number % 2
+        return 0 if self.cta.drop == "second set of sums" else number % 2
 
     def mass_set(self) -> int:
-        return self.masses % 2 if self.model.alternate and self.model.drop != "second set of masses" else 0
+        return self.masses % 2 if self.cta.alternate and self.cta.drop != "second set of masses" else 0
 
     def wait_sums(self, step: str) -> Steps:
-        yield from self.wait(self.model.sums_ready[self.group], (self.round - 1) % 2, step)
+        yield from self.wait(self.cta.sums_ready[self.group], (self.round - 1) % 2, step)
 
     def first_owned(self) -> int:
-        return self.warp % WARPS * 2 + self.who if self.model.alternate else self.warp
+        return self.warp % WARPS * 2 + self.who if self.cta.alternate else self.warp
 
     def add_up(self, index: int, block: int) -> None:
         if block % CONSUMER_WARPS != self.first_owned():
             return
-        model = self.model
+        model = self.cta
         addends = range(self.who * WARPS, (self.who + 1) * WARPS) if model.alternate else range(CONSUMER_WARPS)
         for addend in addends:
             model.read(self.me, ("sums", self.sums_set(self.round - 1), addend), (index, block))
@@ -304,7 +298,7 @@ class Consumer:
             model.write(self.me, ("mass", self.mass_set(), self.warp), (index,))
 
     def divide(self, index: int) -> Steps:
-        model = self.model
+        model = self.cta
         if self.first_owned() >= model.blocks[index]:
             model.write(self.me, ("mass", self.mass_set(), self.warp), (index,))
         if model.alternate:

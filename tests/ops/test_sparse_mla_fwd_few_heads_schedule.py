@@ -131,9 +131,10 @@ class FewHeads(Model):
 class Role(Consumer):
     """What both consumers do: one query after another."""
 
+    cta: FewHeads
+
     def __init__(self, model: FewHeads, who: int, warp: int) -> None:
         super().__init__(model, who, warp)
-        self.cta = model
         self.ring, self.handover = Ring(BUFFERS), Ring(HANDOVERS)
 
     def run(self) -> Steps:
@@ -174,8 +175,7 @@ class Scores(Role):
             for item in cta.part_items(buffer, part, cta.tiles):
                 cta.read(self.me, item, (self.query, "q"))
         cta.read(self.me, cta.blocks_item(buffer), (self.query,))
-        if cta.has("fence behind Q"):
-            self.me.fence()
+        self.fence("fence behind Q")
         yield None
         if not early:
             for part in PARTS:
@@ -186,13 +186,12 @@ class Scores(Role):
         yield from self.wait(self.cta.full[self.ring.stage][part], self.ring.full, f"full {part}")
 
     def issue_part(self, part: int, tag: tuple[int, int]) -> None:
-        self.issue(self.cta.part_items(self.ring.stage, part, self.cta.tiles), tag)
+        self.issue(self.mma, self.cta.part_items(self.ring.stage, part, self.cta.tiles), tag)
 
     def await_early(self) -> Steps:
         for part in PARTS[:EARLY]:
             yield from self.await_rows(part)
-        if self.cta.has("fence behind early rows"):
-            self.me.fence()
+        self.fence("fence behind early rows")
 
     def issue_early(self, tag: tuple[int, int]) -> Steps:
         for part in PARTS[:EARLY]:
@@ -203,8 +202,7 @@ class Scores(Role):
         for part in PARTS[EARLY:]:
             if part not in self.fenced:
                 yield from self.await_rows(part)
-                if self.cta.has("fence behind late rows"):
-                    self.me.fence()
+                self.fence("fence behind late rows")
             self.issue_part(part, tag)
         yield None
 
@@ -224,7 +222,7 @@ class Scores(Role):
         yield from self.wait_for_handover()
         if not last:
             yield from self.await_early()
-        self.collect("wgmma wait of scores")
+        self.collect(self.mma, "wgmma wait of scores")
         if not last:
             yield from self.issue_early((self.query, tag[1] + 1))
 
@@ -232,8 +230,7 @@ class Scores(Role):
         self.cta.write(self.me, ("p", self.place, self.warp), tag)
         if not last:
             yield from self.look_for_late()
-        if self.cta.has("fence behind P"):
-            self.me.fence()
+        self.fence("fence behind P")
         yield from self.hand_over(tag)
 
     def hand_over(self, tag: Tag) -> Steps:
@@ -290,8 +287,8 @@ class Values(Role):
         yield from self.take(tag)
         before = Agent("nothing")
         for part in PARTS:
-            self.issue(cta.part_items(buffer, part, VALUE_TILES), tag)
-            self.issue([("p", self.place, row) for row in range(WARPS)], tag)
+            self.issue(self.mma, cta.part_items(buffer, part, VALUE_TILES), tag)
+            self.issue(self.mma, [("p", self.place, row) for row in range(WARPS)], tag)
             issued = Agent("wgmma group", dict(self.mma.clock), dict(self.mma.fenced))
             yield None
             if part > 0:

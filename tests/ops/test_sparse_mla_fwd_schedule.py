@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from schedule_machine import Agent, Barrier, Item, Machine, Steps, Tag, Violation, schedule, steps_of
+from schedule_machine import Agent, Barrier, Item, Machine, Steps, Violation, Warp, schedule, steps_of
 
 KERNEL = Path(__file__).resolve().parents[2] / "cuda" / "sparse_mla_fwd" / "sm90"
 WARPS = 2  # per warpgroup; the kernel has four
@@ -137,57 +137,45 @@ class Model(Machine):
         schedule(self.threads(), seed)
 
 
-class Consumer:
+class Consumer(Warp[Model]):
     """consumer.cuh, epilogue.cuh and merge.cuh, one warp. Scores, P and the output live in registers: not modelled."""
 
     def __init__(self, model: Model, who: int, warp: int) -> None:
-        self.model, self.who, self.other, self.warp = model, who, 1 - who, warp
         own = model.prefix
-        self.me, self.mma = Agent(f"{own}c{who}.{warp}"), Agent(f"{own}wgmma{who}.{warp}")
+        super().__init__(model, Agent(f"{own}c{who}.{warp}"))
+        self.who, self.other, self.warp = who, 1 - who, warp
+        self.mma = Agent(f"{own}wgmma{who}.{warp}")
         self.k_parity = self.p_parity = self.base_parity = self.q_parity = self.named_parity = 0
         self.query = 0
 
     def run(self) -> Steps:
-        for query, blocks in enumerate(self.model.blocks):
+        for query, blocks in enumerate(self.cta.blocks):
             self.query = query
             yield from self.accumulate(blocks)
             yield from self.join_statistics()
             self.q_parity ^= 1
 
-    def wait(self, barrier: Barrier, parity: int, step: str) -> Steps:
-        yield from self.model.wait(self.me, barrier, parity, step)
-
-    def issue(self, items: Sequence[Item], tag: Tag) -> None:
-        self.mma.follow(self.me)
-        for item in items:
-            self.model.read(self.mma, item, tag, "async")
-
-    def collect(self, step: str) -> None:
-        if self.model.has(step):
-            self.me.follow(self.mma)
-
     def await_part(self, part: int, fenced: set[int]) -> Steps:
         """Parts behind it that have arrived as well share its fence."""
-        model, full = self.model, self.model.full[self.who]
+        model, full = self.cta, self.cta.full[self.who]
         yield from self.wait(full[part], self.k_parity, f"full {part}")
         for later in range(part + 1, len(PARTS)):
             if model.drop == "look at later parts" or full[later].done(self.k_parity):
                 fenced.add(later)
                 if model.drop != "look at later parts":
                     yield from self.wait(full[later], self.k_parity, f"full {later}")
-        if model.has("fence behind gathered rows"):
-            self.me.fence()
+        self.fence("fence behind gathered rows")
 
     def scores(self, block: int, last: bool) -> Steps:
-        model = self.model
+        model = self.cta
         fenced: set[int] = set()
         for part, (first, end) in enumerate(PARTS):
             if part not in fenced:
                 yield from self.await_part(part, fenced)
-            self.issue([("q",)], (self.query,))
-            self.issue(model.key_items(self.who, first, end or model.tiles), (self.query, block))
+            self.issue(self.mma, [("q",)], (self.query,))
+            self.issue(self.mma, model.key_items(self.who, first, end or model.tiles), (self.query, block))
         yield None
-        self.collect("wgmma wait of scores")
+        self.collect(self.mma, "wgmma wait of scores")
         self.k_parity ^= 1
         if last or model.drop == "Q held until its last scores":
             model.q_free.arrive(self.me)
@@ -195,49 +183,48 @@ class Consumer:
             model.read(self.me, ("valid", self.who, row), (self.query, block))
 
     def values(self, buffer: int, block: int) -> Steps:
-        model, early = self.model, self.model.drop == "columns held until their products are done"
+        model, early = self.cta, self.cta.drop == "columns held until their products are done"
         first = self.who * HALF_TILES
-        self.issue(model.key_items(buffer, first, first + HALF_TILES), (self.query, block))
+        self.issue(self.mma, model.key_items(buffer, first, first + HALF_TILES), (self.query, block))
         if buffer != self.who:
-            self.issue(model.p_items(buffer), (self.query, block))
+            self.issue(self.mma, model.p_items(buffer), (self.query, block))
         if early:
             model.free[buffer][self.who].arrive(self.me)
         yield None
-        self.collect("wgmma wait of values")
+        self.collect(self.mma, "wgmma wait of values")
         if not early:
             model.free[buffer][self.who].arrive(self.me)
 
     def publish(self, block: int) -> Steps:
-        model = self.model
+        model = self.cta
         if self.who == 0 and model.rope:
             model.keys_read.arrive(self.me)
             yield from self.wait(model.keys_read, self.named_parity, "named barrier")
             self.named_parity ^= 1
         model.write(self.me, model.p_items(self.who)[self.warp], (self.query, block))
-        if model.has("fence behind P"):
-            self.me.fence()
+        self.fence("fence behind P")
         model.p_ready[self.who].arrive(self.me)
         yield None
 
     def share_base(self, block: int) -> None:
-        self.model.write(self.me, ("base", self.who, self.warp), (self.query, block))
+        self.cta.write(self.me, ("base", self.who, self.warp), (self.query, block))
 
     def read_base(self, block: int) -> None:
-        self.model.read(self.me, ("base", self.other, self.warp), (self.query, block))
+        self.cta.read(self.me, ("base", self.other, self.warp), (self.query, block))
 
     def wait_for_other_base(self, block: int, step: str) -> Steps:
-        yield from self.wait(self.model.base_ready, self.base_parity, step)
+        yield from self.wait(self.cta.base_ready, self.base_parity, step)
         self.base_parity ^= 1
         self.read_base(block)
 
     def wait_for_other_probabilities(self) -> Steps:
-        yield from self.wait(self.model.p_ready[self.other], self.p_parity, f"P of {self.other}")
+        yield from self.wait(self.cta.p_ready[self.other], self.p_parity, f"P of {self.other}")
         self.p_parity ^= 1
 
     def first_block(self, block: int, last: bool) -> Steps:
         yield from self.scores(block, last)
         self.share_base(block)
-        self.model.base_ready.arrive(self.me)
+        self.cta.base_ready.arrive(self.me)
         yield None
         yield from self.publish(block)
         yield from self.values(self.who, block)
@@ -258,7 +245,7 @@ class Consumer:
         yield from self.values(self.who, block + 1)
 
     def accumulate(self, blocks: int) -> Steps:
-        model = self.model
+        model = self.cta
         yield from self.wait(model.q_full, self.q_parity, "q_full")
         model.read(self.me, ("blocks",), (self.query,))
         single = blocks % 2 != 0
@@ -276,7 +263,7 @@ class Consumer:
             yield from self.values(self.other, blocks - 1)
 
     def join_statistics(self) -> Steps:
-        model, ready = self.model, self.model.statistics_ready
+        model, ready = self.cta, self.cta.statistics_ready
         which = {w: 0 if model.drop == f"second set of statistics of {w}" else self.q_parity for w in (0, 1)}
         model.write(self.me, ("statistics", which[self.who], self.who, self.warp), (self.query,))
         yield None
@@ -290,7 +277,7 @@ class Consumer:
         model.read(self.me, ("statistics", which[self.other], self.other, self.warp), (self.query,))
 
     def merge(self, cluster: Cluster) -> Steps:
-        model = self.model
+        model = self.cta
         model.tiles_read.arrive(self.me)
         yield from self.wait(model.tiles_read, 0, "tiles_read")
         for item in model.left_over():
