@@ -39,14 +39,27 @@ __device__ __forceinline__ RowStatistics read_statistics(const float4& place, ui
   return {values.x, values.y, values.z, values.w != 0.f};
 }
 
-// Base and logarithm of the sum, in units of lse. The base's unit is in two parts, so that only the result is rounded
-// where the base is large.
+// Base and logarithm of the sum, in units of lse. The base's unit is in two parts, and the sum's power of two is apart
+// from its logarithm, which log2f then gives to within much less than a unit of the result: all is exact but for that
+// and the last addition.
 template <typename Parameters>
 __device__ __forceinline__ float log_sum(const Parameters& params, const RowStatistics& row) {
+  const uint32_t bits = __float_as_uint(row.sum);
+  const bool is_normal = bits - 0x00800000u < 0x7F000000u;
+  // To the nearest power: what is left is between the square roots of 1/2 and of 2.
+  const int32_t power = is_normal ? static_cast<int32_t>(bits - 0x3F3504F3u) >> 23 : 0;
+  const float left = __uint_as_float(bits - (static_cast<uint32_t>(power) << 23));
   const float whole = __fmul_rn(row.base, params.base_unit);
-  const bool is_finite = fabsf(whole) < positive_infinity();
-  const float lost = fmaf(row.base, params.base_unit_rest, fmaf(row.base, params.base_unit, -whole));
-  return whole + fmaf(log2f(row.sum), params.lse_unit, is_finite ? lost : 0.f);
+  const float powers = __fmul_rn(static_cast<float>(power), params.lse_unit);
+  const float both = __fadd_rn(whole, powers);
+  float lost = 0.f;
+  if (fabsf(both) < positive_infinity()) {
+    const float second = __fsub_rn(both, whole);
+    lost = __fadd_rn(__fsub_rn(whole, __fsub_rn(both, second)), __fsub_rn(powers, second));
+    lost += fmaf(row.base, params.base_unit_rest, fmaf(row.base, params.base_unit, -whole));
+    lost += fmaf(static_cast<float>(power), params.lse_unit, -powers);
+  }
+  return both + fmaf(log2f(left), params.lse_unit, lost);
 }
 
 // Writes lse and max_logits of one head.
