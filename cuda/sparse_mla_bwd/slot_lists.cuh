@@ -12,16 +12,43 @@ namespace cupymla::sparse_mla_bwd {
 constexpr int kListThreads = 256;
 constexpr int kScanThreads = 1024;
 
+// Of which chunk of queries a CTA of these stages makes lists, where they are made for several at once: chunks lie on
+// grid.y, and a chunk's queries on grid.x of `count` and `place`.
+template <bool kChunks>
+struct ListedChunk {
+  static __device__ __forceinline__ uint32_t number() { return kChunks ? blockIdx.y : 0; }
+
+  static __device__ __forceinline__ int32_t* row_ends(const Parameters& params) {
+    return params.row_ends + static_cast<int64_t>(number()) * params.kv_rows;
+  }
+
+  // Slots of a chunk, valid or not: the room in its part of `slot_list`.
+  static __device__ __forceinline__ int32_t entries(const Parameters& params);
+
+  static __device__ __forceinline__ int32_t* slot_list(const Parameters& params) {
+    return params.slot_list + static_cast<int64_t>(number()) * entries(params);
+  }
+
+  static __device__ __forceinline__ uint32_t query(const Parameters& params) {
+    return params.query_begin + number() * gridDim.x + blockIdx.x;
+  }
+};
+
 // Slots of the launch's queries, valid or not: the room in `slot_list`.
 __device__ __forceinline__ int32_t slot_entries(const Parameters& params) {
   return static_cast<int32_t>(params.query_end - params.query_begin) * params.topk;
 }
 
+template <bool kChunks>
+__device__ __forceinline__ int32_t ListedChunk<kChunks>::entries(const Parameters& params) {
+  return kChunks ? static_cast<int32_t>(gridDim.x) * params.topk : slot_entries(params);
+}
+
 // Calls `take(row, entry)` for each valid slot of one query per CTA: the token's row among all batch entries, and the
-// slot's number among the launch's.
-template <typename Take>
+// slot's number among the chunk's.
+template <bool kChunks, typename Take>
 __device__ __forceinline__ void for_each_slot(const Parameters& params, Take take) {
-  const uint32_t token = params.query_begin + blockIdx.x;
+  const uint32_t token = ListedChunk<kChunks>::query(params);
   if (token >= params.query_end) return;
   const SparseQuery<64> query(params, token);
   const int32_t* indices = params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
@@ -33,28 +60,36 @@ __device__ __forceinline__ void for_each_slot(const Parameters& params, Take tak
   }
 }
 
+template <bool kChunks>
 __device__ __forceinline__ void count_slots(const Parameters& params) {
-  for_each_slot(params, [&](int64_t row, int32_t) { atomicAdd(params.row_ends + row, 1); });
+  int32_t* counts = ListedChunk<kChunks>::row_ends(params);
+  for_each_slot<kChunks>(params, [&](int64_t row, int32_t) { atomicAdd(counts + row, 1); });
 }
 
+template <bool kChunks>
 __device__ __forceinline__ void place_slots(const Parameters& params) {
-  for_each_slot(params, [&](int64_t row, int32_t entry) {
-    const int32_t place = atomicAdd(params.row_ends + row, 1);
+  int32_t* ends = ListedChunk<kChunks>::row_ends(params);
+  for_each_slot<kChunks>(params, [&](int64_t row, int32_t entry) {
+    const int32_t place = atomicAdd(ends + row, 1);
     // Another kernel may have changed the indices since they were counted: then sums are wrong, but nothing else.
-    if (place < slot_entries(params)) params.slot_list[place] = entry;
+    if (place < ListedChunk<kChunks>::entries(params)) ListedChunk<kChunks>::slot_list(params)[place] = entry;
   });
 }
 
+template <bool kChunks>
 __device__ __forceinline__ void clear_counts(const Parameters& params) {
+  int32_t* counts = ListedChunk<kChunks>::row_ends(params);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kListThreads;
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * kListThreads + threadIdx.x; row < params.kv_rows;
        row += stride) {
-    params.row_ends[row] = 0;
+    counts[row] = 0;
   }
 }
 
 // Exclusive sums of row_ends in place, by one CTA.
+template <bool kChunks>
 __device__ __forceinline__ void scan_rows(const Parameters& params) {
+  int32_t* ends = ListedChunk<kChunks>::row_ends(params);
   __shared__ int32_t warp_sums[kScanThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   constexpr int kOwn = 4;  // rows of a thread at a time
@@ -64,7 +99,7 @@ __device__ __forceinline__ void scan_rows(const Parameters& params) {
     int32_t counts[kOwn], own = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      counts[i] = row + i < params.kv_rows ? params.row_ends[row + i] : 0;
+      counts[i] = row + i < params.kv_rows ? ends[row + i] : 0;
       own += counts[i];
     }
     const int32_t inclusive = static_cast<int32_t>(warp_scan(static_cast<uint32_t>(own), lane));
@@ -77,7 +112,7 @@ __device__ __forceinline__ void scan_rows(const Parameters& params) {
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (row + i < params.kv_rows) params.row_ends[row + i] = start;
+      if (row + i < params.kv_rows) ends[row + i] = start;
       start += counts[i];
     }
     __syncthreads();

@@ -23,6 +23,16 @@ constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRo
                                                  kListThreads, kScanThreads, kListThreads, kSumThreads,
                                                  kMergeThreads, kMergeThreads, kDealThreads};
 
+// kChunks: whether lists are made for several chunks of queries at once.
+template <int kStage, bool kChunks>
+__device__ __forceinline__ void list_slots(const Parameters& params) {
+  static_assert(kStage >= kClear && kStage <= kPlace);
+  if constexpr (kStage == kClear) clear_counts<kChunks>(params);
+  if constexpr (kStage == kCount) count_slots<kChunks>(params);
+  if constexpr (kStage == kScan) scan_rows<kChunks>(params);
+  if constexpr (kStage == kPlace) place_slots<kChunks>(params);
+}
+
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
   static_assert(kStage > kAttention && kStage < kStages && kStage != kMerge && kStage != kSort, "no such stage");
@@ -30,10 +40,7 @@ __device__ __forceinline__ void companion(const Parameters& params) {
   if constexpr (kStage == kZero) zero<kDQk>(params);
   if constexpr (kStage == kRound) round<kDQk, Element>(params);
   if constexpr (kStage == kSink) sum_sink_terms(params);
-  if constexpr (kStage == kClear) clear_counts(params);
-  if constexpr (kStage == kCount) count_slots(params);
-  if constexpr (kStage == kScan) scan_rows(params);
-  if constexpr (kStage == kPlace) place_slots(params);
+  if constexpr (kStage >= kClear && kStage <= kPlace) list_slots<kStage, false>(params);
   if constexpr (kStage == kSum) sum_rows<kDQk>(params);
   if constexpr (kStage == kDeal) deal(params);
 }

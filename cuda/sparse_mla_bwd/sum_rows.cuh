@@ -8,50 +8,82 @@ namespace cupymla::sparse_mla_bwd {
 
 constexpr int kSumThreads = 160;  // at least one for every four channels
 
+__device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// What a thread has of a token's sum where rows are stored in float32, in the order of columns that sums have.
 template <int kDQk>
+struct PlainSum {
+  enum : int { kThreads = kSumThreads };
+  enum : bool { kClearsList = false };  // whether what is listed is used as it is, so has to be something
+  static_assert(kThreads * 4 >= kDQk);
+
+  const bool takes_part = threadIdx.x < kDQk / 4;
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+
+  // What is listed of an entry.
+  static __device__ __forceinline__ int32_t listed(int32_t entry, int32_t) { return entry; }
+
+  __device__ __forceinline__ void add(const Parameters& params, int32_t entries, int32_t entry) {
+    if (!takes_part || static_cast<uint32_t>(entry) >= static_cast<uint32_t>(entries)) return;
+    const float* row = params.partials + static_cast<int64_t>(entry) * kDQk;
+    const float4 value = reinterpret_cast<const float4*>(row)[threadIdx.x];
+    sum = plus(sum, value);
+  }
+
+  __device__ __forceinline__ void add_list(const Parameters& params, int32_t entries, const int32_t* list,
+                                           int32_t count) {
+#pragma unroll 4
+    for (int32_t i = 0; i < count; ++i) add(params, entries, list[i]);
+  }
+
+  __device__ __forceinline__ void add_to(float* start) const {
+    float4* total = reinterpret_cast<float4*>(start) + threadIdx.x;
+    *total = plus(*total, sum);
+  }
+};
+
+template <typename Sum>
 struct SumRows {
+  enum : int { kThreads = Sum::kThreads };
   static constexpr int kSorted = 1024;               // lists up to this length are sorted
   static constexpr int kWindow = 32 * 1024;          // longer ones are gone through in windows of slots
-  static_assert(kSumThreads * 4 >= kDQk);
 
   const Parameters& params;
   int32_t (&words)[kSorted];  // in shared memory: a sorted list, or a window's slots as bits
   const int32_t entries = slot_entries(params);
-  const bool takes_part = threadIdx.x < kDQk / 4;
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+  Sum sum = {};
 
-  __device__ __forceinline__ void add(int32_t entry) {
-    if (!takes_part || static_cast<uint32_t>(entry) >= static_cast<uint32_t>(entries)) return;
-    const float* row = params.partials + static_cast<int64_t>(entry) * kDQk;
-    const float4 value = reinterpret_cast<const float4*>(row)[threadIdx.x];
-    sum = make_float4(sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w);
-  }
-
-  // Every entry's place is the number of smaller ones: no two are equal.
+  // Every entry's rank is the number of smaller ones: no two are equal, unless another kernel has spoilt the list.
   __device__ __forceinline__ void sort_and_add(const int32_t* list, int32_t count) {
-    for (int32_t i = threadIdx.x; i < count; i += kSumThreads) {
+    if constexpr (Sum::kClearsList) {
+      for (int32_t i = threadIdx.x; i < count; i += kThreads) words[i] = 0;
+      __syncthreads();
+    }
+    for (int32_t i = threadIdx.x; i < count; i += kThreads) {
       const int32_t entry = list[i];
-      int32_t place = 0;
-      for (int32_t j = 0; j < count; ++j) place += list[j] < entry;
-      words[place] = entry;
+      int32_t rank = 0;
+      for (int32_t j = 0; j < count; ++j) rank += list[j] < entry;
+      words[rank] = Sum::listed(entry, entries);
     }
     __syncthreads();
-#pragma unroll 4
-    for (int32_t i = 0; i < count; ++i) add(words[i]);
+    sum.add_list(params, entries, words, count);
   }
 
   __device__ __forceinline__ void add_by_windows(const int32_t* list, int32_t count) {
     for (int64_t window = 0; window < entries; window += kWindow) {
-      for (int i = threadIdx.x; i < kSorted; i += kSumThreads) words[i] = 0;
+      for (int i = threadIdx.x; i < kSorted; i += kThreads) words[i] = 0;
       __syncthreads();
-      for (int32_t i = threadIdx.x; i < count; i += kSumThreads) {
+      for (int32_t i = threadIdx.x; i < count; i += kThreads) {
         const int64_t place = list[i] - window;
         if (place >= 0 && place < kWindow) atomicOr(words + place / 32, 1 << (place % 32));
       }
       __syncthreads();
       for (int word = 0; word < kSorted; ++word) {
         for (uint32_t bits = words[word]; bits != 0; bits &= bits - 1) {
-          add(static_cast<int32_t>(window) + word * 32 + __ffs(static_cast<int>(bits)) - 1);
+          const int32_t entry = static_cast<int32_t>(window) + word * 32 + __ffs(static_cast<int>(bits)) - 1;
+          sum.add(params, entries, Sum::listed(entry, entries));
         }
       }
       __syncthreads();
@@ -68,18 +100,15 @@ struct SumRows {
     } else {
       add_by_windows(list, count);
     }
-    if (!takes_part) return;
-    float* start = params.sums + row / params.s_kv * params.sums_batch + row % params.s_kv * params.sums_token;
-    float4* total = reinterpret_cast<float4*>(start) + threadIdx.x;
-    const float4 before = *total;
-    *total = make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w);
+    if (!sum.takes_part) return;
+    sum.add_to(params.sums + row / params.s_kv * params.sums_batch + row % params.s_kv * params.sums_token);
   }
 };
 
 template <int kDQk>
 __device__ __forceinline__ void sum_rows(const Parameters& params) {
-  __shared__ int32_t words[SumRows<kDQk>::kSorted];
-  SumRows<kDQk>{params, words}.run(blockIdx.x);
+  __shared__ int32_t words[SumRows<PlainSum<kDQk>>::kSorted];
+  SumRows<PlainSum<kDQk>>{params, words}.run(blockIdx.x);
 }
 
 }  // namespace cupymla::sparse_mla_bwd

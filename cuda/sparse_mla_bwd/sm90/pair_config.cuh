@@ -7,10 +7,11 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <int kDQkArg, bool kPartialsArg>
+template <int kDQkArg, int kPartialsArg>
 struct PairConfig {
   static constexpr int kCluster = 2;
-  static constexpr bool kPartials = kPartialsArg;  // whether every slot's dKV row is stored on its own
+  static constexpr bool kPartials = kPartialsArg != 0;  // whether every slot's dKV row is stored on its own
+  static constexpr bool kPacked = kPartialsArg == 2;    // in 16 bits a column
   static constexpr int kQueries = 1;
   static constexpr int kDQk = kDQkArg;             // channels of a key
   static constexpr int kDV = 512;                  // channels of a value: the first ones of the key

@@ -134,7 +134,7 @@ struct PairGradients {
     if constexpr (Config::kHasRope) {
       sm90::wgmma_wait<1>();
       sm90::pin_registers(rope);
-      arrange_runs<false>(rope, consumer.fresh_thread());
+      PairPlaces<Config>::arrange_half(rope, consumer.fresh_thread());
       places_of_rope().send_half(rope, consumer.pass() > 0, consumer.fresh_thread());
     }
     float first[kTileSums];
@@ -145,13 +145,13 @@ struct PairGradients {
     storage.free.arrive();
     sm90::wgmma_wait<0>();
     sm90::pin_registers(first);
-    arrange_runs<!Config::kPartials>(first, consumer.fresh_thread());
+    PairPlaces<Config>::arrange(first, consumer.fresh_thread());
     const auto places = places_of(0);
     issue_key_gradient(second, 1, [&](int product) { send_between(places, first, product); });
     send_behind(places, first);
     sm90::wgmma_wait<0>();
     sm90::pin_registers(second);
-    arrange_runs<!Config::kPartials>(second, consumer.fresh_thread());
+    PairPlaces<Config>::arrange(second, consumer.fresh_thread());
     give_room(is_last);
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/global_store.cuh"
+#include "../../common/global_store_words.cuh"
 #include "../../common/math.cuh"
 #include "../../common/multiply_wide.cuh"
 #include "../../common/opaque.cuh"
@@ -10,6 +11,7 @@
 #include "../../common/sm90/wgmma.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../dkv_rows.cuh"
+#include "../packed_columns.cuh"
 #include "../params.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -59,16 +61,24 @@ __device__ __forceinline__ void arrange_runs(float (&sums)[kCount], uint32_t thr
 // Where a thread's rows of a block go: `row` of its quad and of the neighbouring one, and eight further down the same.
 // Rows that are stored leave by halves of lines, which measured faster.
 template <typename Config>
-struct PairPlaces {
+struct PlainPlaces {
   static constexpr bool kLines = !Config::kPartials;
   static constexpr int kTileParts = 8;
+
+  template <int kCount>
+  static __device__ __forceinline__ void arrange(float (&sums)[kCount], uint32_t thread) {
+    arrange_runs<kLines>(sums, thread);
+  }
+  static __device__ __forceinline__ void arrange_half(float (&sums)[8], uint32_t thread) {
+    arrange_runs<false>(sums, thread);
+  }
 
   int32_t rows[2][2];  // first the even quad's; where they are stored its own, negative where it is not
   int64_t here;        // this thread's part of row 0
 
   // `own`: this thread's two rows, counted over all batch entries. `column`: the first of those that are sent.
-  __device__ __forceinline__ PairPlaces(const Parameters& params, const int32_t (&own)[2], int32_t column,
-                                        uint32_t thread) {
+  __device__ __forceinline__ PlainPlaces(const Parameters& params, const int32_t (&own)[2], int32_t column,
+                                         uint32_t thread) {
     const bool odd = (thread & 4) != 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -97,7 +107,7 @@ struct PairPlaces {
     }
   }
 
-  // Half a line of this thread's own rows.
+  // Half a line of this thread's own rows, of the RoPE.
   __device__ __forceinline__ void send_half(const float (&sums)[8], bool adds, uint32_t thread) const {
     const bool odd = (thread & 4) != 0;
 #pragma unroll
@@ -122,6 +132,65 @@ struct PairPlaces {
     }
   }
 };
+
+// Where rows go that are packed: eight columns of a thread leave at once.
+//
+// Of 32 columns of the values a thread of a quad has two neighbours of every eight, and these are packed together, so
+// sums lie in the order of runs if threads' halves of eight sums take turns (`sum_packed_rows`). Of the RoPE a consumer
+// has sixteen columns: neighbouring threads exchange halves of their two rows, which then lie in the order of runs.
+template <typename Config>
+struct PackedPlaces {
+  static constexpr int kGroup = 32;
+  static constexpr int kTileParts = 4;
+
+  int32_t rows[2];  // where they are stored, negative where they are not
+  int64_t here;     // the quad's first column of row 0
+  uint32_t thread;
+
+  __device__ __forceinline__ PackedPlaces(const Parameters& params, const int32_t (&own)[2], int32_t column,
+                                          uint32_t thread)
+      : rows{own[0], own[1]}, here(reinterpret_cast<int64_t>(params.partials) + column * 2), thread(thread) {
+    make_opaque(here);
+  }
+
+  // Nothing to arrange: what is packed may lie anywhere.
+  template <int kCount>
+  static __device__ __forceinline__ void arrange(float (&)[kCount], uint32_t) {}
+
+  // Afterwards an even thread has eight columns of the upper row, an odd one of the lower row.
+  static __device__ __forceinline__ void arrange_half(float (&sums)[8], uint32_t thread) {
+    arrange_runs<false>(sums, thread);
+    const bool odd = (thread & 1) != 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float got = __shfl_xor_sync(0xffffffffu, odd ? sums[c] : sums[4 + c], 1);
+      const float upper = sums[c], lower = sums[4 + c];
+      sums[c] = odd ? got : upper;
+      sums[4 + c] = odd ? lower : got;
+    }
+  }
+
+  // Rows are written in one pass alone, so nothing is ever added to them.
+  __device__ __forceinline__ void send(const float (&sums)[32], int part, bool) const {
+    const int group = part % 2, r = part / 2;
+    float eight[kPackedColumns];
+#pragma unroll
+    for (int i = 0; i < kPackedColumns; ++i) eight[i] = sums[(group * 4 + i / 2) * 4 + r * 2 + i % 2];
+    put(rows[r], group * kGroup + thread % 4 * kPackedColumns, eight);
+  }
+  __device__ __forceinline__ void send_half(const float (&sums)[8], bool, uint32_t) const {
+    put((thread & 1) != 0 ? rows[1] : rows[0], thread % 4 / 2 * kPackedColumns, sums);
+  }
+
+  __device__ __forceinline__ void put(int32_t row, int32_t column, const float (&eight)[kPackedColumns]) const {
+    if (row < 0) return;
+    store_uint4(reinterpret_cast<uint8_t*>(multiply_add_wide(row, Config::kDQk * 2, here)) + column * 2,
+                pack_columns(eight));
+  }
+};
+
+template <typename Config>
+using PairPlaces = cuda::std::conditional_t<Config::kPacked, PackedPlaces<Config>, PlainPlaces<Config>>;
 
 // What stage `zero` has besides: what is added to them is read.
 template <int kDQk>

@@ -3,6 +3,7 @@
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "../stages.cuh"
+#include "../sum_packed_rows.cuh"
 #include "attention.cuh"
 #include "pair_attention.cuh"
 
@@ -13,7 +14,7 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16; 2 where `round` of a pair's sums makes fp32.
 // CUPYMLA_STAGE: which stage this is, see `Stage`. CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2, for the attention
 // stage, and `zero` and `round` of its sums. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on its own, for
-// the attention stage.
+// the attention stage; 2 where these rows are packed, for the attention stage of a pair, and `sum`.
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -21,14 +22,17 @@ namespace cupymla::sparse_mla_bwd {
 using ThisConfig = PairConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 using ThisStorage = PairStorage<ThisConfig>;
 #else
-using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
+using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS != 0>;
 using ThisStorage = Storage<ThisConfig>;
 #endif
 // A float32 dkv of a pair comes from the order of its sums by the stage `round`.
 using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
-constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
+constexpr bool kSumsPacked = CUPYMLA_STAGE == kSum && CUPYMLA_PARTIALS == 2;
+constexpr unsigned kStageThreads = kIsAttention  ? ThisConfig::kThreads
+                                   : kSumsPacked ? kPackedSumThreads
+                                                 : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? CUPYMLA_CLUSTER : 1;
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
 constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
@@ -61,6 +65,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
   } else if constexpr (CUPYMLA_STAGE == kRound && CUPYMLA_CLUSTER == 2) {
     cupymla::wait_for_grid_ahead(params.followed != 0);
     round_runs<CUPYMLA_D_QK, Rounded>(params);
+  } else if constexpr (CUPYMLA_STAGE >= kClear && CUPYMLA_STAGE <= kPlace) {
+    cupymla::wait_for_grid_ahead(params.followed != 0);
+    list_slots<CUPYMLA_STAGE, true>(params);
+  } else if constexpr (kSumsPacked) {
+    cupymla::wait_for_grid_ahead(params.followed != 0);
+    sum_packed_rows<CUPYMLA_D_QK>(params);
   } else {
     companion<CUPYMLA_STAGE, CUPYMLA_D_QK, Element>(params);
     if constexpr (CUPYMLA_STAGE == kZero && CUPYMLA_CLUSTER == 2) zero_spare_rows<CUPYMLA_D_QK>(params);

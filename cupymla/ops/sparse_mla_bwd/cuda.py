@@ -179,8 +179,9 @@ class Binding:
         self._parameters = parameters(self.plan, views, outputs)
         self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's
         self._pointers: tuple[int, int, int] | None = None
+        self._lists = (0, 0)
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
-        self._launchers: dict[tuple[plan.Stage, int, bool], Launcher] = {}
+        self._launchers: dict[tuple[plan.Stage, int, int, bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
         self.launcher: Launcher | None = attends[0] if attends else None
@@ -188,7 +189,7 @@ class Binding:
     def _launcher(self, step: plan.Launch, device: Device) -> Launcher:
         """The launcher of a step; steps that differ in their queries alone share one."""
         dependent = step.dependent and self._overlaps
-        key = step.stage, step.ctas, dependent
+        key = step.stage, step.ctas, step.lists, dependent
         known = self._launchers.get(key)
         if known is not None:
             return known
@@ -198,7 +199,7 @@ class Binding:
         check_record(source, facts, Parameters)
         if step.stage == "attention" and facts["pass_heads"] != self.plan.pass_heads:
             raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
-        grid, cluster = (step.ctas, 1, 1), facts["cluster"]
+        grid, cluster = (step.ctas, step.lists, 1), facts["cluster"]
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
         count = self.plan.maps if step.stage == "attention" else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
@@ -210,6 +211,8 @@ class Binding:
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)
+        record = self._parameters
+        self._lists = record.row_ends or 0, record.slot_list or 0
         pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
@@ -225,7 +228,7 @@ class Binding:
         if self.plan.kv_map is not None:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
-        for (stage, _, _), launcher in self._launchers.items():
+        for (stage, *_), launcher in self._launchers.items():
             if stage == "attention":
                 for number, made in enumerate(maps):
                     launcher.replace(number, made)
@@ -238,8 +241,17 @@ class Binding:
             if self.plan.in_order and step.stage == "attention":
                 record = self._listed
                 put_in_order(record, self._parameters, self.plan, step.query_begin)
+            elif self.plan.lists > 1:
+                self._take_list(step.list)
             record.query_begin, record.query_end, record.followed = step.query_begin, step.query_end, step.followed
             launcher(stream)
+
+    def _take_list(self, number: int) -> None:
+        """Point the record to what that chunk has of the lists; to all of them for number 0."""
+        shared = self.plan.problem.shared
+        row_ends, slot_list = self._lists
+        self._parameters.row_ends = row_ends + number * self.plan.kv_rows * 4
+        self._parameters.slot_list = slot_list + number * self.plan.chunk * shared.topk * 4
 
 
 _memo: ThreadMemo[Binding] = ThreadMemo()

@@ -76,10 +76,23 @@ ORDER_TOKENS = 1 << 18
 """Tokens of a batch entry that `sort` has room for: twin of `kMaxTokensAlone` in cuda/sparse_mla_bwd/bunch.cuh."""
 
 LIST_BYTES = 128 << 20
-"""What lists of rows, and a distribution in their order, may take at a time. One bunch's are made at a time where they
-need more."""
+"""What lists of rows, and a distribution in their order, may take at a time, or lists of slots when deterministic. One
+bunch's, or one chunk's, are made at a time where they need more."""
 
-PARTIAL_BYTES = 640 << 20
+MAX_LISTS = 65535
+"""The extent of grid.y, on which chunks lie whose slots are listed at once (CUDA C++ Programming Guide)."""
+
+MANY_LISTS_ARCHS = ("sm_90a",)
+"""Targets whose kernels list the slots of several chunks at once."""
+
+PACKS_ROWS = True
+"""Whether rows that slots add are stored by 16 bits a column where they can be: a pair's on sm_90a, of a 16-bit dkv, in
+one pass over the slots."""
+
+PACKED_SLOTS = 1 << 24
+"""Slots of a query up to which they are: sixteen bytes of rows are counted in 32 bits."""
+
+PARTIAL_BYTES = 1 << 30
 """What the rows that slots add may take at a time, when they are stored to be summed in a fixed order. One query's are
 stored at a time where they need more."""
 
@@ -96,6 +109,7 @@ _ORDER_GAIN = 0.1
 _L2_BYTES = 50e6  # of an H200
 
 _ELEMENTS = (*DTYPES, "float32")  # by their CUPYMLA_FP16
+_PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
 _PAIR_STAGES = ("zero", "round")  # beside the attention, that pairs on sm_90a have of their own
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
@@ -113,6 +127,8 @@ class Launch:
         ctas: the grid.
         query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
             and the attention after it.
+        lists: for how many chunks of queries it makes lists of slots: the grid's second extent; 1 of what makes none.
+        list: which of the chunks that have lists it takes; 0 of what reads none.
         dependent: whether a launch of the call comes before it, which it may overlap with.
         followed: whether one comes after it.
     """
@@ -121,6 +137,8 @@ class Launch:
     ctas: int
     query_begin: int
     query_end: int
+    lists: int = 1
+    list: int = 0
     dependent: bool = False
     followed: bool = False
 
@@ -132,9 +150,9 @@ class Workspace:
     Attributes:
         sums: fp32 [batch * s_kv, d_qk], for a pair on sm_90a with `SPARE_ROWS` more; where dkv is not added to itself.
         sink_terms: fp32 [queries, h_q], with a sink.
-        partials: fp32 [chunk, topk, d_qk], when deterministic, as the rest.
-        row_ends: int32 [batch * s_kv].
-        slot_list: int32 [chunk, topk].
+        partials: fp32 [chunk, topk, d_qk], or two bytes each where rows are packed; when deterministic, as the rest.
+        row_ends: int32 [lists, batch * s_kv].
+        slot_list: int32 [lists, chunk, topk].
         rows: int32 [chunk, queries * topk], when queries take their rows together or in order, as the rest.
         row_slots: uint16 [chunk, queries * topk, queries], with a distribution.
         row_counts: uint32 [chunk].
@@ -172,7 +190,9 @@ class Plan:
         bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
         passes: how many times they go through its slots.
+        packed: whether rows that slots add are stored by 16 bits a column.
         chunk: queries, or bunches of them, of one launch of the attention stage.
+        lists: of how many chunks slots are listed at a time, when deterministic.
         row_ctas: CTAs of the row-wise stages.
         workspace: what is allocated beside the outputs.
     """
@@ -188,7 +208,9 @@ class Plan:
     bunches: int
     pass_heads: int
     passes: int
+    packed: bool
     chunk: int
+    lists: int
     row_ctas: int
     workspace: Workspace
 
@@ -218,6 +240,7 @@ class Plan:
             dtype=written,
             pass_heads=self.pass_heads if self.queries == 1 else PASS_HEADS[0],
             partials=shared.options.deterministic,
+            packed=self.packed,
             queries=self.queries,
         )
 
@@ -229,24 +252,40 @@ class Plan:
 
     def _in_order(self) -> Iterator[Launch]:
         yield Launch("zero", self.row_ctas, 0, self.tokens)
+        if self.problem.shared.options.deterministic:
+            yield from self._in_fixed_order()
+            yield from self._last()
+            return
         for first in range(0, self.bunches, self.chunk):
             last = min(first + self.chunk, self.bunches)
-            attention = Launch("attention", (last - first) * self.cluster, first, last)
             if self.queries > 1:
                 yield Launch("merge", last - first, first, last)
             if self.in_order:
                 yield Launch("sort", last - first, first, last)
-            if not self.problem.shared.options.deterministic:
-                yield attention
-                if self.in_order and self.problem.has_attn_dist:
-                    yield Launch("deal", last - first, first, last)
-                continue
-            yield Launch("clear", self.row_ctas, first, last)
-            yield Launch("count", last - first, first, last)
-            yield Launch("scan", 1, first, last)
-            yield Launch("place", last - first, first, last)
-            yield attention
-            yield Launch("sum", self.kv_rows, first, last)
+            yield self._attention(first, last)
+            if self.in_order and self.problem.has_attn_dist:
+                yield Launch("deal", last - first, first, last)
+        yield from self._last()
+
+    def _attention(self, first: int, last: int) -> Launch:
+        return Launch("attention", (last - first) * self.cluster, first, last)
+
+    def _in_fixed_order(self) -> Iterator[Launch]:
+        """Lists of several chunks' slots, then these chunks."""
+        for listed in range(0, self.tokens, self.chunk * self.lists):
+            end = min(listed + self.chunk * self.lists, self.tokens)
+            lists, queries = -(-(end - listed) // self.chunk), min(self.chunk, end - listed)
+            yield Launch("clear", self.row_ctas, listed, end, lists)
+            yield Launch("count", queries, listed, end, lists)
+            yield Launch("scan", 1, listed, end, lists)
+            yield Launch("place", queries, listed, end, lists)
+            for number in range(lists):
+                first = listed + number * self.chunk
+                last = min(first + self.chunk, end)
+                yield self._attention(first, last)
+                yield Launch("sum", self.kv_rows, first, last, list=number)
+
+    def _last(self) -> Iterator[Launch]:
         if self.workspace.sums is not None:
             yield Launch("round", self.row_ctas, 0, self.tokens)
         if self.problem.shared.has_sink:
@@ -276,10 +315,12 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
     in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, multiprocessors // cluster)
     chunk = max(bunches, 1)
+    packed = packs_rows(problem, arch.name)
     if problem.shared.options.deterministic:
-        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, max(1, multiprocessors // cluster))
+        chunk = _chunk(tokens, _partial_bytes(problem, packed), PARTIAL_BYTES, max(1, multiprocessors // cluster))
     elif queries > 1 or in_order:
         chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, max(1, multiprocessors // cluster))
+    lists = _lists(problem, chunk, arch.name in MANY_LISTS_ARCHS)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
     passes = -(-shared.h_q // pass_heads)
@@ -297,9 +338,13 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         bunches=bunches,
         pass_heads=pass_heads,
         passes=passes,
+        packed=packed,
         chunk=chunk,
+        lists=lists,
         row_ctas=row_ctas,
-        workspace=workspace(problem, chunk, queries, in_order, in_runs=_is_pair(arch.name, pass_heads)),
+        workspace=workspace(
+            problem, chunk, queries, in_order, in_runs=_is_pair(arch.name, pass_heads), packed=packed, lists=lists
+        ),
     )
 
 
@@ -335,6 +380,40 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
     return found_more(shared, at_once, shared.d_qk * (2 + 4), _L2_BYTES) >= _ORDER_GAIN
 
 
+def packs_rows(problem: Problem, arch_name: str) -> bool:
+    """Whether rows that slots add are stored by 16 bits a column.
+
+    They are off by 2^-15 of the largest of eight neighbours, which is little where dkv itself is rounded to 16 bits. A
+    second pass over the slots would have to add to what the first has packed.
+    """
+    shared = problem.shared
+    one_pass = CTA_HEADS < shared.h_q <= PASS_HEADS[1]
+    return (
+        PACKS_ROWS
+        and shared.options.deterministic
+        and problem.dkv_dtype != "float32"
+        and one_pass
+        and shared.topk <= PACKED_SLOTS
+        and _is_pair(arch_name, PASS_HEADS[1])
+    )
+
+
+def _partial_bytes(problem: Problem, packed: bool) -> int:
+    """Of the rows that one query's slots add."""
+    return problem.shared.topk * problem.shared.d_qk * (2 if packed else 4)
+
+
+def _lists(problem: Problem, chunk: int, many: bool) -> int:
+    """Of how many chunks slots are listed at a time: as many as there are, or as have room."""
+    shared = problem.shared
+    if not (many and shared.options.deterministic):
+        return 1
+    batch = 1 if shared.batch is None else shared.batch
+    each = 4 * (chunk * shared.topk + batch * shared.s_kv)
+    chunks = -(-shared.s_q * batch // chunk)
+    return max(1, min(chunks, MAX_LISTS, LIST_BYTES // max(each, 1)))
+
+
 def _bunches(problem: Problem, queries: int) -> int:
     return -(-problem.shared.s_q // queries) * (1 if problem.shared.batch is None else problem.shared.batch)
 
@@ -353,11 +432,19 @@ def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
 
 
 def workspace(
-    problem: Problem, chunk: int, queries: int = 1, in_order: bool = False, *, in_runs: bool = False
+    problem: Problem,
+    chunk: int,
+    queries: int = 1,
+    in_order: bool = False,
+    *,
+    in_runs: bool = False,
+    packed: bool = False,
+    lists: int = 1,
 ) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
     for `chunk` bunches of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have their columns in
-    a pair's order, so that no dkv can be the sums, and have spare rows."""
+    a pair's order, so that no dkv can be the sums, and have spare rows. `packed`: whether stored rows have 16 bits a
+    column. `lists`: of how many chunks slots are listed at a time."""
     shared = problem.shared
     batch = 1 if shared.batch is None else shared.batch
     kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
@@ -375,8 +462,8 @@ def workspace(
     sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
     sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
     sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
-    partials = part(ordered, slots * shared.d_qk)
-    row_ends, slot_list = part(ordered, kv_rows), part(ordered, slots)
+    partials = part(ordered, chunk * _partial_bytes(problem, packed) // 4)
+    row_ends, slot_list = part(ordered, lists * kv_rows), part(ordered, lists * slots)
     joint = queries > 1
     listed = joint or in_order
     return Workspace(
@@ -394,14 +481,24 @@ def workspace(
     )
 
 
+def _further_lists_limit(problem: Problem, tokens: int) -> int:
+    """What lists of slots take at most where those of several chunks are made at once."""
+    kv_rows = problem.shared.s_kv * (1 if problem.shared.batch is None else problem.shared.batch)
+    smallest = max(1, PARTIAL_BYTES // _partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
+    return min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * kv_rows)) + 1024
+
+
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
     tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
     if shared.options.deterministic:
-        chunk = _chunk(tokens, shared.topk * shared.d_qk * 4, PARTIAL_BYTES, 1)
-        return workspace(problem, chunk, in_runs=in_runs).bytes
+        sizes = []
+        for packed in {packs_rows(problem, name) for name in FOLDERS}:
+            chunk = _chunk(tokens, _partial_bytes(problem, packed), PARTIAL_BYTES, 1)
+            sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed).bytes)
+        return max(sizes) + _further_lists_limit(problem, tokens)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     sizes = [workspace(problem, 1, in_runs=in_runs).bytes]
     for n in (*_queries_together(problem), *in_order):
@@ -418,6 +515,7 @@ def variant(
     dtype: str = "bfloat16",
     pass_heads: int = 128,
     partials: bool = False,
+    packed: bool = False,
     queries: int = 1,
 ) -> KernelSource:
     """One kernel. Definitions that a stage does not depend on are the same in all of its variants.
@@ -431,6 +529,8 @@ def variant(
         pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
             attention stage, and on sm_90a for the stages `zero` and `round` of its sums.
         partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
+        packed: whether these rows have 16 bits a column; with `partials`, on sm_90a with 128 heads a pass, for the
+            stages `attention` and `sum`.
         queries: neighbouring ones that take their rows together: 1, or on sm_90a 4 of up to 16 heads or 2 of up to 32,
             whatever `pass_heads` is; without `partials`.
 
@@ -445,12 +545,16 @@ def variant(
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(pass_heads) is not int or pass_heads not in PASS_HEADS:
         raise InputError("pass_heads", "64 or 128", shown(pass_heads), OPERATOR)
-    if type(partials) is not bool:
-        raise InputError("partials", "True or False", shown(partials), OPERATOR)
+    for name, flag in (("partials", partials), ("packed", packed)):
+        if type(flag) is not bool:
+            raise InputError(name, "True or False", shown(flag), OPERATOR)
     counts = (1, *JOINT_HEADS) if arch.name in JOINT_SOURCES else (1,)
     if type(queries) is not int or queries not in counts:
         raise InputError("queries", " or ".join(map(str, counts)) + f" on {arch.name}", shown(queries), OPERATOR)
     is_pair = queries == 1 and _is_pair(arch.name, pass_heads)
+    if packed and not (is_pair and partials):
+        expected = "False but with partials=True and pass_heads=128 on sm_90a"
+        raise InputError("packed", expected, shown(packed), OPERATOR)
     dtypes = _dtypes(stage, is_pair)
     if type(dtype) is not str or dtype not in dtypes:
         raise InputError("dtype", " or ".join(map(repr, dtypes)), shown(dtype), OPERATOR)
@@ -467,7 +571,7 @@ def variant(
         ("CUPYMLA_D_QK", d_qk if wide else 576),
         ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if stage in ("attention", "round") else 0),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
-        ("CUPYMLA_PARTIALS", int(partials and attends)),
+        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in ("attention", "sum") else int(partials and attends)),
     )
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 
@@ -522,5 +626,7 @@ def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]
     for pass_heads in PASS_HEADS:
         for partials in (False, True):
             yield _stages_alone(arch_name), {"pass_heads": pass_heads, "partials": partials}
+    if _is_pair(arch_name, PASS_HEADS[1]):
+        yield ("attention", "sum"), {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
     for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
         yield JOINT_STAGES, {"pass_heads": PASS_HEADS[0], "queries": queries}

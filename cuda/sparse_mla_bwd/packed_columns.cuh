@@ -1,0 +1,102 @@
+// Eight float32 columns of a row in sixteen bytes: what a slot adds to dKV, where it is stored on its own and dKV has
+// 16 bits (CUPYMLA_PARTIALS 2).
+//
+// The eight share an exponent, that of the largest, and are whole numbers of 15 bits, from -2^14 on: off by 2^-15 of
+// the largest at most, where bfloat16 would be off by 2^-9 of each. A field of 16 bits has one bit of the exponent:
+//
+//   word i   bit 31      bits 30-16           bit 15   bits 14-0
+//            e[4 + i]    column 2 * i + 1     e[i]     column 2 * i
+//
+// e = 255: a column is not finite, or would round up to 2^128. Then a field has the sign, the exponent and six bits of
+// the mantissa of a float32.
+#pragma once
+
+#include "../common/integers.cuh"
+#include "../common/math.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+constexpr int kPackedColumns = 8;
+constexpr uint32_t kPackedFields = 0x7fff7fffu;
+constexpr uint32_t kPackedNotFinite = 255;
+constexpr float kPackedZero = 16384.f;  // what stands for 0
+// The smallest exponent that is told: below, what brings numbers to whole ones is no float32. Columns of less than
+// 2^-127 become zero.
+constexpr uint32_t kPackedLeast = 14;
+
+// The bits of the exponent where fields leave room for those of word 0; of word `i` a shift to the right further down.
+__device__ __forceinline__ uint32_t spread_exponent(uint32_t exponent) {
+  return (exponent & 0xfu) << 12 | (exponent >> 4) << 28;
+}
+
+__device__ __forceinline__ uint32_t with_exponent(uint32_t fields, uint32_t spread, int word) {
+  return (fields & kPackedFields) | (spread << (3 - word) & ~kPackedFields);
+}
+
+__device__ __forceinline__ uint4 pack_columns(const float (&columns)[kPackedColumns]) {
+  float largest = fabsf(columns[0]);
+#pragma unroll
+  for (int i = 1; i < kPackedColumns; ++i) largest = max_nan(largest, fabsf(columns[i]));
+  // Half of the last place more, as the largest may be rounded up to the next power of two.
+  const uint32_t exponent = max((__float_as_uint(largest) + 0x200u) >> 23, kPackedLeast);
+  uint32_t words[4];
+  if (exponent < kPackedNotFinite) {
+    // To whole numbers by a power of two, and rounded by what is too large to have a fraction; zero is 2^14 then.
+    constexpr float kLarge = 12582912.f + kPackedZero;
+    const float scale = __uint_as_float((267u - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = __float_as_uint(fmaf(columns[2 * i], scale, kLarge));
+      const uint32_t high = __float_as_uint(fmaf(columns[2 * i + 1], scale, kLarge));
+      words[i] = __byte_perm(low, high, 0x5410);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = __byte_perm(__float_as_uint(columns[2 * i]) >> 17, __float_as_uint(columns[2 * i + 1]) >> 17, 0x5410);
+    }
+  }
+  const uint32_t spread = spread_exponent(min(exponent, kPackedNotFinite));
+  return make_uint4(with_exponent(words[0], spread, 0), with_exponent(words[1], spread, 1),
+                    with_exponent(words[2], spread, 2), with_exponent(words[3], spread, 3));
+}
+
+// The exponent of packed columns, as `spread_exponent` leaves it.
+__device__ __forceinline__ uint32_t packed_spread(const uint4& packed) {
+  return (packed.x >> 3 & 0x10001000u) | (packed.y >> 2 & 0x20002000u) | (packed.z >> 1 & 0x40004000u) |
+         (packed.w & 0x80008000u);
+}
+
+__device__ __forceinline__ bool packed_is_finite(const uint4& packed) {
+  return packed_spread(packed) != spread_exponent(kPackedNotFinite);
+}
+
+// Adds columns that are finite.
+__device__ __forceinline__ void add_finite_columns(float (&sums)[kPackedColumns], const uint4& packed) {
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+  const uint32_t spread = packed_spread(packed);
+  const float scale = __uint_as_float((spread << 11 | (spread >> 1 & 0x78000000u)) - (13u << 23));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t fields = words[i] & kPackedFields;
+    // 2^23 has a field as its last bits.
+    const float low = __uint_as_float(__byte_perm(fields, 0x4b000000u, 0x7610)) - (8388608.f + kPackedZero);
+    const float high = __uint_as_float(__byte_perm(fields, 0x4b000000u, 0x7632)) - (8388608.f + kPackedZero);
+    sums[2 * i] = fmaf(low, scale, sums[2 * i]);
+    sums[2 * i + 1] = fmaf(high, scale, sums[2 * i + 1]);
+  }
+}
+
+__device__ __forceinline__ void add_packed_columns(float (&sums)[kPackedColumns], const uint4& packed) {
+  if (packed_is_finite(packed)) {
+    add_finite_columns(sums, packed);
+    return;
+  }
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < kPackedColumns; ++i) {
+    sums[i] += __uint_as_float(words[i / 2] >> (i % 2 * 16) << 17);
+  }
+}
+
+}  // namespace cupymla::sparse_mla_bwd
