@@ -29,7 +29,7 @@ from cupymla.interpret.instructions import bind
 from cupymla.interpret.program import Program
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
-from cupymla.ops.sparse_mla_bwd import cases, plan
+from cupymla.ops.sparse_mla_bwd import cases, launches, plan
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
 from cupymla.testing.emulated import Emulated, emulated
@@ -162,7 +162,7 @@ def test_machine_code_waits_first(source: build.KernelSource, tmp_path: Path) ->
 def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSource) -> None:
     """ld.global.nc is for memory that nothing writes while the grid runs, its wait included: callers' arrays, which the
     sources read so by `__ldg`. The compiler makes no others of them."""
-    stage = plan.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
+    stage = launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
     joint = ("zero", "merge") if source.entry == plan.JOINT else ()
     assert bool(found) == (stage in ("attention", "count", "place", "sort", *joint))

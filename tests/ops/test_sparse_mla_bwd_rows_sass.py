@@ -35,7 +35,11 @@ def test_rows_leave_sixteen_bytes_at_a_time(source: KernelSource, tmp_path: Path
     # Of dQ, by either consumer: 64 heads' columns, eight to a store.
     of_query = d_qk // 16
     assert stored >= (of_query + added if defines.get("CUPYMLA_PARTIALS") else of_query)
-    if defines.get("CUPYMLA_CLUSTER") == 2:
+    if defines.get("CUPYMLA_PARTIALS") == 2:
+        # As below, but eight columns at a time, and never added.
+        assert added == 0
+        assert stored >= of_query + 2 * (8 + (1 if d_qk > 512 else 0))
+    elif defines.get("CUPYMLA_CLUSTER") == 2:
         # Of a block's 64 slots each thread of two consumers has two, of 128 columns of the values and 16 of the RoPE,
         # four at a time; no code is there twice.
         assert added == 2 * (16 + (2 if d_qk > 512 else 0))

@@ -29,6 +29,7 @@ from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
 from . import plan
+from .launches import Launch, Stage
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
@@ -181,12 +182,12 @@ class Binding:
         self._pointers: tuple[int, int, int] | None = None
         self._lists = (0, 0)
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
-        self._launchers: dict[tuple[plan.Stage, int, int, bool], Launcher] = {}
+        self._launchers: dict[tuple[Stage, int, int, bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
         self.launcher: Launcher | None = attends[0] if attends else None
 
-    def _launcher(self, step: plan.Launch, device: Device) -> Launcher:
+    def _launcher(self, step: Launch, device: Device) -> Launcher:
         """The launcher of a step; steps that differ in their queries alone share one."""
         dependent = step.dependent and self._overlaps
         key = step.stage, step.ctas, step.lists, dependent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ... import arch as arches
 from ...arch import Arch
@@ -14,11 +14,8 @@ from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
+from .launches import STAGES, Launch, Stage, Workspace
 from .spec import OPERATOR, Problem
-
-Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""What the translation unit can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
 MAX_CTAS = 2**31 - 1
 """The extent of grid.x, on which queries and rows of kv lie (CUDA C++ Programming Guide)."""
@@ -116,62 +113,6 @@ _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
 _SINK_CTA_HEADS = 32
 _CTAS_PER_MULTIPROCESSOR = 8  # of stages whose CTAs go over their rows again and again
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch.
-
-    Attributes:
-        stage: which kernel.
-        ctas: the grid.
-        query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
-            and the attention after it.
-        lists: for how many chunks of queries it makes lists of slots: the grid's second extent; 1 of what makes none.
-        list: which of the chunks that have lists it takes; 0 of what reads none.
-        dependent: whether a launch of the call comes before it, which it may overlap with.
-        followed: whether one comes after it.
-    """
-
-    stage: Stage
-    ctas: int
-    query_begin: int
-    query_end: int
-    lists: int = 1
-    list: int = 0
-    dependent: bool = False
-    followed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Where parts of the workspace begin, in bytes; None for parts that there are not.
-
-    Attributes:
-        sums: fp32 [batch * s_kv, d_qk], for a pair on sm_90a with `SPARE_ROWS` more; where dkv is not added to itself.
-        sink_terms: fp32 [queries, h_q], with a sink.
-        partials: fp32 [chunk, topk, d_qk], or two bytes each where rows are packed; when deterministic, as the rest.
-        row_ends: int32 [lists, batch * s_kv].
-        slot_list: int32 [lists, chunk, topk].
-        rows: int32 [chunk, queries * topk], when queries take their rows together or in order, as the rest.
-        row_slots: uint16 [chunk, queries * topk, queries], with a distribution.
-        row_counts: uint32 [chunk].
-        listed_dist: fp32 [chunk, topk], in order with a distribution.
-        strange_rows: uint8 [batch * s_kv], together.
-        bytes: all of it.
-    """
-
-    sums: int | None
-    sink_terms: int | None
-    partials: int | None
-    row_ends: int | None
-    slot_list: int | None
-    rows: int | None
-    row_slots: int | None
-    row_counts: int | None
-    listed_dist: int | None
-    strange_rows: int | None
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""Deterministic gradients of a pair on Hopper: slots' rows with eight columns in sixteen bytes, and lists of chunks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_kit import MLA
+
+from cupymla import arch
+from cupymla.ops.mla_cases import MlaCase, sized
+from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
+from cupymla.testing import compare
+from cupymla.testing.interpreted import Interpreted, interpreted
+
+HEADS = 65
+ORDERED = spec.Options(deterministic=True)
+PROBLEM = spec.Problem(replace(MLA, options=ORDERED), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
+HOPPER, BLACKWELL = arch.named("sm_90a"), arch.named("sm_100a")
+LISTS = ["clear", "count", "scan", "place"]
+
+
+def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:
+    changed = replace(problem, shared=replace(problem.shared, **shared))  # type: ignore[arg-type]
+    return plan.plan(changed, target, 132)
+
+
+def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:
+    chosen = planned(target=BLACKWELL, s_q=500, topk=2048, s_kv=4096)
+    assert (chosen.chunk, chosen.lists) == (198, 1)
+    stages = [launch.stage for launch in chosen.launches()]
+    assert stages == ["zero", *[*LISTS, "attention", "sum"] * 3, "round"]
+
+
+def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "LIST_BYTES", 4 * (396 * 2048 + 4096) * 2)
+    chosen = planned(s_q=1500, topk=2048, s_kv=4096)
+    stages = [launch.stage for launch in chosen.launches()]
+    assert (chosen.chunk, chosen.lists) == (396, 2)
+    assert stages == ["zero", *[*LISTS, *["attention", "sum"] * 2] * 2, "round"]
+    lists = [(x.query_begin, x.query_end, x.lists) for x in chosen.launches() if x.stage == "place"]
+    assert lists == [(0, 792, 2), (792, 1500, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "packed"),
+    [
+        ({}, True),
+        ({"h_q": 65}, True),
+        ({"h_q": 64}, False),
+        ({"h_q": 129}, False),
+        ({"options": spec.Options()}, False),
+        ({"topk": plan.PACKED_SLOTS + 1}, False),
+    ],
+    ids=str,
+)
+def test_which_rows_are_packed(changes: dict[str, Any], packed: bool) -> None:
+    """A pair's, in one pass: a second one would add to them."""
+    numbers: dict[str, Any] = {"options": ORDERED, "h_q": 128} | changes
+    chosen = planned(**numbers)
+    assert chosen.packed is packed
+    assert dict(chosen.source("sum").defines)["CUPYMLA_PARTIALS"] == (2 if packed else 0)
+    partials = int(numbers["options"].deterministic)
+    assert dict(chosen.source("attention").defines)["CUPYMLA_PARTIALS"] == (2 if packed else partials)
+    assert not planned(target=BLACKWELL, **numbers).packed
+    assert not planned(replace(PROBLEM, dkv_dtype="float32"), **numbers).packed
+
+
+def test_packed_rows_take_half_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: dict[str, Any] = {"options": ORDERED, "s_q": 2000, "topk": 2048, "s_kv": 4096, "h_q": 128}
+    packed = planned(**numbers)
+    monkeypatch.setattr(plan, "PACKS_ROWS", False)
+    plain = planned(**numbers)
+    assert (plain.packed, plain.chunk, packed.chunk) == (False, 198, 396)
+    sizes = [p.workspace.row_ends - p.workspace.partials for p in (plain, packed)]  # type: ignore[operator]
+    assert sizes == [198 * 2048 * 576 * 4, 396 * 2048 * 576 * 2]
+
+
+def case_of(d_qk: int, topk: int, queries: int, tokens: int, **others: Any) -> MlaCase:
+    """Every slot names one of few tokens, so each token has many."""
+    return sized(HEADS, d_qk, topk, queries, tokens, "_x", "options", deterministic=True, **others)
+
+
+def require_right(machine: Interpreted, case: MlaCase) -> None:
+    machine.races = "practice"
+    compare.require(machine.check("sparse_mla_bwd", case, seed=5))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("d_qk", "dtype"), [(576, "bfloat16"), (512, "float16")])
+@pytest.mark.parametrize("chunks_listed", [1, 2, 3])
+def test_chunks_of_queries_add_up(d_qk: int, dtype: str, chunks_listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three chunks, whose slots are listed one, two and three at a time."""
+    topk, tokens = 20, 9
+    case = case_of(d_qk, topk, 5, tokens, selection="duplicates", dtype=dtype, sink="finite")
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * topk * d_qk * 2)
+    monkeypatch.setattr(plan, "LIST_BYTES", 4 * (2 * topk + tokens) * chunks_listed)
+    with interpreted("sm_90a", 2) as machine:
+        require_right(machine, case)
+
+
+@pytest.mark.compile
+def test_a_token_that_more_slots_name_than_are_sorted() -> None:
+    with interpreted("sm_90a", 2) as machine:
+        require_right(machine, case_of(512, 1100, 1, 1, selection="duplicates", sink="finite"))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_column_that_overflows_leaves_its_neighbours_alone(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only dKV's column does: that of the values is zero, so no score's gradient sees dout's. As with plain rows."""
+    query, column = 1, 21
+    given = dict(cases.inputs(case_of(512, 20, 2, 30, selection="full"), 3))
+    for name in ("kv", "out"):
+        given[name] = np.array(given[name])
+        given[name][..., column] = 0
+    given["dout"] = np.array(given["dout"])
+    given["dout"][query, :, column] = sign * 3e38
+    given["lse"] = np.array(given["lse"]) - 8  # so weights are large enough
+    results = []
+    for packs in (True, False):
+        monkeypatch.setattr(plan, "PACKS_ROWS", packs)
+        with interpreted("sm_90a", 2) as machine:
+            machine.races = "practice"
+            _, dkv = machine.call(sparse_mla_bwd, **machine.arguments(given))
+            results.append(dkv.get().astype(np.float32).reshape(30, 512))
+    packed, plain = results
+    others = np.arange(512) != column
+    assert np.isinf(plain[np.unique(given["indices"][query]), column]).all()
+    assert np.isfinite(plain[:, others]).all()
+    np.testing.assert_array_equal(packed[:, column], plain[:, column])
+    np.testing.assert_allclose(packed[:, others], plain[:, others], rtol=0, atol=np.abs(plain[:, others]).max() / 64)
