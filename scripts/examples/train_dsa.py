@@ -8,7 +8,7 @@ computes the sparse attention, its gradient, and the attention distribution that
     python scripts/examples/train_dsa.py --framework jax --size toy --device cpu --out /tmp/dsa
 
 writes loss.png, recall.png and curves.json. `--size full` is for a GPU: two minutes of an H200 in JAX
-(docs/benchmarks/h200/train_dsa_jax). In torch it has begun to learn there, and has not been let come to its end yet.
+(docs/benchmarks/h200/train_dsa_jax), 197 seconds in torch (train_dsa_torch beside it).
 """
 
 from __future__ import annotations
