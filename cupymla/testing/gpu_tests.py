@@ -1,0 +1,188 @@
+"""Tests that need a GPU, and what came of them: frameworks, graphs, several GPUs, calls beside the operators' cases.
+
+    python -m cupymla.testing.gpu_tests [PATH ...]      runs `pytest -m gpu`, writes tests/evidence/gpu_tests.json
+    python -m cupymla.testing.gpu_tests --show          prints what the file says, and whether it is still so
+
+Needs a checkout. A run renews the files of tests that it went through and leaves the others as they were; each says
+with which GPUs, versions and sources it ran. A file that has a failure is written as well, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from ..cli.terminal import Terminal, exit_with
+from . import evidence, machine
+
+FILE = evidence.FOLDER / "gpu_tests.json"
+FRAMEWORKS = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "cupy", "torch", "jax")
+SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("tests", "*.py"))
+"""Folders of a checkout on which a test's result depends, and their files."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileResult:
+    """What a file of tests came to.
+
+    Attributes:
+        file: its path in the checkout.
+        passed, skipped, failed: how many of its tests that need a GPU.
+        seconds: how long they took.
+        gpu, driver, date, commit: as `machine.provenance` has them.
+        devices: how many GPUs there were.
+        versions: of Python and of the frameworks that were installed.
+        content_hash: of the sources, by `content_hash`.
+    """
+
+    file: str
+    passed: int
+    skipped: int
+    failed: int
+    seconds: float
+    gpu: str
+    driver: str
+    date: str
+    commit: str
+    devices: int
+    versions: dict[str, str]
+    content_hash: str
+
+
+def content_hash(root: Path = machine.ROOT) -> str:
+    """Of all sources in a checkout on which tests depend."""
+    digest = hashlib.sha256()
+    for folder, pattern in SOURCES:
+        for file in sorted((root / folder).rglob(pattern)):
+            if "third_party" not in file.parts:
+                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of Python, and of the frameworks that are installed."""
+    found = {"python": platform.python_version()}
+    for name in FRAMEWORKS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def counted(report: Path) -> dict[str, dict[str, float]]:
+    """Passed, skipped, failed and seconds of each file, from pytest's JUnit report."""
+    found: dict[str, dict[str, float]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        counts = found.setdefault(_file_of(case), {"passed": 0, "skipped": 0, "failed": 0, "seconds": 0.0})
+        outcomes = {child.tag for child in case}
+        if outcomes & {"failure", "error"}:
+            counts["failed"] += 1
+        elif "skipped" in outcomes:
+            counts["skipped"] += 1
+        else:
+            counts["passed"] += 1
+        counts["seconds"] += float(case.get("time") or 0)
+    return found
+
+
+def _file_of(case: ElementTree.Element) -> str:
+    """Names like "tests.ops.test_x" or "tests.ops.test_x.TestClass", as a path."""
+    parts = (case.get("classname") or case.get("name") or "").split(".")
+    while parts and not parts[-1].startswith("test_"):
+        parts.pop()
+    return "/".join(parts) + ".py"
+
+
+def read(file: Path = FILE) -> list[FileResult]:
+    """What is on record; nothing where there is no file."""
+    return [FileResult(**entry) for entry in json.loads(file.read_text())] if file.exists() else []
+
+
+def write(results: Iterable[FileResult], file: Path = FILE) -> None:
+    """Put results on record, in the place of earlier ones of the same files."""
+    known = {result.file: result for result in (*read(file), *results)}
+    entries = [asdict(known[name]) for name in sorted(known)]
+    file.write_text(json.dumps(entries, indent=2) + "\n")
+
+
+def run(paths: Sequence[str], commit: str | None = None) -> tuple[int, list[FileResult]]:
+    """Run the tests in these folders or files; pytest's exit status, and results by file. Raises DriverError."""
+    from .. import driver
+
+    facts = machine.provenance(commit)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        status = subprocess.run([*command, *paths], cwd=machine.ROOT, check=False).returncode
+        files = counted(report) if report.exists() else {}
+    shared: dict[str, Any] = {**facts, "devices": driver.device_count(), "versions": versions()}
+    results = [
+        FileResult(
+            file=name,
+            passed=int(counts["passed"]),
+            skipped=int(counts["skipped"]),
+            failed=int(counts["failed"]),
+            seconds=round(counts["seconds"], 1),
+            content_hash=content_hash(),
+            **shared,
+        )
+        for name, counts in files.items()
+    ]
+    return status, results
+
+
+def show(results: Sequence[FileResult]) -> None:
+    """Print a table of what is on record."""
+    current = content_hash()
+    rows = [
+        (
+            result.file,
+            str(result.passed),
+            str(result.skipped),
+            str(result.failed),
+            f"{result.devices} x {result.gpu}",
+            result.date,
+            "yes" if result.content_hash == current else "no",
+        )
+        for result in results
+    ]
+    columns = ("file", "passed", "skipped", "failed", "on", "date", "of these sources")
+    Terminal(as_json=False).table("Tests on a GPU", columns, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and record, or show what is on record; 2 without a GPU, else pytest's status."""
+    from .. import driver
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("paths", nargs="*", default=["tests"], metavar="PATH", help="default: all tests")
+    parser.add_argument("--out", type=Path, default=FILE, help="the file to renew")
+    parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
+    parser.add_argument("--show", action="store_true", help="print what is on record, and run nothing")
+    options = parser.parse_args(arguments)
+    if options.show:
+        show(read(options.out))
+        return 0
+    if not driver.device_count():
+        print("these tests are for a CUDA GPU, and there is none", file=sys.stderr)
+        return 2
+    status, results = run(options.paths, options.commit)
+    write(results, options.out)
+    show(results)
+    return status
+
+
+if __name__ == "__main__":
+    exit_with(main)

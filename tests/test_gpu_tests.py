@@ -1,0 +1,108 @@
+"""What is kept on record of tests that need a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cupymla import driver
+from cupymla.testing import gpu_tests, machine
+
+RESULT = gpu_tests.FileResult(
+    file="tests/test_x.py",
+    passed=3,
+    skipped=1,
+    failed=0,
+    seconds=1.5,
+    gpu="NVIDIA H200",
+    driver="580",
+    date="2026-11-26",
+    commit="abc",
+    devices=1,
+    versions={"python": "3.12"},
+    content_hash="none",
+)
+TESTS = """
+import pytest
+
+class TestMore:
+    def test_inside(self): pass
+
+def test_passes(): pass
+def test_fails(): assert False
+@pytest.mark.skip(reason="why not")
+def test_is_skipped(): pass
+@pytest.fixture
+def broken(): raise ValueError
+def test_cannot_begin(broken): pass
+"""
+
+
+def test_outcomes_are_counted_by_file(tmp_path: Path) -> None:
+    """As pytest names them in its report."""
+    folder = tmp_path / "tests" / "deeper"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    (found,) = gpu_tests.counted(report).items()
+    assert found[0] == "tests/deeper/test_some.py"
+    assert {key: value for key, value in found[1].items() if key != "seconds"} == {
+        "passed": 2,
+        "skipped": 1,
+        "failed": 2,
+    }
+
+
+def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "gpu_tests.json"
+    assert gpu_tests.read(file) == []
+    other = replace(RESULT, file="tests/test_a.py")
+    gpu_tests.write([RESULT, other], file)
+    renewed = replace(RESULT, passed=4, date="2026-11-27")
+    gpu_tests.write([renewed], file)
+    assert gpu_tests.read(file) == [other, renewed]
+
+
+def test_any_source_changes_the_hash(tmp_path: Path) -> None:
+    for name in ("cupymla/a.py", "cuda/a.cuh", "cuda/third_party/b.cuh", "tests/test_a.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    before = gpu_tests.content_hash(tmp_path)
+    seen = {before}
+    for name in ("cupymla/a.py", "cuda/a.cuh", "tests/test_a.py"):
+        (tmp_path / name).write_text("2")
+        seen.add(gpu_tests.content_hash(tmp_path))
+    assert len(seen) == 4
+    (tmp_path / "cuda/third_party/b.cuh").write_text("2")
+    assert gpu_tests.content_hash(tmp_path) in seen
+
+
+def test_the_table_says_what_is_of_other_sources(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "gpu_tests.json"
+    now = replace(RESULT, file="tests/test_now.py", content_hash=gpu_tests.content_hash())
+    gpu_tests.write([RESULT, now], file)
+    assert gpu_tests.main(["--show", "--out", str(file)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "tests/test_" in line]
+    assert [("yes" in line, "no " in line) for line in lines] == [(True, False), (False, True)]
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    found = gpu_tests.versions()
+    assert {"python", "numpy"} <= set(found)
+    assert (machine.ROOT / "pyproject.toml").exists()
+
+
+@pytest.mark.skipif(driver.available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_tests.main([]) == 2
+    assert "there is none" in capsys.readouterr().err
