@@ -1,14 +1,15 @@
 // Eight float32 columns of a row in sixteen bytes: what a slot adds to dKV, where it is stored on its own and dKV has
 // 16 bits (CUPYMLA_PARTIALS 2).
 //
-// The eight share an exponent, that of the largest, and are whole numbers of 15 bits, from -2^14 on: off by 2^-15 of
-// the largest at most, where bfloat16 would be off by 2^-9 of each. A field of 16 bits has one bit of the exponent:
+// The eight share an exponent, that of the largest, and are whole numbers of 15 bits, from -2^14 on: off by 2^-15 to
+// 2^-14 of the largest at most, where bfloat16 would be off by 2^-9 of each. A field of 16 bits has one bit of the
+// exponent:
 //
 //   word i   bit 31      bits 30-16           bit 15   bits 14-0
 //            e[4 + i]    column 2 * i + 1     e[i]     column 2 * i
 //
 // e = 255: a column is not finite, or would round up to 2^128. Then a field has the sign, the exponent and six bits of
-// the mantissa of a float32.
+// the mantissa of a float32, the rest cut off. (Of NaN there are what arithmetic makes, which have bits there.)
 #pragma once
 
 #include "../common/integers.cuh"
@@ -20,8 +21,8 @@ constexpr int kPackedColumns = 8;
 constexpr uint32_t kPackedFields = 0x7fff7fffu;
 constexpr uint32_t kPackedNotFinite = 255;
 constexpr float kPackedZero = 16384.f;  // what stands for 0
-// The smallest exponent that is told: below, what brings numbers to whole ones is no float32. Columns of less than
-// 2^-127 become zero.
+// The smallest exponent that is told: below, what brings whole numbers back is no normal float32. Columns of 2^-127 and
+// less become zero.
 constexpr uint32_t kPackedLeast = 14;
 
 // The bits of the exponent where fields leave room for those of word 0; of word `i` a shift to the right further down.

@@ -109,7 +109,8 @@ def test_chunks_of_queries_add_up(cp: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """With room for two queries' rows at a time, the lists and partial rows are used again and again."""
     case = sized(128, 576, 130, 7, 60, "_x", "options", deterministic=True, selection="duplicates")
     host, arguments = problem(cp, case=case)
-    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 130 * 576 * 4)
+    monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * 130 * 576 * 2)
+    monkeypatch.setattr(plan, "LIST_BYTES", 2 * (2 * 130 + 60) * 4)  # of two chunks of four
     require_right(host, cupymla.sparse_mla_bwd.prepare(**arguments)())
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from plan_kit import MLA
 
-from cupymla import arch
+from cupymla import arch, build
+from cupymla.build import KernelSource
+from cupymla.interpret import GlobalMemory, interpret, parse
+from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
 from cupymla.testing import compare
@@ -132,3 +138,66 @@ def test_a_column_that_overflows_leaves_its_neighbours_alone(sign: int, monkeypa
     assert np.isfinite(plain[:, others]).all()
     np.testing.assert_array_equal(packed[:, column], plain[:, column])
     np.testing.assert_allclose(packed[:, others], plain[:, others], rtol=0, atol=np.abs(plain[:, others]).max() / 64)
+
+
+PACKING = KernelSource("packed_columns.cu", "packed_columns", arch="sm_90a", root=str(Path(__file__).resolve().parent))
+THREADS = 128
+FIELDS = 1 << 14  # whole numbers from less this on
+
+
+def packed_and_back(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What the device's functions leave of vectors of eight columns."""
+    packed, sums = np.zeros((len(columns), 4), np.uint32), np.zeros_like(columns)
+    memory = GlobalMemory()
+    arrays = {"columns": columns, "packed": packed, "sums": sums}
+    places = [memory.add(name, array, writable=name != "columns") for name, array in arrays.items()]
+    geometry = Geometry((len(columns) // THREADS, 1, 1), THREADS, 0, 1)
+    program = parse(build.ptx(PACKING), PACKING.entry)
+    interpret(program, geometry, [struct.pack("<Q", place) for place in places], memory)
+    return sums
+
+
+def modelled(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The format, told again: whole numbers of the largest column's unit, in float64."""
+    largest = np.abs(columns).max(axis=-1, keepdims=True).astype(np.float64)
+    unit = np.ldexp(1.0, np.frexp(largest)[1] - 14)
+    # The largest itself rounds up to the next power of two: there is no field for that.
+    unit = np.where(np.rint(largest / unit) == FIELDS, 2 * unit, unit)
+    unit = np.maximum(unit, 2.0**-126)
+    return np.asarray(np.rint(columns / unit) * unit)
+
+
+def vectors(rng: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
+    """Columns of all magnitudes, of alike ones, and near where rounding reaches a power of two."""
+    exponents = rng.integers(-120, 127, (count, 1))
+    alike = np.ldexp(rng.uniform(-1, 1, (count, 8)), exponents)
+    apart = np.ldexp(rng.uniform(-1, 1, (count, 8)), rng.integers(-126, 127, (count, 8)))
+    nearly = alike.copy()
+    steps = rng.integers(-3, 4, count) / 8
+    nearly[:, 3] = np.ldexp((FIELDS - 0.5 + steps) / FIELDS, exponents[:, 0])
+    zeros = np.where(rng.random((count, 8)) < 0.7, 0, alike)
+    return np.concatenate((alike, apart, nearly, zeros)).astype(np.float32)
+
+
+@pytest.mark.compile
+def test_columns_are_whole_numbers_of_the_largest_ones_unit() -> None:
+    columns = vectors(np.random.default_rng(0), 4 * THREADS)
+    got, wanted = packed_and_back(columns), modelled(columns)
+    np.testing.assert_array_equal(got, wanted.astype(np.float32))
+    largest = np.abs(columns).max(axis=-1, keepdims=True).astype(np.float64)
+    off = np.abs(got - columns.astype(np.float64))
+    assert (off <= np.maximum(largest * 2.0**-14 * (1 + 2.0**-14), 2.0**-127)).all()
+
+
+@pytest.mark.compile
+def test_columns_that_are_not_finite_or_nearly_so_keep_their_neighbours() -> None:
+    """Those have seven bits, the rest cut off."""
+    rng = np.random.default_rng(1)
+    columns = np.ldexp(rng.uniform(-1, 1, (THREADS, 8)), rng.integers(-100, 127, (THREADS, 8))).astype(np.float32)
+    strange = np.array([np.inf, -np.inf, np.nan, np.finfo(np.float32).max, -np.finfo(np.float32).max], np.float32)
+    rows = np.arange(THREADS)
+    columns[rows, rows % 8] = strange[rows % len(strange)]
+    got = packed_and_back(columns)
+    cut = (columns.view(np.uint32) & np.uint32(0xFFFE0000)).view(np.float32)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(columns))
+    np.testing.assert_array_equal(np.where(np.isnan(got), 0, got), np.where(np.isnan(cut), 0, cut))

@@ -111,6 +111,7 @@ _PAIR_STAGES = ("zero", "round")  # beside the attention, that pairs on sm_90a h
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
 _ROW_CTA_ROWS = 8  # rows that a CTA of the row-wise stages takes at a time, a warp each
+_LIST_CTA_ROWS = 256  # that a CTA of `clear` takes at a time
 _SINK_CTA_HEADS = 32
 _CTAS_PER_MULTIPROCESSOR = 8  # of stages whose CTAs go over their rows again and again
 
@@ -216,7 +217,7 @@ class Plan:
         for listed in range(0, self.tokens, self.chunk * self.lists):
             end = min(listed + self.chunk * self.lists, self.tokens)
             lists, queries = -(-(end - listed) // self.chunk), min(self.chunk, end - listed)
-            yield Launch("clear", self.row_ctas, listed, end, lists)
+            yield Launch("clear", min(self.row_ctas, -(-self.kv_rows // _LIST_CTA_ROWS)), listed, end, lists)
             yield Launch("count", queries, listed, end, lists)
             yield Launch("scan", 1, listed, end, lists)
             yield Launch("place", queries, listed, end, lists)
@@ -324,8 +325,8 @@ def takes_rows_in_order(problem: Problem, at_once: int) -> bool:
 def packs_rows(problem: Problem, arch_name: str) -> bool:
     """Whether rows that slots add are stored by 16 bits a column.
 
-    They are off by 2^-15 of the largest of eight neighbours, which is little where dkv itself is rounded to 16 bits. A
-    second pass over the slots would have to add to what the first has packed.
+    They are off by 2^-14 of the largest of eight columns at most, which is little where dkv itself is rounded to 16
+    bits. A second pass over the slots would have to add to what the first has packed.
     """
     shared = problem.shared
     one_pass = CTA_HEADS < shared.h_q <= PASS_HEADS[1]
