@@ -10,7 +10,6 @@ with which GPUs, versions and sources it ran. A file that has a failure is writt
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import subprocess
@@ -18,16 +17,18 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from ..cli.doctor import version_of
 from ..cli.terminal import Terminal, exit_with
+from ..emulate import by_content
 from . import evidence, machine
 
 FILE = evidence.FOLDER / "gpu_tests.json"
-FRAMEWORKS = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "cupy", "torch", "jax")
+FRAMEWORKS = (("numpy",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"), ("torch",), ("jax",))
+"""By the names of the distributions that each may come from."""
 SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("tests", "*.py"))
 """Folders of a checkout on which a test's result depends, and their files."""
 
@@ -62,23 +63,14 @@ class FileResult:
 
 def content_hash(root: Path = machine.ROOT) -> str:
     """Of all sources in a checkout on which tests depend."""
-    digest = hashlib.sha256()
-    for folder, pattern in SOURCES:
-        for file in sorted((root / folder).rglob(pattern)):
-            if "third_party" not in file.parts:
-                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    files = [file for folder, pattern in SOURCES for file in (root / folder).rglob(pattern)]
+    return by_content.digest(*by_content.digests(file for file in files if "third_party" not in file.parts))
 
 
 def versions() -> dict[str, str]:
     """Of Python, and of the frameworks that are installed."""
-    found = {"python": platform.python_version()}
-    for name in FRAMEWORKS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = filter(None, (version_of(*names) for names in FRAMEWORKS))
+    return {"python": platform.python_version(), **dict(named.split(" ", 1) for named in found)}
 
 
 def counted(report: Path) -> dict[str, dict[str, float]]:
@@ -128,6 +120,7 @@ def run(paths: Sequence[str], commit: str | None = None) -> tuple[int, list[File
         status = subprocess.run([*command, *paths], cwd=machine.ROOT, check=False).returncode
         files = counted(report) if report.exists() else {}
     shared: dict[str, Any] = {**facts, "devices": driver.device_count(), "versions": versions()}
+    shared["content_hash"] = content_hash()
     results = [
         FileResult(
             file=name,
@@ -135,7 +128,6 @@ def run(paths: Sequence[str], commit: str | None = None) -> tuple[int, list[File
             skipped=int(counts["skipped"]),
             failed=int(counts["failed"]),
             seconds=round(counts["seconds"], 1),
-            content_hash=content_hash(),
             **shared,
         )
         for name, counts in files.items()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from plan_kit import MLA
+from backward_plan_kit import LISTS, ORDERED, PROBLEM, planned
 
 from cupymla import arch, build
 from cupymla.build import KernelSource
@@ -22,19 +22,11 @@ from cupymla.testing import compare
 from cupymla.testing.interpreted import Interpreted, interpreted
 
 HEADS = 65
-ORDERED = spec.Options(deterministic=True)
-PROBLEM = spec.Problem(replace(MLA, options=ORDERED), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576))
-HOPPER, BLACKWELL = arch.named("sm_90a"), arch.named("sm_100a")
-LISTS = ["clear", "count", "scan", "place"]
-
-
-def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:
-    changed = replace(problem, shared=replace(problem.shared, **shared))  # type: ignore[arg-type]
-    return plan.plan(changed, target, 132)
+BLACKWELL = arch.named("sm_100a")
 
 
 def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:
-    chosen = planned(target=BLACKWELL, s_q=500, topk=2048, s_kv=4096)
+    chosen = planned(target=BLACKWELL, options=ORDERED, s_q=500, topk=2048, s_kv=4096)
     assert (chosen.chunk, chosen.lists) == (198, 1)
     stages = [launch.stage for launch in chosen.launches()]
     assert stages == ["zero", *[*LISTS, "attention", "sum"] * 3, "round"]
@@ -42,7 +34,7 @@ def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:
 
 def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LIST_BYTES", 4 * (396 * 2048 + 4096) * 2)
-    chosen = planned(s_q=1500, topk=2048, s_kv=4096)
+    chosen = planned(options=ORDERED, s_q=1500, topk=2048, s_kv=4096)
     stages = [launch.stage for launch in chosen.launches()]
     assert (chosen.chunk, chosen.lists) == (396, 2)
     assert stages == ["zero", *[*LISTS, *["attention", "sum"] * 2] * 2, "round"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backward_plan_kit import HOPPER, LISTS, ORDERED, PROBLEM, planned
 from hypothesis import example, given
 from hypothesis import strategies as st
 from plan_kit import CUDA, MLA, require_twin
@@ -20,17 +21,6 @@ from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
 from cupymla.testing import against
 from cupymla.testing.operators import Subject
-
-PROBLEM = spec.Problem(
-    replace(MLA, options=spec.Options()), has_attn_dist=False, dkv_dtype="bfloat16", dkv_shape=(8, 576)
-)
-ORDERED = spec.Options(deterministic=True)
-HOPPER = arch.named("sm_90a")
-
-
-def planned(problem: spec.Problem = PROBLEM, target: arch.Arch = HOPPER, **shared: object) -> plan.Plan:
-    changed = replace(problem, shared=replace(problem.shared, **shared))  # type: ignore[arg-type]
-    return plan.plan(changed, target, 132)
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
@@ -71,9 +61,6 @@ def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(name: str, hea
     assert chosen.kv_map is not None and planned(h_q=heads).kv_map is None
     attention = next(launch for launch in chosen.launches() if launch.stage == "attention")
     assert attention.ctas == 2 * chosen.tokens
-
-
-LISTS = ["clear", "count", "scan", "place"]
 
 
 def test_ordered_sums_are_made_between_the_chunks_of_queries() -> None:

@@ -240,8 +240,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     Raises UnsupportedError when the architecture has no kernel, or a grid cannot be that large.
     """
     shared = problem.shared
-    batch = 1 if shared.batch is None else shared.batch
-    tokens, kv_rows = shared.s_q * batch, shared.s_kv * batch
+    tokens, kv_rows = _tokens(problem), _kv_rows(problem)
     pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
     gathers = arch.name != "sm_90a"
     cluster = 2 if gathers else pass_heads // CTA_HEADS
@@ -350,14 +349,25 @@ def _lists(problem: Problem, chunk: int, many: bool) -> int:
     shared = problem.shared
     if not (many and shared.options.deterministic):
         return 1
-    batch = 1 if shared.batch is None else shared.batch
-    each = 4 * (chunk * shared.topk + batch * shared.s_kv)
-    chunks = -(-shared.s_q * batch // chunk)
+    each = 4 * (chunk * shared.topk + _kv_rows(problem))
+    chunks = -(-_tokens(problem) // chunk)
     return max(1, min(chunks, MAX_LISTS, LIST_BYTES // max(each, 1)))
 
 
+def _batch(problem: Problem) -> int:
+    return 1 if problem.shared.batch is None else problem.shared.batch
+
+
+def _tokens(problem: Problem) -> int:
+    return problem.shared.s_q * _batch(problem)
+
+
+def _kv_rows(problem: Problem) -> int:
+    return problem.shared.s_kv * _batch(problem)
+
+
 def _bunches(problem: Problem, queries: int) -> int:
-    return -(-problem.shared.s_q // queries) * (1 if problem.shared.batch is None else problem.shared.batch)
+    return -(-problem.shared.s_q // queries) * _batch(problem)
 
 
 def _list_bytes(problem: Problem, queries: int) -> int:
@@ -388,8 +398,7 @@ def workspace(
     a pair's order, so that no dkv can be the sums, and have spare rows. `packed`: whether stored rows have 16 bits a
     column. `lists`: of how many chunks slots are listed at a time."""
     shared = problem.shared
-    batch = 1 if shared.batch is None else shared.batch
-    kv_rows, slots = shared.s_kv * batch, chunk * shared.topk
+    kv_rows, slots = _kv_rows(problem), chunk * shared.topk
     end = 0
 
     def part(wanted: bool, words: int) -> int | None:
@@ -403,7 +412,7 @@ def workspace(
     ordered = problem.shared.options.deterministic
     sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
     sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
-    sink_terms = part(shared.has_sink, shared.s_q * batch * shared.h_q)
+    sink_terms = part(shared.has_sink, _tokens(problem) * shared.h_q)
     partials = part(ordered, chunk * _partial_bytes(problem, packed) // 4)
     row_ends, slot_list = part(ordered, lists * kv_rows), part(ordered, lists * slots)
     joint = queries > 1
@@ -425,15 +434,14 @@ def workspace(
 
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
     """What lists of slots take at most where those of several chunks are made at once."""
-    kv_rows = problem.shared.s_kv * (1 if problem.shared.batch is None else problem.shared.batch)
     smallest = max(1, PARTIAL_BYTES // _partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
-    return min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * kv_rows)) + 1024
+    return min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * _kv_rows(problem))) + 1024
 
 
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
-    tokens = shared.s_q * (1 if shared.batch is None else shared.batch)
+    tokens = _tokens(problem)
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
     if shared.options.deterministic:
         sizes = []
