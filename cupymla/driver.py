@@ -291,13 +291,15 @@ def capture_id(stream: int) -> int | None:
     All streams of one capture have its id, and no later capture has it again. The device's context must be current.
     """
     try:
-        query, status, number = _scratch.capture
+        query, status, number, places = _scratch.capture
     except AttributeError:
         # As of CUDA 11.3, the newest form up to 12.0: stream, status, id, graph, dependencies and their number.
         query = function("cuStreamGetCaptureInfo", *(ctypes.c_void_p,) * 6)
         status, number = ctypes.c_int(), ctypes.c_uint64()
-        _scratch.capture = query, status, number
-    code = query(stream, ctypes.addressof(status), ctypes.addressof(number), None, None, None)
+        # ctypes passes a c_void_p on as it is, where an int would be converted on each call.
+        places = ctypes.c_void_p(ctypes.addressof(status)), ctypes.c_void_p(ctypes.addressof(number))
+        _scratch.capture = query, status, number, places
+    code = query(stream, *places, None, None, None)
     if code:
         raise error(code, f"asking whether stream {stream:#x} is being captured")
     return int(number.value) if status.value else None

@@ -211,13 +211,13 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_launch", "_like", "_wanted")
+    __slots__ = ("_count", "_launch", "_like", "_wanted")
 
     def __init__(
         self,
         like: View,
         wanted: Sequence[tuple[tuple[int, ...], str]],
-        bind: Callable[[tuple[View, ...]], Callable[[Sequence[int], int], None]],
+        bind: Callable[[tuple[View, ...]], tuple[Callable[[Sequence[int], int], None], int]],
     ) -> None:
         """Bind.
 
@@ -225,11 +225,13 @@ class ReadyKernel:
             like: a view of one of the caller's arrays.
             wanted: shape and dtype label of each output.
             bind: makes the binding. Gets views of outputs without addresses; returns a function that launches with the
-                addresses that its caller's views have by then, given those of the outputs and a stream.
+                addresses that its caller's views have by then, given those of the outputs and a stream, and how many
+                bytes of workspace the call is to have, whose address then comes last.
         """
         self._like = like
-        self._wanted = wanted
-        self._launch = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
+        self._count = len(wanted)
+        self._launch, workspace_bytes = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
+        self._wanted = (*wanted, ((workspace_bytes,), "uint8")) if workspace_bytes else tuple(wanted)
 
     def __call__(self) -> Any:
         """Launch on the current stream, without waiting for the result. Raises DriverError."""
@@ -238,6 +240,11 @@ class ReadyKernel:
         stream = tensor.current_stream(like)
         self._launch(pointers, stream)
         tensor.release(like.device.index, stream)
+        if len(arrays) > self._count:
+            # Its memory may be given back now: the pool hands it out again in the order of this stream.
+            memory = arrays.pop()
+            if driver.capturing(stream):
+                captured.keep(memory)
         return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 

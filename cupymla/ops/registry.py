@@ -100,9 +100,10 @@ OPERATORS: tuple[OperatorEntry, ...] = (
     OperatorEntry(
         "xl_paged_attention",
         "paged decode attention with Transformer-XL relative positions",
-        kernels=tuple(
-            KernelEntry("xl_paged_attention", arch, first="sm_80")
-            for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a")
+        kernels=(
+            *(KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90a")),
+            KernelEntry("xl_paged_attention_few", "sm_90a"),
+            *(KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_100a", "sm_103a")),
         ),
         companions=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),

@@ -30,6 +30,7 @@ from ..interpret import GlobalMemory, Machine, Program, Races, Trap, Watcher, in
 from ..launch import Geometry, LaunchAttribute, LaunchConfig
 from ..ops.case import Case
 from ..ptx.approximation import Approximation
+from ..tensor import make
 from ..tensormap import TileMap
 from .compare import Report
 from .operators import Array, Subject
@@ -473,6 +474,8 @@ def installed(made: _Machine) -> Iterator[_Machine]:
             stack.enter_context(mock.patch.object(driver, name, replacement, create=True))
         stack.enter_context(mock.patch.object(build, "kernel", made.kernel))
         stack.enter_context(made.own_cupy())
+        # An allocation each, so that a kernel that leaves one array's memory is noticed.
+        stack.enter_context(mock.patch.object(make, "TOGETHER_BYTES", 0))
         tensormap._cache.clear()
         stack.callback(tensormap._cache.clear)
         yield made

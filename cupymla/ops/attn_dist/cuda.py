@@ -128,14 +128,14 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
         binding = Binding(problem, views.q.device, views.lse, outputs[0])
 
         def launch(pointers: Sequence[int], stream: int) -> None:
             binding.point(views, pointers[0])
             binding.launch(stream)
 
-        return launch
+        return launch, 0
 
     return ReadyKernel(views.q, ((problem.slot_shape, "float32"),), bind)
 

@@ -28,6 +28,7 @@ from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
+from ..workspace import require
 from . import plan
 from .launches import Launch, Stage
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
@@ -315,15 +316,19 @@ def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) 
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
         binding = Binding(problem, views.q.device, views, outputs)
+        given, wanted = views.workspace, binding.plan.workspace.bytes
+        if given is not None:
+            require(given, wanted, OPERATOR)
+        size = 0 if given is not None else wanted
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            memory = launch_workspace(views.workspace, binding.plan.workspace.bytes, views.q, None, stream, OPERATOR)
-            binding.point(views, pointers, 0 if memory is None else memory.ptr)
+            memory = pointers[-1] if size else 0 if given is None else given.ptr
+            binding.point(views, pointers, memory)
             binding.launch(stream)
 
-        return launch
+        return launch, size
 
     return ReadyKernel(views.q, _wanted(views, problem), bind)
 

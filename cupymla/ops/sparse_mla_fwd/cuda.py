@@ -8,6 +8,7 @@ from typing import Any
 from ... import driver, tensor
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, launch_workspace, workspace
+from ..workspace import require
 from . import plan
 from .binding import Binding, Parameters, bind, record, running_plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
@@ -79,13 +80,19 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bound(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+    def bound(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
         binding = bind(problem, views.q.device, outputs, _sink_stride(views))
+        given = views.workspace
+        size = 0 if given is not None else binding.workspace_bytes
+        if given is not None:
+            require(given, binding.workspace_bytes, OPERATOR)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
-            _run(binding, views, pointers, None, stream)
+            memory = pointers[3] if size else 0 if given is None else given.ptr
+            binding.point(views, pointers[:3], memory)
+            binding.launch(stream)
 
-        return launch
+        return launch, size
 
     return ReadyKernel(views.q, _wanted(problem), bound)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..case import Case
+from ..case import Case, Choice
 from ..pairwise import pairwise
 from .checks import FP8, ITEMSIZE
 from .paging import HEAD_SIZES, LAYOUTS, elements_of_x, key_counts
@@ -395,7 +396,43 @@ def _pairs() -> Iterator[XlCase]:
         yield make("pairs", tag, **_with(**sizes, dtype=dtype, kv_dtype=kv_dtype, scales=scales, **form))
 
 
-CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs())
+def _few() -> Iterator[XlCase]:
+    """Few units, for the kernel whose clusters share them: 16-bit queries, and blocks that copies can follow."""
+    elements = [(dtype, kv_dtype) for dtype in ("float16", "bfloat16") for kv_dtype in ("", *FP8)]
+    pages = [*(("vllm", size) for size in (1, 16, 32, 48)), *product(LAYOUTS[1:], (7, 16))]
+    heads = ((1, 1), (4, 1), (6, 3), (9, 1), (20, 1))
+    lengths = ((700,), (33,), (1, 0, 65), (INT32_MIN, 130), (INT32_MAX,))
+    choices = (HEAD_SIZES, pages, elements, heads, lengths, _FORMS)
+
+    def can_meet(row: tuple[Any, ...]) -> bool:
+        head_size, (layout, _), (dtype, kv_dtype), *_ = row
+        return _fits(layout, head_size, kv_dtype or dtype)
+
+    for number, row in enumerate(pairwise(choices, can_meet)):
+        head_size, (layout, block_size), (dtype, kv_dtype), (num_heads, num_kv_heads), lens, form = row
+        words = (layout, f"bs{block_size}", dtype, kv_dtype[7:], form.get("rel_extend", ""))
+        sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        paging = {"block_size": block_size, "kv_layout": layout, "max_blocks": -(-712 // block_size)}
+        options = {"offsets": number % 3 == 0, "lse_base": "e2"[number % 2], "strided": number % 5 == 0}
+        scales = "head" if kv_dtype else "none"
+        tag = "_".join(filter(None, ("few", *words)))
+        fields = {**sizes, **paging, **options, "dtype": dtype, "kv_dtype": kv_dtype, "scales": scales, **form}
+        yield make("few", tag, context_lens=lens, **fields)
+    # Enough tiles for several clusters to share a unit.
+    for head_size, lens, form in ((64, (3000,), {"bias": "dense"}), (128, (2500, 40), {"bias": "alibi"})):
+        sizes = {"head_size": head_size, "num_heads": 4, "num_kv_heads": 1}
+        yield make("few", "clusters", **_with(**sizes, context_lens=lens, **form))
+    yield make("few", "broken", **_with(num_heads=4, num_kv_heads=2, context_lens=(900,), broken=True, bias="dense"))
+    masked = _with(num_heads=4, num_kv_heads=2, context_lens=(1100,), bias="dense", masked_bias=True)
+    yield make("few", "masked_bias", **masked)
+
+
+CHOICES = {
+    "xl_paged_attention": Choice("plan._FEW_GAIN=-1e9"),
+    "xl_paged_attention_few": Choice("plan._FEW_GAIN=1e9", intents=("few",)),
+}
+
+CASES: tuple[XlCase, ...] = (*_shapes(), *_dtypes(), *_options(), *_masks(), *_strides(), *_pairs(), *_few())
 
 
 # Timing --------------------------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
 from ...device import Device
 from ...errors import CompileError
-from ...launch import Geometry, Launcher
+from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record
 from . import plan, spec
@@ -20,7 +20,7 @@ from .spec import Outline, Problem, Views
 
 # Counters of arrived CTAs (cuda/xl_paged_attention/sm80/arrivals.cuh) lie in front of what CTAs leave behind, so that
 # calls of any size can share one workspace. A kernel says how many bytes of them it uses.
-_ARRIVALS_BYTES = 16640
+_ARRIVALS_BYTES = 18432
 
 # A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
 _RINGS_BYTES = 48 * 1024
@@ -81,7 +81,9 @@ class Binding:
     """
 
     def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
-        chosen = plan.plan(problem, driver.arch_of(device), driver.compute_capability(device.index))
+        multiprocessors = driver.multiprocessor_count(device.index)
+        capability = driver.compute_capability(device.index)
+        chosen = plan.plan(problem, driver.arch_of(device), capability, multiprocessors)
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
@@ -90,9 +92,13 @@ class Binding:
                 chosen.source.path, f"counters of {facts['arrivals_bytes']} bytes, not {_ARRIVALS_BYTES}"
             )
         work = plan.units(problem, facts)
-        number, large = plan.parts(work, driver.multiprocessor_count(device.index), facts)
-        self._parameters = _parameters(views, problem, outputs, work.row_blocks, large)
-        self._parts_bytes = -(-2 * number * facts["slot_bytes"] // 256) * 256
+        if chosen.clusters:
+            running = active_clusters(kernel, _geometry(facts, facts["cluster"]))
+            deal = plan.deal_few(work.count, chosen.clusters, running, facts)
+        else:
+            deal = plan.deal(work, multiprocessors, facts)
+        self._parameters = _parameters(views, problem, outputs, work.row_blocks, deal.share)
+        self._parts_bytes = -(-deal.slots * facts["slot_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
         self._scores: RelativeScores | None = None
@@ -100,8 +106,7 @@ class Binding:
             self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
         self.launcher: Launcher | None = None
         if problem.num_seqs:
-            geometry = Geometry((number, 1, 1), facts["threads"], facts["smem_bytes"])
-            self.launcher = Launcher(kernel, geometry, (self._parameters,))
+            self.launcher = Launcher(kernel, _geometry(facts, deal.ctas), (self._parameters,))
             if facts["smem_bytes"] > _RINGS_BYTES:
                 driver.prefer_shared_memory(kernel.function)
 
@@ -137,6 +142,10 @@ class Binding:
             self._scores.launcher(stream)
         if self.launcher is not None:
             self.launcher(stream)
+
+
+def _geometry(facts: Mapping[str, int], ctas: int) -> Geometry:
+    return Geometry((ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
 
 
 def _held(keys: int) -> int:
@@ -290,14 +299,14 @@ def call(views: Views, outline: Outline, stream: object) -> Any:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> Callable[[Sequence[int], int], None]:
+    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
         binding = Binding(views, problem, views.query.device, outputs)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
             binding.point(views, pointers, _workspace(binding, views.query, stream))
             binding.launch(stream)
 
-        return launch
+        return launch, 0
 
     return ReadyKernel(views.query, _wanted(problem), bind)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, NamedTuple
 
 from ...arch import Arch
 from ...build.source import KernelSource
@@ -24,6 +25,15 @@ contiguous channels, or on the pages of a "vllm" cache."""
 
 MAX_CONTEXT = MAX_COUNT
 """Keys of a sequence that the kernel counts."""
+
+FEW_TARGETS = ("sm_90a",)
+"""The targets that have a kernel for few units."""
+
+FEW = "xl_paged_attention_few"
+"""That kernel's name."""
+
+FEW_CLUSTER = 8
+"""Its CTAs in a cluster (twin: `kCluster` in cuda/xl_paged_attention/sm90/share.cuh)."""
 
 PAGE_TOKENS = 16
 """A "vllm" block is walked by the pages engine when this divides its size."""
@@ -60,8 +70,24 @@ _SMALL_TILES = 12
 _LONG_BYTES = 3 << 20
 _LARGE_PART = 6  # `kLargePart` in cuda/xl_paged_attention/sm80/schedule.cuh
 
+# Few units: clusters of CTAs for each of them, which put their parts together where the kernel for any work needs a
+# counter and one or two levels of merging. What that saves, and what clusters cost that wait for others to end, in
+# microseconds; and what reading costs more, as SMs do not read equally fast and each has its part. By what an H200 took
+# for 29 problems with either kernel (2026-11-26): cuda/xl_paged_attention/README.md.
+_FEW_GAIN = 5.0
+_FEW_WAVE = 6.0
+_FEW_READING = 1.05
+
 _MERGE_GROUP = 12  # `kGroup` in cuda/xl_paged_attention/sm80/merge.cuh
 _MERGE_LANES = 32  # a lane for each part that is put together at once
+
+# Of the kernel for few units: query heads of a unit and warps of a CTA, tokens of the smallest tile, clusters that
+# share a unit at most.
+_FEW_ROWS = 16
+_FEW_WARPS = 4
+_FEW_TILE = 16
+_FEW_MOST = 16
+_MAX_GRID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +96,60 @@ class Plan:
 
     Attributes:
         source: what to compile.
+        clusters: of the kernel for few units, how many share a unit; 0 for the kernel for any work.
     """
 
     source: KernelSource
+    clusters: int = 0
 
 
-def plan(problem: Problem, arch: Arch, capability: tuple[int, int] | None = None) -> Plan:
+def plan(
+    problem: Problem, arch: Arch, capability: tuple[int, int] | None = None, multiprocessors: int | None = None
+) -> Plan:
     """Choose the kernel. Raises UnsupportedError when the architecture has none.
 
     Args:
         problem: what to compute.
         arch: the target.
         capability: the compute capability of the GPU that will run it, by default the target's.
+        multiprocessors: of that GPU; without it the kernel for any work is chosen.
     """
-    chosen = variant(
-        arch,
-        head_size=problem.head_size,
-        dtype=problem.dtype,
-        kv_dtype=problem.kv_dtype,
-        kv_layout=problem.kv_layout,
-        block_size=problem.block_size,
-    )
+    words: dict[str, Any] = {
+        "head_size": problem.head_size,
+        "dtype": problem.dtype,
+        "kv_dtype": problem.kv_dtype,
+        "kv_layout": problem.kv_layout,
+        "block_size": problem.block_size,
+    }
+    chosen = variant(arch, **words)
+    serves = arch.name in FEW_TARGETS and engine(problem.dtype, problem.kv_layout, problem.block_size) != "plain"
+    clusters = few_clusters(problem, multiprocessors) if serves and multiprocessors else 0
+    if clusters:
+        return Plan(variant(arch, **words, few=True), clusters)
     return Plan(_on_gpu(chosen, capability or arch.capability))
+
+
+def few_clusters(problem: Problem, multiprocessors: int) -> int:
+    """How many clusters are to share each unit of a problem with few of them; 0 where CTAs had better take parts of the
+    whole line.
+
+    The lengths are on the device. A cluster's share of its own sequence can take as long as the longest sequence there
+    can be, where CTAs that share a line are done when their number allows it, so with several sequences the line is
+    taken to be empty.
+    """
+    units = problem.num_seqs * problem.num_kv_heads * -(-problem.num_heads // problem.num_kv_heads // _FEW_ROWS)
+    tiles = -(-problem.capacity // _FEW_TILE)
+    if not units or not tiles or units * FEW_CLUSTER > _MAX_GRID:
+        return 0
+    useful = min(-(-tiles // (FEW_CLUSTER * _FEW_WARPS)), _FEW_MOST)
+    clusters = max(1, min(multiprocessors // (units * FEW_CLUSTER), useful))
+    unit_bytes = 2 * problem.capacity * problem.head_size * ITEMSIZE[problem.kv_dtype]
+    ctas_of_sm = -(-units * clusters * FEW_CLUSTER // multiprocessors)
+    share = ctas_of_sm * unit_bytes / (clusters * FEW_CLUSTER)
+    reading = max(units * unit_bytes / _DEVICE_RATE, share / min(ctas_of_sm * _CTA_RATE, _SM_RATE))
+    waves = -(-ctas_of_sm // 2) - 1
+    line = units * unit_bytes / min(_DEVICE_RATE, multiprocessors * _CTA_RATE) if problem.num_seqs == 1 else 0.0
+    return clusters if _FEW_READING * reading + _FEW_WAVE * waves - line < _FEW_GAIN else 0
 
 
 def _on_gpu(source: KernelSource, capability: tuple[int, int]) -> KernelSource:
@@ -119,6 +177,7 @@ def variant(
     kv_dtype: str | None = None,
     kv_layout: str = "vllm",
     block_size: int = 16,
+    few: bool = False,
 ) -> KernelSource:
     """One kernel variant.
 
@@ -129,6 +188,8 @@ def variant(
         kv_dtype: the cache's, `dtype` (or None) or an fp8 dtype.
         kv_layout: "vllm", "NHD" or "HND".
         block_size: tokens of a block.
+        few: the kernel for few units; not for fp32 queries, nor for a "vllm" cache of other than 1 or multiples of 16
+            tokens in a block.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -143,16 +204,24 @@ def variant(
     ):
         if type(value) not in (int, str) or value not in known:
             raise InputError(word, f"one of {', '.join(map(str, known))}", shown(value), NAME)
-    return _source(arch.name, head_size, dtype, kv_dtype or dtype, engine(dtype, kv_layout, block_size))
+    chosen = engine(dtype, kv_layout, block_size)
+    if few and (arch.name not in FEW_TARGETS or chosen == "plain"):
+        wanted = f"one of {', '.join(FEW_TARGETS)}, 16-bit queries, and blocks of 1 or a multiple of 16 tokens"
+        raise UnsupportedError(FEW, f"{arch.name}, {dtype}, {kv_layout} blocks of {block_size}", wanted)
+    return _source(arch.name, head_size, dtype, kv_dtype or dtype, chosen, few)
 
 
-def _source(arch_name: str, head_size: int, dtype: str, kv_dtype: str, engine_name: str) -> KernelSource:
+def _source(
+    arch_name: str, head_size: int, dtype: str, kv_dtype: str, engine_name: str, few: bool = False
+) -> KernelSource:
     defines = (
         ("CUPYMLA_HEAD_SIZE", head_size),
         ("CUPYMLA_QUERY", QUERY_CODE[dtype]),
         ("CUPYMLA_CACHE", CACHE_CODE.get(kv_dtype, 0)),
         ("CUPYMLA_ENGINE", ENGINES[engine_name]),
     )
+    if few:
+        return KernelSource(f"xl_paged_attention/sm90/{FEW}.cu", FEW, defines, arch_name)
     return KernelSource("xl_paged_attention/sm80/xl_paged_attention.cu", NAME, defines, arch_name)
 
 
@@ -184,6 +253,9 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def _attention(target: str) -> Iterator[KernelSource]:
     for head_size, dtype, kv_dtype, engine_name in AHEAD:
         yield _source(target, head_size, dtype, kv_dtype, engine_name)
+    for head_size, dtype, kv_dtype, engine_name in AHEAD if target in FEW_TARGETS else ():
+        if engine_name != "plain":
+            yield _source(target, head_size, dtype, kv_dtype, engine_name, few=True)
 
 
 def _companions(target: str) -> Iterator[KernelSource]:
@@ -207,6 +279,8 @@ def _every_attention(target: str) -> Iterator[KernelSource]:
         for kv_dtype, engine_name in product((dtype, *FP8), engines):
             source = _source(target, head_size, dtype, kv_dtype, engine_name)
             yield source
+            if target in FEW_TARGETS and engine_name != "plain":
+                yield _source(target, head_size, dtype, kv_dtype, engine_name, few=True)
             yield from (_on_gpu(source, capability) for capability in lesser)
 
 
@@ -266,6 +340,7 @@ def _units(
     row_blocks = -(-group // rows)
     used = min(rows, group)
     one_vector_each = used * head_size // 4 <= facts["threads"]
+    at_once = 3 * facts.get("merge_batch", 0)  # the kernel for few units merges otherwise
     return Units(
         count=seqs * kv_heads * row_blocks,
         row_blocks=row_blocks,
@@ -273,7 +348,7 @@ def _units(
         tiles=-(-capacity // tile),
         tile_bytes=2 * tile * head_bytes,
         part_bytes=4 * used * (head_size + 2),
-        at_once=min(max(_MERGE_GROUP, 3 * facts["merge_batch"]), _MERGE_LANES) if one_vector_each else _MERGE_GROUP,
+        at_once=min(max(_MERGE_GROUP, at_once), _MERGE_LANES) if one_vector_each else _MERGE_GROUP,
     )
 
 
@@ -309,10 +384,54 @@ def raw_deal(
     head_size, query = int(defines["CUPYMLA_HEAD_SIZE"]), defines["CUPYMLA_QUERY"]
     item = 1 if defines["CUPYMLA_CACHE"] else 4 if query == QUERY_CODE["float32"] else 2
     group = num_heads // num_kv_heads
+    if source.entry == FEW:
+        row_blocks = -(-group // facts["rows"])
+        units = max(1, num_seqs * num_kv_heads * row_blocks)
+        tiles = -(-capacity // facts["tile"])
+        useful = max(1, -(-tiles // (FEW_CLUSTER * _FEW_WARPS)))
+        given = deal_few(units, useful, multiprocessors // FEW_CLUSTER, facts)
+        fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, "large_parts": given.share}
+        return Dealt(given.ctas if num_seqs else 0, fields)
     work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
     number, large = parts(work, multiprocessors, facts)
     fields = {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, "large_parts": large}
     return Dealt(number, fields)
+
+
+class Deal(NamedTuple):
+    """The launch of one problem.
+
+    Attributes:
+        ctas: of the grid.
+        share: the record's `large_parts`: CTAs with a large part, or those of a unit where units are few.
+        slots: how many parts CTAs may leave behind.
+    """
+
+    ctas: int
+    share: int
+    slots: int
+
+
+def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
+    """The launch of the kernel for any work."""
+    number, large = parts(work, multiprocessors, facts)
+    return Deal(number, large, 2 * number)
+
+
+def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Deal:
+    """The launch of the kernel for few units.
+
+    Args:
+        units: how many there are.
+        clusters: that would share a unit.
+        running: clusters that run at once, as the driver has it: there is nothing in more of them.
+        facts: the kernel's.
+    """
+    shared = max(1, min(clusters, running // units, facts["most_clusters"]))
+    if units * FEW_CLUSTER > facts["shared_ctas"]:
+        shared = 1
+    ctas = units * shared * FEW_CLUSTER
+    return Deal(ctas, shared * FEW_CLUSTER, ctas if shared > 1 else 0)
 
 
 def parts(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> tuple[int, int]:

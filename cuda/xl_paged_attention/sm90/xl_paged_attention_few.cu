@@ -1,0 +1,73 @@
+// One decode step over a paged cache with a relative position bias, for few units: a sequence or two. Clusters share a
+// unit, and put their parts together through distributed shared memory: share.cuh, join.cuh. What a warp does with its
+// tiles is that of the kernel for any work (../sm80/tensor.cuh).
+#include "../../common/entry.cuh"
+#include "join.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "this kernel is for sm_90 and later"
+#endif
+
+// As for ../sm80/xl_paged_attention.cu; CUPYMLA_ENGINE: 1 or 2.
+#if CUPYMLA_QUERY == 16
+using Query = __half;
+#else
+using Query = __nv_bfloat16;
+#endif
+
+#if CUPYMLA_CACHE == 43
+using Cache = cupymla::E4m3;
+#elif CUPYMLA_CACHE == 52
+using Cache = cupymla::E5m2;
+#else
+using Cache = Query;
+#endif
+
+namespace cupymla::xl_paged_attention {
+
+using ThisConfig = FewConfig<CUPYMLA_HEAD_SIZE, Query, Cache, CUPYMLA_ENGINE == 2>;
+using ThisEngine = TensorEngine<ThisConfig>;
+using ThisStorage = Storage<ThisConfig>;
+using ThisJoin = Join<ThisConfig>;
+
+static_assert((sizeof(ThisStorage) + kSmemPerCta) * ThisConfig::kCtasPerSm <= kSmemPerSm, "shared memory of an SM");
+
+}  // namespace cupymla::xl_paged_attention
+
+extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThreads,
+                                             cupymla::xl_paged_attention::ThisConfig::kCtasPerSm)
+    xl_paged_attention_few(const __grid_constant__ cupymla::xl_paged_attention::Parameters params) {
+  using namespace cupymla::xl_paged_attention;
+  extern __shared__ __align__(128) uint8_t shared_memory[];
+  ThisStorage& storage = *reinterpret_cast<ThisStorage*>(shared_memory);
+
+  const Place place(params);
+  Walk<ThisConfig> walk{unit_of<ThisConfig>(params, place)};
+  const Segment& segment = walk.segment;
+  const Merge<ThisConfig> merge{params, storage, segment, true};
+  const ThisJoin join{params, storage, merge, segment, place};
+  const int32_t count = key_count(params, segment.seq);
+  join.expect();
+  if (threadIdx.x / 32 == kWarps - 1) ask_for_table(params, place, segment);
+  // A whole warp goes by the length that one lane has read.
+  take_tiles<ThisConfig>(walk.segment, place, __shfl_sync(kFullWarp, count, 0));
+  ThisEngine engine(params, storage, Line<ThisConfig>{}, walk);
+  engine.stage_query(segment);
+  __syncthreads();
+  engine.attend(segment);
+  // Copies are left where no tile has waited for them.
+  cupymla::stream_copy_wait<0>();
+  join.finish(engine);
+}
+
+CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = cupymla::xl_paged_attention::kCluster,
+                     smem_bytes = sizeof(cupymla::xl_paged_attention::ThisStorage),
+                     parameter_bytes = sizeof(cupymla::xl_paged_attention::Parameters),
+                     rows = cupymla::xl_paged_attention::ThisConfig::kRows,
+                     tile = cupymla::xl_paged_attention::ThisConfig::kTile,
+                     ctas_per_sm = cupymla::xl_paged_attention::ThisConfig::kCtasPerSm,
+                     most_clusters = cupymla::xl_paged_attention::ThisJoin::kMostClusters,
+                     shared_ctas = cupymla::xl_paged_attention::kSharedCtas,
+                     arrivals_bytes = cupymla::xl_paged_attention::kArrivalsBytes +
+                                      4 * cupymla::xl_paged_attention::kJoinCounters,
+                     slot_bytes = sizeof(cupymla::xl_paged_attention::ThisConfig::Part));
