@@ -11,11 +11,20 @@ import pytest
 
 
 class Pointer:
-    """`array.data`."""
+    """`array.data`, or a place in an allocation: adding to it makes another one, or moves this one where it is done in
+    place."""
 
-    def __init__(self, ptr: int, device_id: int) -> None:
+    def __init__(self, ptr: int, device_id: int, memory: np.ndarray | None = None) -> None:
         self.ptr = ptr
         self.device_id = device_id
+        self.memory = memory
+
+    def __add__(self, offset: int) -> Pointer:
+        return Pointer(self.ptr + offset, self.device_id, self.memory)
+
+    def __iadd__(self, offset: int) -> Pointer:
+        self.ptr += offset
+        return self
 
 
 class ndarray:
@@ -23,9 +32,9 @@ class ndarray:
 
     __module__ = "cupy"
 
-    def __init__(self, host: np.ndarray, device: int = 0) -> None:
+    def __init__(self, host: np.ndarray, device: int = 0, data: Pointer | None = None) -> None:
         self.host = host
-        self.data = Pointer(host.ctypes.data, device)
+        self.data = Pointer(host.ctypes.data, device) if data is None else data
         self.shape = host.shape
         self.strides = host.strides
         self.dtype = host.dtype
@@ -78,17 +87,20 @@ class Entered:
 
 
 class FakeCupy(ModuleType):
-    """The module. `made` lists (device, stream, shape, dtype) of every array it allocated."""
+    """The module. `made` lists (device, stream, shape, dtype) of every array it allocated, `allocated` the (device,
+    stream, bytes) of allocations without an array."""
 
     def __init__(self) -> None:
         super().__init__("cupy")
         self.devices = [0]
         self.streams = [0]
         self.made: list[tuple[int, int, tuple[int, ...], np.dtype]] = []
+        self.allocated: list[tuple[int, int, int]] = []
         cuda: Any = ModuleType("cupy.cuda")
         cuda.Device = lambda index: Entered(self.devices, index)
         cuda.runtime = ModuleType("cupy.cuda.runtime")
         cuda.runtime.getDevice = lambda: self.devices[-1]
+        cuda.alloc = self._alloc
         cuda.get_current_stream = lambda index=-1: Entered(self.streams, self.streams[-1])
         cuda.Stream = type("Stream", (), {"null": Entered(self.streams, 0), "from_external": self._from_external})
         self.cuda = cuda
@@ -98,11 +110,22 @@ class FakeCupy(ModuleType):
         assert version == 0
         return Entered(self.streams, address)
 
-    def ndarray(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
-        """A new array on the current device, from the current stream's pool."""
+    def _alloc(self, size: int) -> Pointer:
+        """Memory on the current device, from the current stream's pool, which lies as CuPy's pools give it."""
+        self.allocated.append((self.devices[-1], self.streams[-1], size))
+        memory = np.empty(size + 512, np.uint8)
+        first = -memory.ctypes.data % 512
+        return Pointer(memory.ctypes.data + first, self.devices[-1], memory[first : first + size])
+
+    def ndarray(self, shape: tuple[int, ...], dtype: Any, memptr: Pointer | None = None) -> ndarray:
+        """An array in an allocation, or a new one on the current device, from the current stream's pool."""
         dtype = np.dtype(dtype)
         if dtype.isbuiltin != 1 and dtype.name != "bfloat16":
             raise TypeError(f"CuPy has no {dtype}")
+        if memptr is not None:
+            assert memptr.memory is not None
+            host = np.ndarray(shape, dtype, memptr.memory, memptr.ptr - memptr.memory.ctypes.data)
+            return ndarray(host, memptr.device_id, memptr)
         self.made.append((self.devices[-1], self.streams[-1], shape, dtype))
         return ndarray(np.empty(shape, dtype), self.devices[-1])
 

@@ -15,7 +15,7 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import dlpack, tensor
 from cupymla.errors import InputError
-from cupymla.tensor import streams
+from cupymla.tensor import make, streams
 from cupymla.tensor.make import Handover
 from cupymla.tensor.types import NUMPY_DTYPES
 
@@ -150,6 +150,61 @@ def test_cupy_memory_comes_from_the_pool_of_the_stream_that_writes_it(
     tensor.allocate(like, (2,), "float32", stream=asked)
     assert cupy.made[0][:2] == (0, pool)
     assert cupy.streams == [0, 55]
+
+
+WANTED: list[tuple[tuple[int, ...], str]] = [((3, 5), "bfloat16"), ((7,), "float32"), ((600,), "uint8")]
+
+
+def test_small_cupy_arrays_of_a_call_share_an_allocation(cupy: fake_cupy.FakeCupy) -> None:
+    cupy.devices.append(1)
+    cupy.streams.append(55)
+    arrays, pointers = tensor.cupy_arrays(WANTED)
+    assert cupy.allocated == [(1, 55, 512 + 512 + 1024)] and cupy.made == []
+    assert [(array.shape, array.dtype) for array in arrays] == [(shape, NUMPY_DTYPES[dtype]) for shape, dtype in WANTED]
+    # Each where it is said to lie, whatever was made behind it.
+    assert [array.data.ptr for array in arrays] == pointers == [array.host.ctypes.data for array in arrays]
+    assert [pointer % 512 for pointer in pointers] == [0, 0, 0]
+    assert {array.data.device_id for array in arrays} == {1}
+    for number, array in enumerate(arrays):
+        array.host[...] = number
+    for number, array in enumerate(arrays):
+        assert (array.host == number).all(), "arrays overlap"
+
+
+@pytest.mark.parametrize(("spare", "together"), [(0, True), (-1, False)])
+def test_large_cupy_arrays_have_an_allocation_each(
+    cupy: fake_cupy.FakeCupy, spare: int, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "TOGETHER_BYTES", 512 + 512 + 1024 + spare)
+    arrays, pointers = tensor.cupy_arrays(WANTED)
+    assert len(cupy.allocated) == together
+    assert [shape for _, _, shape, _ in cupy.made] == ([] if together else [shape for shape, _ in WANTED])
+    assert [array.data.ptr for array in arrays] == pointers
+    assert [array.shape for array in arrays] == [shape for shape, _ in WANTED]
+
+
+def test_what_is_shared_is_a_megabyte_at_most(cupy: fake_cupy.FakeCupy) -> None:
+    half = ((1 << 19,), "uint8")
+    tensor.cupy_arrays([half, half])
+    tensor.cupy_arrays([half, half, ((1,), "float32")])
+    assert cupy.allocated == [(0, 0, 1 << 20)] and len(cupy.made) == 3
+
+
+@pytest.mark.parametrize("wanted", [WANTED[:1], [((0, 4), "float32"), ((0,), "bfloat16")]], ids=["one", "empty"])
+def test_there_is_nothing_to_share(cupy: fake_cupy.FakeCupy, wanted: list[tuple[tuple[int, ...], str]]) -> None:
+    arrays, pointers = tensor.cupy_arrays(wanted)
+    assert cupy.allocated == [] and len(cupy.made) == len(wanted)
+    assert [array.data.ptr for array in arrays] == pointers
+
+
+def test_an_empty_cupy_array_beside_others_takes_no_memory(cupy: fake_cupy.FakeCupy) -> None:
+    arrays, pointers = tensor.cupy_arrays([((0, 4), "float32"), ((), "float32"), ((2, 0), "float8_e4m3fn")])
+    assert cupy.allocated == [(0, 0, 512)]
+    assert [array.shape for array in arrays] == [(0, 4), (), (2, 0)]
+    assert arrays[2].dtype == np.uint8
+    assert [pointer - pointers[0] for pointer in pointers] == [0, 0, 512]
+    arrays[1].host[...] = 3
+    assert arrays[1].host == 3
 
 
 # Streams

@@ -15,6 +15,7 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import tensor
 from cupymla.ops import gpu
+from cupymla.tensor import make
 
 HOME, OTHER, LEGACY = 55, 66, 1
 
@@ -117,7 +118,7 @@ def test_a_call_is_prepared_beside_captures_of_other_streams(cupy: fake_cupy.Fak
         modes.append(fake.capture_mode)
         return make(shape, dtype)
 
-    cupy.ndarray = ndarray  # type: ignore[method-assign]
+    cupy.ndarray = ndarray  # type: ignore[method-assign, assignment]
     call(fake, memory=Memory()).prepared()
     assert modes == [2]
     interesting = ("cuThreadExchangeStreamCaptureMode", "bind", "cuStreamSynchronize")
@@ -192,3 +193,51 @@ def test_memory_that_a_graph_works_in_is_kept(cupy: fake_cupy.FakeCupy, fake: Fa
     del memory
     gc.collect()
     assert (kept() is not None) == captured
+
+
+# Calls that were made ready
+
+
+def made_ready(outputs: int, workspace_bytes: int, launches: list[tuple[list[int], int]]) -> gpu.ReadyKernel:
+    """A call made ready that notes the addresses and the stream of its launches."""
+    like = tensor.view(fake_cupy.ndarray(np.zeros(4, np.float32)), "x")
+
+    def bind(views: tuple[tensor.View, ...]) -> Any:
+        assert [view.shape for view in views] == [(4,)] * outputs, "a workspace is no output"
+        return lambda pointers, stream: launches.append((list(pointers), stream)), workspace_bytes
+
+    return gpu.ReadyKernel(like, [((4,), "float32")] * outputs, bind)
+
+
+@pytest.mark.parametrize("workspace_bytes", [0, 100, 2 << 20])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_workspace_comes_last_and_is_not_returned(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, outputs: int, workspace_bytes: int
+) -> None:
+    launches: list[tuple[list[int], int]] = []
+    returned = made_ready(outputs, workspace_bytes, launches)()
+    arrays = returned if outputs > 1 else (returned,)
+    assert type(returned) is (tuple if outputs > 1 else fake_cupy.ndarray)
+    ((pointers, stream),) = launches
+    assert stream == HOME
+    assert [array.data.ptr for array in arrays] == pointers[:outputs]
+    assert [array.dtype for array in arrays] == [np.float32] * outputs
+    assert len(pointers) == outputs + bool(workspace_bytes)
+    if workspace_bytes > make.TOGETHER_BYTES:
+        assert cupy.made[-1] == (0, HOME, (workspace_bytes,), np.dtype("uint8"))
+    elif workspace_bytes:
+        assert cupy.allocated == [(0, HOME, 512 * (outputs + 1))]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_workspace_of_a_captured_call_is_kept(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(gpu.captured, "keep", kept.append)
+    if captured:
+        fake.captured[HOME] = 7
+    launches: list[tuple[list[int], int]] = []
+    made_ready(1, 100, launches)()
+    made_ready(1, 0, launches)()
+    assert [array.data.ptr for array in kept] == ([launches[0][0][1]] if captured else [])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla import driver, tensor
+from cupymla import driver
 from cupymla.errors import InputError
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
@@ -41,16 +41,17 @@ def test_kernels_work_in_the_callers_memory() -> None:
 def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph goes on writing to it; without one its memory goes back at once."""
     made: list[weakref.ref[object]] = []
-    allocate = tensor.allocate
-
-    def watched(*args: Any) -> Any:
-        allocation = allocate(*args)
-        if args[2] == "uint8":
-            made.append(weakref.ref(allocation._array))
-        return allocation
 
     with interpreted(multiprocessors=3) as machine:
-        monkeypatch.setattr(tensor, "allocate", watched)
+        allocate = machine._cupy.ndarray
+
+        def watched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+            array = allocate(shape, dtype)
+            if dtype == np.uint8:
+                made.append(weakref.ref(array))
+            return array
+
+        monkeypatch.setattr(machine._cupy, "ndarray", watched)
         monkeypatch.setattr(driver, "capturing", lambda stream: capturing)
         given = arguments(machine, EMPTY)
         if own:

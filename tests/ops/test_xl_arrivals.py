@@ -1,12 +1,14 @@
-"""Launches of any grid share the counters of a workspace, one after the other, and take turns with its two sets."""
+"""Launches of any grid of the kernel for any work share the counters of a workspace, one after the other, and take
+turns with its two sets."""
 
 from __future__ import annotations
 
 import ctypes
 
 import pytest
+from xl_kit import named, workspaces
 
-from cupymla.ops.xl_paged_attention import cases, cuda, xl_paged_attention
+from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
 from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import as_tuple
 
@@ -19,15 +21,9 @@ ROUND = 4096  # `kRound` in cuda/xl_paged_attention/sm80/arrivals.cuh
 @pytest.mark.parametrize("before", [0, 2**32 - 2 * ROUND], ids=["first", "wraps"])
 def test_every_launch_takes_one_turn(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of launches so far goes by no grid, and may wrap."""
-    made: list[cuda.Workspace] = []
-
-    class Followed(cuda.Workspace):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
-            made.append(self)
-
-    monkeypatch.setattr(cuda, "Workspace", Followed)
-    chosen = [next(case for case in cases.CASES if case.name == name) for name in NAMES]
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    made = workspaces(monkeypatch)
+    chosen = [named(name) for name in NAMES]
     with interpreted(multiprocessors=7) as machine:
         given = [machine.arguments(cases.inputs(case, 0)) for case in chosen]
         results: list[list[bytes]] = [[], []]
@@ -47,5 +43,6 @@ def test_every_launch_takes_one_turn(before: int, monkeypatch: pytest.MonkeyPatc
                 assert launches.value == (before + turn * ROUND) % 2**32
 
         machine.call(calls)
+        assert set(machine.launched) == {"xl_paged_attention"}
         assert len(made) == 1 and len({geometry.grid for geometry in machine.launches}) == 2
     assert all(len(set(each)) == 1 for each in results)

@@ -137,6 +137,7 @@ def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) ->
 def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, num_heads: int, number: int) -> None:
     """Up to 12, or 36 where each of 128 threads has one vector at most, at once; more in groups."""
     monkeypatch.setattr(plan, "ctas", lambda *facts: number)
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
     fields: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": 1,
@@ -156,6 +157,7 @@ def test_parts_may_be_large_and_small(
     monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...], large_only: bool, bias: str
 ) -> None:
     """As those of long work are. With fewer tiles than shares the CTAs past the resident ones have nothing to do."""
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
     monkeypatch.setattr(plan, "_SMALL_TILES", 0)
     monkeypatch.setattr(plan, "_LONG_BYTES", 0)
     monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)

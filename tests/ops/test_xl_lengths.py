@@ -3,28 +3,52 @@ arrays, and the next run of the same call is right."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from xl_kit import named
 
 from cupymla.interpret.memory import GlobalMemory
-from cupymla.ops.xl_paged_attention import cases, xl_paged_attention
+from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
+from cupymla.ops.xl_paged_attention.cases import XlCase, make
 from cupymla.testing.interpreted import interpreted
 
-# Sequences spread over CTAs, several in a CTA, empty ones: for each engine.
-NAMES = {
-    "pages": "gqa4-2x64_b6_c0-700_dense_5x700x0x64x1x333",
-    "rows": "gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero",
-    "plain": "gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero",
+
+class Call(NamedTuple):
+    """Which kernel is to run what.
+
+    Attributes:
+        case: the problem.
+        clusters: of the kernel for few units, in the grid; 0 for the kernel for any work.
+        multiprocessors: of the GPU.
+    """
+
+    case: XlCase
+    clusters: int = 0
+    multiprocessors: int = 3
+
+
+SMALL: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "context_lens": (37, 0, 90)}
+ALONE = {**SMALL, "num_kv_heads": 1, "context_lens": (300,), "max_blocks": 70}
+
+# Sequences spread over CTAs, several in a CTA, empty ones: for each engine of the kernel for any work. Of the one for
+# few units, too, and units that several clusters share.
+CALLS = {
+    "pages": Call(named("gqa4-2x64_b6_c0-700_dense_5x700x0x64x1x333")),
+    "rows": Call(named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")),
+    "plain": Call(named("gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero")),
+    "few pages": Call(make("few", **SMALL, bias="dense"), 6),
+    "few rows": Call(make("few", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6),
+    "shared unit": Call(make("few", **ALONE, bias="alibi"), 3, 132),
 }
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_lengths_that_change_under_way(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = next(case for case in cases.CASES if case.name == name)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_FEW_GAIN", 1e9 if call.clusters else -1e9)
     rng = np.random.default_rng(seed)
     load, add_range = GlobalMemory.load, GlobalMemory.add_range
 
@@ -33,21 +57,24 @@ def test_lengths_that_change_under_way(name: str, seed: int, monkeypatch: pytest
         add_range(self, name, base, size)
 
     monkeypatch.setattr(GlobalMemory, "add_range", initialised)
-    with interpreted(multiprocessors=3) as machine:
-        given = machine.arguments(cases.inputs(case, 0))
+    with interpreted(multiprocessors=call.multiprocessors) as machine:
+        given = machine.arguments(cases.inputs(call.case, 0))
         run = machine.call(xl_paged_attention.prepare, **given)
         expected = [array.get().copy() for array in machine.call(run)]
         lengths = given["context_lens"]
         longest = int(lengths.get().max())
         begin, end = lengths.data.ptr, lengths.data.ptr + 4 * lengths.shape[0]
+        changed = 0
 
         def changing(self: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
+            nonlocal changed
             values = load(self, address, dtype, count)
             lengths_read = (address >= begin) & (address < end)
             if lengths_read.any():
                 # Another one for every thread that reads.
                 values = values.copy()
                 values[lengths_read] = rng.integers(0, longest + 1, size=values[lengths_read].shape)
+                changed += int(lengths_read.sum())
             return values
 
         machine.strict = False  # a warp may work on a stage that it did not fill
@@ -56,6 +83,10 @@ def test_lengths_that_change_under_way(name: str, seed: int, monkeypatch: pytest
             patch.setattr(GlobalMemory, "load", changing)
             machine.call(run)
         machine.strict = True
+        assert changed
         for _ in range(3):
             for array, wanted in zip(machine.call(run), expected, strict=True):
                 np.testing.assert_array_equal(array.get().view(np.uint8), wanted.view(np.uint8))
+        assert set(machine.launched) == {"xl_paged_attention_few" if call.clusters else "xl_paged_attention"}
+        if call.clusters:
+            assert {geometry.grid[0] for geometry in machine.launches} == {call.clusters * plan.FEW_CLUSTER}

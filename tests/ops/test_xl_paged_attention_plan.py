@@ -11,21 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import CUDA, require_twin
+from xl_kit import MULTIPROCESSORS, PROBLEM
 
 from cupymla import InputError, UnsupportedError, arch, raw_module
-from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops import registry
 from cupymla.ops.xl_paged_attention import cuda, launches, plan
 from cupymla.ops.xl_paged_attention.checks import FLOATS, FP8
 from cupymla.ops.xl_paged_attention.paging import HEAD_SIZES, LAYOUTS
-from cupymla.ops.xl_paged_attention.spec import NAME, Problem
-
-PROBLEM = Problem(
-    device=Device("cuda", 0), num_seqs=4, num_heads=32, num_kv_heads=8, head_size=128, num_blocks=100, block_size=16,
-    max_blocks=64, dtype="bfloat16", kv_dtype="bfloat16", kv_layout="vllm", bias="none", bias_dtype="", extent=0,
-    rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e", check_indices=False,
-)  # fmt: skip
+from cupymla.ops.xl_paged_attention.spec import NAME
 
 FACTS = {"rows": 16, "tile": 16, "threads": 128, "merge_batch": 12}
 
@@ -227,10 +221,14 @@ def test_variants_compiled_ahead_are_ones_that_a_plan_picks() -> None:
         for (head_size, dtype, kv_dtype, name), source in zip(plan.AHEAD, offered, strict=False):
             problem = replace(PROBLEM, dtype=dtype, kv_dtype=kv_dtype, kv_layout=layouts[name], head_size=head_size)
             assert plan.plan(problem, arch.named(target)).source == source
+        few = {source.defines for source in offered if source.entry == plan.FEW}
+        tensor_cores = {source.defines for source, row in zip(offered, plan.AHEAD, strict=False) if row[3] != "plain"}
+        assert few == (tensor_cores if target in plan.FEW_TARGETS else set())
 
 
-def test_whatever_a_plan_picks_is_among_the_variants() -> None:
-    """And nothing else is, but companions."""
+def test_whatever_a_plan_picks_is_among_the_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else is, but companions. The kernel for few units is picked wherever there is one."""
+    monkeypatch.setattr(plan, "_FEW_GAIN", 1e9)
     chosen = set()
     for target, capability in (*((name, None) for name in plan.TARGETS), ("sm_80", (8, 6))):
         for head_size, dtype, layout in product(HEAD_SIZES, FLOATS, LAYOUTS):
@@ -244,10 +242,12 @@ def test_whatever_a_plan_picks_is_among_the_variants() -> None:
                     block_size=block_size,
                 )
                 chosen.add(plan.plan(problem, arch.named(target), capability).source)
+                chosen.add(plan.plan(problem, arch.named(target), capability, MULTIPROCESSORS).source)
     offered = plan.variants()
     assert len(set(offered)) == len(offered)
     assert set(plan.sources()) <= set(offered)
-    assert {source for source in offered if source.entry == NAME} == chosen
+    assert {source for source in offered if source.entry in (NAME, plan.FEW)} == chosen
+    assert {source.arch for source in chosen if source.entry == plan.FEW} == set(plan.FEW_TARGETS)
 
 
 def test_later_architectures_take_the_same_source() -> None:

@@ -34,8 +34,8 @@ __device__ __forceinline__ Segment unit_of(const Parameters& params, const Place
   return segment;
 }
 
-// By one warp of a CTA, while the length is on its way: asks for the table entries of the CTA's part if the sequence is as
-// long as it can be. More warps would only queue for the same line.
+// By one warp of a CTA, while the length is on its way: asks for the table entries of the CTA's part if the sequence is
+// as long as it can be. More warps would only queue for the same line.
 __device__ __forceinline__ void ask_for_table(const Parameters& params, const Place& place, const Segment& segment) {
   constexpr int kEntries = 8;  // of 32 bytes
   const int lane = threadIdx.x % 32;

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
@@ -142,13 +143,18 @@ def _bind(views: Views, problem: Problem, tiled: bool) -> Binding:
     return StreamBinding(views, problem, c_strides)
 
 
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
+def _wanted(views: Views, problem: Problem) -> tuple[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of c."""
     m, n, batches = problem.m, problem.n, problem.batches
     shape: tuple[int, ...] = (m, n)
     if views.batch_first is not None:
         shape = (batches, m, n) if views.batch_first else (m, n, batches)
+    return ((shape, problem.out_dtype),)
+
+
+def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
     given = None if views.c is None else views.c.view
-    return OutputArrays(views.a.view, ((shape, problem.out_dtype),), (given,), stream)
+    return OutputArrays(views.a.view, _wanted(views, problem), (given,), stream)
 
 
 def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
@@ -168,13 +174,16 @@ def _operands(views: Views) -> list[Operand]:
     return [operand for operand in every if operand is not None]
 
 
-def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
+def _bound(views: Views, problem: Problem) -> Binding:
+    """This thread's binding for these layouts: a number in the place of alpha is no part of it."""
     strides = [operand.strides for operand in _operands(views)]
     tiled = fits(views, problem)
     key = (problem, views.batch_first, views.c is None, tiled, *strides)
-    binding = _memo.entries.get(key)
-    if binding is None:
-        binding = _memo.add(key, _bind(views, problem, tiled))
+    return _memo.entries.get(key) or _memo.add(key, _bind(views, problem, tiled))
+
+
+def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
+    binding = _bound(views, problem)
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
 
@@ -192,6 +201,24 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
             _launch(views, problem, arrays, pointer)
     tensor.hold(given, pointer)
     return arrays.finish()[0]
+
+
+def ready(views: Views, problem: Problem) -> ReadyKernel:
+    """A call that allocates c, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`.
+
+    Addresses are multiples of 16 bytes each time, which is all that a choice of kernel asks of them.
+    """
+
+    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+        binding = _bound(views, problem)
+
+        def launch(pointers: Sequence[int], stream: int) -> None:
+            binding.point(views, pointers[0])
+            binding.launch(stream)
+
+        return launch, 0
+
+    return ReadyKernel(views.a.view, _wanted(views, problem), bind)
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:

@@ -109,7 +109,7 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
 def _ready(**arguments: Any) -> Callable[[], Any]:
     """A call of CuPy arrays that allocates c, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     views, problem = spec.read(**arguments)
-    return lambda: cuda.call(views, problem, None)
+    return cuda.ready(views, problem)
 
 
 _repeats = Repeats(spec.INPUTS, spec.OPTIONS, _ready)

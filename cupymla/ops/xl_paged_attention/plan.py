@@ -33,7 +33,7 @@ FEW = "xl_paged_attention_few"
 """That kernel's name."""
 
 FEW_CLUSTER = 8
-"""Its CTAs in a cluster (twin: `kCluster` in cuda/xl_paged_attention/sm90/share.cuh)."""
+"""Its CTAs in a cluster (twin: `kCluster` in cuda/xl_paged_attention/sm90/config.cuh)."""
 
 PAGE_TOKENS = 16
 """A "vllm" block is walked by the pages engine when this divides its size."""
@@ -138,11 +138,9 @@ def few_clusters(problem: Problem, multiprocessors: int) -> int:
     taken to be empty.
     """
     units = problem.num_seqs * problem.num_kv_heads * -(-problem.num_heads // problem.num_kv_heads // _FEW_ROWS)
-    tiles = -(-problem.capacity // _FEW_TILE)
-    if not units or not tiles or units * FEW_CLUSTER > _MAX_GRID:
+    if not units or not problem.capacity or units * FEW_CLUSTER > _MAX_GRID:
         return 0
-    useful = min(-(-tiles // (FEW_CLUSTER * _FEW_WARPS)), _FEW_MOST)
-    clusters = max(1, min(multiprocessors // (units * FEW_CLUSTER), useful))
+    clusters = max(1, min(multiprocessors // (units * FEW_CLUSTER), _useful(problem.capacity)))
     unit_bytes = 2 * problem.capacity * problem.head_size * ITEMSIZE[problem.kv_dtype]
     ctas_of_sm = -(-units * clusters * FEW_CLUSTER // multiprocessors)
     share = ctas_of_sm * unit_bytes / (clusters * FEW_CLUSTER)
@@ -387,15 +385,18 @@ def raw_deal(
     if source.entry == FEW:
         row_blocks = -(-group // facts["rows"])
         units = max(1, num_seqs * num_kv_heads * row_blocks)
-        tiles = -(-capacity // facts["tile"])
-        useful = max(1, -(-tiles // (FEW_CLUSTER * _FEW_WARPS)))
-        given = deal_few(units, useful, multiprocessors // FEW_CLUSTER, facts)
+        given = deal_few(units, _useful(capacity), multiprocessors // FEW_CLUSTER, facts)
         fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, "large_parts": given.share}
         return Dealt(given.ctas if num_seqs else 0, fields)
     work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
     number, large = parts(work, multiprocessors, facts)
     fields = {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, "large_parts": large}
     return Dealt(number, fields)
+
+
+def _useful(capacity: int) -> int:
+    """Clusters of a unit that find a tile for each of their warps, or as many as may share one."""
+    return min(max(1, -(-capacity // (FEW_CLUSTER * _FEW_WARPS * _FEW_TILE))), _FEW_MOST)
 
 
 class Deal(NamedTuple):

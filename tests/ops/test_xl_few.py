@@ -1,0 +1,359 @@
+"""The kernel of xl_paged_attention for few units: when it is chosen, how its clusters share units, what they leave."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_kit import CUDA
+from xl_kit import MULTIPROCESSORS, PROBLEM, SHARED_CLUSTERS, SHARED_UNITS, named, shared, workspaces
+
+from cupymla import UnsupportedError, arch, build
+from cupymla.build import KernelSource
+from cupymla.interpret.memory import GlobalMemory
+from cupymla.launch import Geometry, check
+from cupymla.ops.xl_paged_attention import cases, cuda, plan, xl_paged_attention
+from cupymla.ops.xl_paged_attention.spec import NAME
+from cupymla.testing import compare
+from cupymla.testing.interpreted import interpreted
+from cupymla.testing.operators import Subject, as_tuple
+
+HOPPER = arch.named("sm_90a")
+FACTS = {"rows": 16, "tile": 16, "most_clusters": 16, "shared_ctas": 96}
+SHARED_CTAS = SHARED_UNITS * SHARED_CLUSTERS * plan.FEW_CLUSTER
+ALONE = replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=512)  # one unit of 8192 keys
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel runs wherever it can."""
+    monkeypatch.setattr(plan, "_FEW_GAIN", 1e9)
+
+
+# When ----------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_for_few_units() -> None:
+    chosen = plan.plan(ALONE, HOPPER, multiprocessors=MULTIPROCESSORS)
+    assert chosen.source.entry == plan.FEW and chosen.clusters == 16
+    many = replace(PROBLEM, num_seqs=32, max_blocks=256)
+    for problem, multiprocessors in ((many, MULTIPROCESSORS), (ALONE, None)):
+        kept = plan.plan(problem, HOPPER, multiprocessors=multiprocessors)
+        assert kept.source.entry == NAME and kept.clusters == 0
+    # Where a sequence may be long, and need not be, those that share a line are done sooner.
+    ragged = replace(ALONE, num_seqs=8, max_blocks=1 << 14)
+    assert plan.plan(ragged, HOPPER, multiprocessors=MULTIPROCESSORS).source.entry == NAME
+
+
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        ("sm_90a", {"dtype": "float32", "kv_dtype": "float32"}),
+        ("sm_90a", {"dtype": "float32", "kv_dtype": "float8_e4m3fn", "kv_layout": "NHD"}),
+        ("sm_90a", {"block_size": 8}),
+        ("sm_80", {}),
+        ("sm_89", {}),
+        ("sm_100a", {}),
+        ("sm_103a", {}),
+    ],
+)
+@pytest.mark.usefixtures("forced")
+def test_what_it_does_not_serve_the_other_kernel_does(target: str, changes: dict[str, Any]) -> None:
+    problem = replace(ALONE, **changes)
+    chosen = plan.plan(problem, arch.named(target), multiprocessors=MULTIPROCESSORS)
+    assert chosen.source.entry == NAME and chosen.clusters == 0
+    # Nothing else keeps it from serving this.
+    assert plan.plan(ALONE, HOPPER, multiprocessors=MULTIPROCESSORS).source.entry == plan.FEW
+    words = {name: getattr(problem, name) for name in ("dtype", "kv_dtype", "kv_layout", "block_size")}
+    with pytest.raises(UnsupportedError) as caught:
+        plan.variant(arch.named(target), **words, few=True)
+    message = str(caught.value)
+    assert f"{target}, {problem.dtype}, {problem.kv_layout} blocks of {problem.block_size}" in message
+    assert "sm_90a, 16-bit queries, and blocks of 1 or a multiple of 16 tokens" in message
+    assert plan.FEW in message
+
+
+# How units are shared ------------------------------------------------------------------------------------------------
+
+
+def tiles_of(tiles: int, ctas: int, cta: int, warp: int) -> range:
+    """What a warp takes of a unit's tiles: the twin of `take_tiles` and `Feeder` in share.cuh."""
+    each, more = divmod(tiles, ctas)
+    first = cta * each + min(cta, more)
+    return range(first + warp, first + each + (cta < more), plan._FEW_WARPS)
+
+
+@given(tiles=st.integers(0, 3000), clusters=st.integers(1, plan._FEW_MOST))
+def test_every_tile_is_taken_by_one_warp(tiles: int, clusters: int) -> None:
+    ctas = clusters * plan.FEW_CLUSTER
+    parts = [[tiles_of(tiles, ctas, cta, warp) for warp in range(plan._FEW_WARPS)] for cta in range(ctas)]
+    taken = Counter(tile for part in parts for own in part for tile in own)
+    assert taken == Counter(range(tiles))
+    sizes = [sum(map(len, part)) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(
+    units=st.integers(1, 60), clusters=st.integers(1, 40), running=st.integers(0, 80),
+    most=st.integers(1, plan._FEW_MOST), shared_ctas=st.sampled_from([8, 96, 200]),
+)  # fmt: skip
+def test_a_grid_is_of_whole_clusters_that_run_at_once(
+    units: int, clusters: int, running: int, most: int, shared_ctas: int
+) -> None:
+    deal = plan.deal_few(units, clusters, running, {"most_clusters": most, "shared_ctas": shared_ctas})
+    of_unit, rest = divmod(deal.share, plan.FEW_CLUSTER)
+    assert rest == 0 and deal.ctas == units * deal.share
+    assert 1 <= of_unit <= min(clusters, most)
+    assert deal.slots == (deal.ctas if of_unit > 1 else 0)
+    if of_unit > 1:
+        assert units * of_unit <= running, "others would begin when these have ended"
+        assert units * plan.FEW_CLUSTER <= shared_ctas, "more than there are counters for"
+    elif units * plan.FEW_CLUSTER <= shared_ctas:
+        assert clusters == 1 or most == 1 or running < 2 * units, "room for another cluster"
+
+
+@given(
+    num_seqs=st.integers(0, 10**6), group=st.integers(1, 40), kv_heads=st.integers(1, 16),
+    max_blocks=st.integers(0, 70_000), multiprocessors=st.integers(1, 200), gain=st.sampled_from([-1e9, 5.0, 1e9]),
+)  # fmt: skip
+def test_a_plan_asks_for_clusters_that_may_run(
+    num_seqs: int, group: int, kv_heads: int, max_blocks: int, multiprocessors: int, gain: float
+) -> None:
+    sizes: dict[str, Any] = {
+        "num_seqs": num_seqs,
+        "num_heads": group * kv_heads,
+        "num_kv_heads": kv_heads,
+        "max_blocks": max_blocks,
+    }
+    units = num_seqs * kv_heads * -(-group // 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_FEW_GAIN", gain)
+        clusters = plan.few_clusters(replace(PROBLEM, **sizes), multiprocessors)
+    assert 0 <= clusters <= plan._FEW_MOST
+    if clusters > 1:
+        assert units * clusters * plan.FEW_CLUSTER <= multiprocessors
+        assert max_blocks * 16 > 16 * plan.FEW_CLUSTER * plan._FEW_WARPS * (clusters - 1), "CTAs without a tile each"
+    if clusters:
+        grid = plan.deal_few(units, clusters, multiprocessors // plan.FEW_CLUSTER, FACTS).ctas
+        check(Geometry((grid, 1, 1), 128, 0, plan.FEW_CLUSTER))
+    if gain != 5.0:
+        assert bool(clusters) == (gain > 0 and units > 0 and max_blocks > 0)
+
+
+@pytest.mark.parametrize(("changes", "clusters"), [({"num_seqs": 12}, 1), ({"num_seqs": 3}, 5), ({}, 16)])
+@pytest.mark.usefixtures("forced")
+def test_clusters_of_some_problems(changes: dict[str, Any], clusters: int) -> None:
+    assert plan.few_clusters(replace(ALONE, **changes), MULTIPROCESSORS) == clusters
+    # A GPU of any number of SMs has counters for so many units.
+    units = changes.get("num_seqs", 1)
+    assert plan.deal_few(13 * units, 16, 10**6, FACTS).share == plan.FEW_CLUSTER
+    assert plan.deal_few(units, 16, 10**6, FACTS).share == 16 * plan.FEW_CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile", "multiprocessors", "grid", "of_unit"),
+    [
+        ((1, 4, 1, 8192), 16, 132, 128, 128),
+        ((1, 4, 1, 8192), 32, 132, 128, 128),
+        ((1, 4, 1, 8192), 16, 7, 8, 8),
+        ((5, 4, 1, 8192), 16, 132, 120, 24),
+        ((1, 35, 1, 600), 16, 132, 48, 16),
+        ((32, 32, 8, 4096), 16, 132, 2048, 8),
+        ((1, 4, 1, 0), 16, 132, 8, 8),
+        ((0, 4, 1, 8192), 16, 132, 0, 128),
+    ],
+)
+def test_a_launch_on_its_own(
+    sizes: tuple[int, int, int, int], tile: int, multiprocessors: int, grid: int, of_unit: int
+) -> None:
+    num_seqs, num_heads, num_kv_heads, capacity = sizes
+    dealt = plan.raw_deal(
+        plan.variant(HOPPER, few=True), {**FACTS, "tile": tile}, multiprocessors,
+        num_seqs=num_seqs, num_heads=num_heads, num_kv_heads=num_kv_heads, capacity=capacity,
+    )  # fmt: skip
+    group = num_heads // num_kv_heads
+    row_blocks = -(-group // 16)
+    assert dealt.ctas == grid
+    assert dealt.fields == {"group": group, "row_blocks": row_blocks, "capacity": capacity, "large_parts": of_unit}
+    if num_seqs:
+        assert grid == of_unit * num_seqs * num_kv_heads * row_blocks
+
+
+def test_twins_agree() -> None:
+    folder = CUDA / "xl_paged_attention" / "sm90"
+    for name, file, value in (
+        ("kCluster", "config.cuh", plan.FEW_CLUSTER),
+        ("kMostClusters", "join.cuh", plan._FEW_MOST),
+        ("kSharedCtas", "join.cuh", FACTS["shared_ctas"]),
+    ):
+        assert re.findall(rf"constexpr \w+ {name} = (\d+);", (folder / file).read_text()) == [str(value)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "source", [source for source in plan.sources() if source.entry == plan.FEW], ids=lambda source: str(source.defines)
+)
+def test_a_kernel_says_what_the_plan_takes_for_granted(source: KernelSource) -> None:
+    facts = build.cubin(source).facts
+    assert facts["arrivals_bytes"] <= cuda._ARRIVALS_BYTES
+    assert facts["cluster"] == plan.FEW_CLUSTER and facts["most_clusters"] == plan._FEW_MOST
+    assert facts["rows"] == plan._FEW_ROWS and facts["tile"] >= plan._FEW_TILE
+    assert facts["threads"] == 32 * plan._FEW_WARPS and facts["shared_ctas"] == FACTS["shared_ctas"]
+
+
+# In the interpreter --------------------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """What kernels store in a range of memory, in order, and how often they load each of its bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loads: list[tuple[Any, int]] = []
+        self.stores: list[tuple[int, int]] = []
+        load, store = GlobalMemory.load, GlobalMemory.store
+
+        def loading(memory: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
+            self.loads.append((address.copy(), dtype.itemsize * count))
+            return load(memory, address, dtype, count)
+
+        def storing(memory: GlobalMemory, address: Any, data: Any) -> None:
+            words = np.ascontiguousarray(data).view(np.uint8).reshape(len(data), -1)[:, :4]
+            numbers = np.pad(words, ((0, 0), (0, 4 - words.shape[1]))).copy().view(np.uint32)[:, 0]
+            self.stores += zip(address.tolist(), numbers.tolist(), strict=True)
+            store(memory, address, data)
+
+        monkeypatch.setattr(GlobalMemory, "load", loading)
+        monkeypatch.setattr(GlobalMemory, "store", storing)
+
+    def reads(self, array: Any) -> Any:
+        """For each byte of a contiguous array, by its first axis, how often it was loaded."""
+        size = array.host.nbytes
+        counts = np.zeros(size, np.int64)
+        for address, width in self.loads:
+            inside = address[(address >= array.data.ptr) & (address < array.data.ptr + size)] - array.data.ptr
+            np.add.at(counts, inside[:, None] + np.arange(width), 1)
+        return counts.reshape(len(array.host), -1)
+
+    def stored(self, begin: int, size_bytes: int) -> list[tuple[int, int]]:
+        """(offset, first word) of each store there."""
+        return [(at - begin, number) for at, number in self.stores if begin <= at < begin + size_bytes]
+
+
+def outputs_of(outputs: tuple[Any, ...]) -> Any:
+    """Outputs as NumPy arrays."""
+    return tuple(output.get() for output in outputs)
+
+
+def counters(workspace: cuda.Workspace, facts: Mapping[str, int]) -> tuple[int, int]:
+    """Where those of the kernel for few units lie, behind those of the other: address and size in bytes."""
+    size = 4 * FACTS["shared_ctas"] * plan._FEW_WARPS
+    return workspace.arrivals + facts["arrivals_bytes"] - size, size
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("forced")
+def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever cluster is the last of a unit's; and nothing that a launch finds in its memory shows."""
+    made = workspaces(monkeypatch)
+    case = shared()
+    subject = Subject(NAME)
+    inputs = cases.inputs(case, 0)
+    found: list[tuple[bytes, ...]] = []
+    orders: list[tuple[int, ...]] = []
+    outputs: tuple[Any, ...] = ()
+    with interpreted(multiprocessors=MULTIPROCESSORS, resident=6) as machine:
+        run = machine.call(xl_paged_attention.prepare, **machine.arguments(inputs))
+        (workspace,) = made
+        at, size = counters(workspace, machine.programs[0].facts)
+        for seed in (0, 11, 12):
+            if outputs:
+                # What was written once may be read again: now all of it is NaN.
+                ctypes.memset(workspace.partials, 0xFF, workspace.size_bytes)
+                for output in outputs:
+                    output.host.view(np.uint8)[...] = 0xFF
+            machine.seed = seed
+            with monkeypatch.context() as patch:
+                traffic = Traffic(patch)
+                outputs = as_tuple(machine.call(run))
+            found.append(tuple(output.get().tobytes() for output in outputs))
+            # A counter of each warp, counted up by each cluster, and cleared by the last.
+            of_counter: dict[int, list[int]] = {}
+            for offset, number in traffic.stored(at, size):
+                of_counter.setdefault(offset, []).append(number)
+            assert sorted(of_counter) == [4 * index for index in range(SHARED_UNITS * plan.FEW_CLUSTER * 4)]
+            assert all(numbers == [1, 2, 3, 0] for numbers in of_counter.values())
+            assert not any(ctypes.string_at(workspace.arrivals, cuda._ARRIVALS_BYTES))
+            left = traffic.stored(workspace.partials, workspace.size_bytes)
+            orders.append(tuple(dict.fromkeys(offset // (workspace.size_bytes // SHARED_CTAS) for offset, _ in left)))
+            assert sorted(orders[-1]) == list(range(SHARED_CTAS))
+        assert machine.launched == [plan.FEW] * 3
+        assert {geometry.grid for geometry in machine.launches} == {(SHARED_CTAS, 1, 1)}
+        compare.require(subject.reports(inputs, subject.named(outputs_of(outputs))))
+    assert len(set(found)) == 1
+    assert len(set(orders)) == 3, "CTAs left their parts in the same order"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("keys", [30, 1])
+@pytest.mark.usefixtures("forced")
+def test_most_ctas_without_a_tile(keys: int) -> None:
+    """Where the table has room for more, whole clusters have nothing to add."""
+    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+        compare.require(machine.check(NAME, shared(keys)))
+        assert machine.launched == [plan.FEW] and machine.launches[0].grid == (SHARED_CTAS, 1, 1)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kv_layout", ["vllm", "NHD"])
+@pytest.mark.usefixtures("forced")
+def test_each_key_is_read_once(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of the CTAs that share a unit; a unit's second block of query heads reads them again."""
+    case = shared(1104, kv_layout)  # full blocks: a page is read as a whole
+    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+        arguments = machine.arguments(cases.inputs(case, 0))
+        traffic = Traffic(monkeypatch)
+        machine.call(xl_paged_attention, **arguments)
+        assert machine.launched == [plan.FEW]
+    used = arguments["block_tables"].host[0, : 1104 // 16]
+    for name in ("k_cache", "v_cache"):
+        reads = traffic.reads(arguments[name])
+        assert (reads[used] == SHARED_UNITS).all()
+        assert not np.delete(reads, used, axis=0).any()
+
+
+@pytest.mark.compile
+def test_both_kernels_take_turns_in_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workspaces(monkeypatch)
+    chosen = {plan.FEW: (shared(60), 1e9), NAME: (named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero"), -1e9)}
+    subject = Subject(NAME)
+    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+        inputs = {name: cases.inputs(case, 0) for name, (case, _) in chosen.items()}
+        arguments = {name: machine.arguments(given) for name, given in inputs.items()}
+        results: dict[str, list[tuple[bytes, ...]]] = {name: [] for name in chosen}
+
+        def run(name: str) -> None:
+            monkeypatch.setattr(plan, "_FEW_GAIN", chosen[name][1])
+            found = outputs_of(as_tuple(xl_paged_attention(**arguments[name])))
+            compare.require(subject.reports(inputs[name], subject.named(found)))
+            results[name].append(tuple(array.tobytes() for array in found))
+
+        def calls() -> None:
+            # The first calls make the workspace that has room for both.
+            for name in chosen:
+                run(name)
+            before = len(made)
+            for name in (plan.FEW, NAME, NAME, plan.FEW):
+                run(name)
+            assert len(made) == before
+
+        machine.call(calls)
+        assert machine.launched == [plan.FEW, NAME, plan.FEW, NAME, NAME, plan.FEW]
+    assert all(len(set(each)) == 1 for each in results.values())
