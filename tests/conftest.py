@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ ASKED_FOR = {
     "--interpret-all": "run every small case of every kernel interpreted",
     "--compile-all": "compile every variant that any call may want",
 }
+
+# JAX would take most of each GPU's memory for this process, and programs that tests start want some.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # A first compile inside an example takes seconds, and shared runners stall: a deadline would only make tests flaky.
 settings.register_profile("cupymla", deadline=None, print_blob=True)

@@ -125,7 +125,10 @@ def test_torch_arrays_on_torch_s_stream(cp: Any, on_gpu: OnGpu) -> None:
     torch = torch_with_gpu()
     host, _ = on_gpu.problem(cp)
     arguments = in_torch(torch, host)
-    with torch.cuda.stream(torch.cuda.Stream()):
+    side = torch.cuda.Stream()
+    # What the arguments are made on: torch leaves it to its caller to say that another stream comes behind it.
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
         results = as_tuple(on_gpu.call(**arguments))
         assert all(isinstance(result, torch.Tensor) for result in results)
         torch.cuda.current_stream().synchronize()
