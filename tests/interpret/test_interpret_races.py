@@ -99,6 +99,17 @@ def test_an_mbarrier_is_used_behind_its_initialisation() -> None:
     run(body.format(between="bar.warp.sync -1;"), out, races="letter")
 
 
+def test_every_thread_makes_an_mbarrier_of_its_own() -> None:
+    """With one instruction of two warps: each thread knows of its own mbarrier, and not of its neighbour's."""
+    body = """mov.u32 %r1, tile; shl.b32 %r2, %r0, 3; add.s32 %r2, %r2, %r1; mbarrier.init.shared::cta.b64 [%r2], 1;
+    {between} xor.b32 %r3, %r0, {bit}; shl.b32 %r3, %r3, 3; add.s32 %r3, %r3, %r1;
+    mbarrier.arrive.shared::cta.b64 _, [%r3];"""
+    out, group = np.zeros(1, np.uint32), {"threads": 64, "group": 64}
+    run(body.format(between="", bit=0), out, races="letter", **group)
+    raced(body.format(between="", bit=32), out, what="uses an mbarrier before it knows", **group)
+    run(body.format(between="bar.sync 0;", bit=32), out, races="letter", **group)
+
+
 def test_copies_know_of_mbarriers_behind_a_fence() -> None:
     source = np.arange(4, dtype=np.uint32)
     body = """mov.u32 %r1, tile; add.s32 %r2, %r1, 2048; setp.eq.s32 %p1, %r0, 0; mov.u32 %r5, 16;

@@ -202,20 +202,21 @@ def _init(operands: Operands, step: Step) -> Handler:
 
     def run(lanes: Lanes) -> None:
         cta = lanes.group.cta
-        for place, number in zip(address(lanes), count(lanes), strict=True):
+        for place, number, thread in zip(address(lanes), count(lanes), lanes.numbers, strict=True):
             offset = int(place) - SHARED_START
             cta.shared.check(np.array([offset]), 8, True)
             cta.shared.hold(offset, 8)
-            cta.mbarriers[offset] = _made(lanes, int(number))
+            cta.mbarriers[offset] = _made(lanes, int(thread), int(number))
 
     return run
 
 
-def _made(lanes: Lanes, count: int) -> MBarrier:
+def _made(lanes: Lanes, thread: int, count: int) -> MBarrier:
+    """What a thread among these makes."""
     causality = lanes.group.causality
     if causality is None:
         return MBarrier(count)
-    return MBarrier(count, (int(lanes.numbers[0]), causality.now), causality.column(), Waits(causality))
+    return MBarrier(count, (thread, causality.now), causality.column(), Waits(causality))
 
 
 def _anywhere(step: Step) -> bool:
