@@ -55,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   engine.stage_query(segment);
   __syncthreads();
   engine.attend(segment);
-  // Copies are left where no tile has waited for them.
-  cupymla::stream_copy_wait<0>();
+  engine.drain();
   join.finish(engine);
 }
 
