@@ -25,13 +25,6 @@ constexpr int kWarps = kFewRings ? 2 : 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSmemPerCta = 1024;  // that every CTA costs beside its own
 
-// Whether the target has bulk copies (PTX ISA, "cp.async.bulk").
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool kBulkCopies = false;
-#else
-constexpr bool kBulkCopies = true;
-#endif
-
 constexpr int kMergeFloats = 2048;  // of the exchange area in which warps, and then CTAs, put their results together
 
 template <typename Cache>
@@ -82,17 +75,7 @@ struct TensorConfig {
   static constexpr int kKeyBytes = kPages ? round_up(kPaddedChunks, 2) * kTile * 16 : kTile * kPitch;
   static constexpr int kValueSubBytes = 8 * kColumnTilesPadded * kSub * kItem;  // of a page's 16 tokens
   static constexpr int kValueBytes = kPages ? kSubs * kValueSubBytes : kTile * kPitch;
-  static constexpr int kTileBytes = kKeyBytes + kValueBytes;
-
-  // Whole pages are copied as they lie, a sub-tile's keys and its values in one piece each, onto a barrier that lies
-  // behind the tile (whole_pages.cuh). For that pieces of 16 bytes keep their places, as they do not elsewhere (see
-  // copy_pages): from one chunk of a token's channels to the next, and from one sub-tile's keys to the next one's.
-  static constexpr bool kBulk = kPages && kBulkCopies;
-  static constexpr int kKeyChunks = round_up(kPaddedChunks, 2);
-  static constexpr int kChunkStep = kBulk ? kSub : kTile;
-  static constexpr int kSubStep = kBulk ? kKeyChunks * kSub : kSub;
-  static constexpr bool kSwapped = !kBulk;
-  static constexpr int kStageBytes = kTileBytes + (kBulk ? 128 : 0);
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
 
   // Rows of the query in shared memory, with the same rule for banks.
   static constexpr int kQueryPitch = 2 * kPadded + 16;

@@ -91,19 +91,19 @@ __device__ __forceinline__ uint32_t copy_pages(const Parameters& params, const S
 
     const bool take_key = token < tokens;
     const uint8_t* key = segment.keys + block * params.k_block_bytes + (inside + token) * 16 + half * (key_step / 2);
-    const int key_place = Config::kFp8 && Config::kSwapped ? token ^ ((token >> 2) & 2) : token;
-    const uint32_t key_to = stage + (half * Config::kChunkStep + sub * Config::kSubStep + key_place) * 16;
+    const int key_place = Config::kFp8 ? token ^ ((token >> 2) & 2) : token;
+    const uint32_t key_to = stage + (half * Config::kTile + sub * kSub + key_place) * 16;
 #pragma unroll
     for (int pair = 0; pair < divide_up(Config::kPaddedChunks, 2); ++pair) {
       const bool inside_head = Config::kRowChunks % 2 == 0 || 2 * pair + half < Config::kRowChunks;
       const uint32_t bytes = take_key && inside_head ? 16u : 0u;
-      stream_copy_or_zeros<16>(key_to + pair * 2 * Config::kChunkStep * 16, key + pair * key_step, bytes);
+      stream_copy_or_zeros<16>(key_to + pair * 2 * Config::kTile * 16, key + pair * key_step, bytes);
     }
 
     const bool take_value = value_chunk * Config::kChunk < tokens;
     const uint8_t* value = segment.values + block * params.v_block_bytes + channel * channel_step +
                            inside * Config::kItem + value_chunk * 16;
-    const int value_place = kValueChunks == 2 && Config::kSwapped ? value_chunk ^ ((channel >> 2) & 1) : value_chunk;
+    const int value_place = kValueChunks == 2 ? value_chunk ^ ((channel >> 2) & 1) : value_chunk;
     const uint32_t value_to = stage + Config::kKeyBytes + sub * Config::kValueSubBytes +
                               (channel * kValueChunks + value_place) * 16;
 #pragma unroll
@@ -157,5 +157,84 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Se
   }
   return existing;
 }
+
+// Keeps a warp's ring filled: goes through the tiles of the warp, segment after segment, ahead of the arithmetic.
+template <typename Config>
+struct Feeder {
+  const Parameters& params;
+  const Line<Config>& line;
+  Walk<Config> walk;
+  SegmentSource segment;
+  TileSource<Config> next;   // of the tile to copy next
+  int32_t tile;
+  bool more;
+  uint32_t ring;             // shared address of the warp's first stage
+  uint32_t existing_of = 0;  // lane s holds the tokens that exist in stage s
+
+  __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config>& line,
+                                    const Walk<Config>& start, uint32_t ring)
+      : params(params), line(line), walk(start), segment(params, start.segment), ring(ring) {
+    tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+    // Elsewhere `begin_segment` comes behind the load of the first table entry. Large fp8 heads spill then.
+    if constexpr (!Config::kAskEarly) {
+      if (walk.any()) begin_segment();
+    }
+    settle();
+  }
+
+  // Asks for what the arithmetic will want first of the segment.
+  __device__ __forceinline__ void begin_segment() {
+    constexpr int kLine = 128;
+    const int lane = threadIdx.x % 32;
+    const Segment& now = walk.segment;
+    const int32_t row = lane % Config::kRows;
+    if (row >= now.rows) return;
+    const int32_t head = now.first_head + row;
+    const uint8_t* const query = params.query + now.seq * params.query_seq_bytes + head * params.query_head_bytes;
+    const uint8_t* const offsets = params.pos_bias_u + head * params.u_head_bytes;
+    for (int byte = lane / Config::kRows * kLine; byte < Config::kHeadSize * 4; byte += 32 / Config::kRows * kLine) {
+      if (byte < Config::kHeadSize * 2) prefetch_l2(query + byte);
+      if (params.pos_bias_u != nullptr && byte < Config::kHeadSize << (1 + params.u_wide)) prefetch_l2(offsets + byte);
+    }
+    if (params.bias != nullptr) {
+      const BiasRow<typename Config::Query> bias(params, now.seq, now.first_head + row);
+      bias.prefetch(params, tile * Config::kTile + (lane < Config::kRows ? 0 : Config::kTile - 1), now.count);
+    }
+  }
+
+  // Moves on to the segment that holds this warp's next tile, and asks for its block-table entries.
+  __device__ __forceinline__ void settle() {
+    if (walk.any() && tile >= walk.segment.end) {
+      do {
+        walk.next(line);
+        tile = walk.segment.first + static_cast<int32_t>(threadIdx.x / 32);
+      } while (walk.any() && tile >= walk.segment.end);
+      segment = SegmentSource(params, walk.segment);
+      if (walk.any()) begin_segment();
+    }
+    more = walk.any();
+    if (more) next.prepare(params, segment, walk.segment.count, tile);
+  }
+
+  // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.
+  __device__ __forceinline__ void feed(int stage) {
+    if (more) {
+      const uint32_t to = ring + stage * Config::kStageBytes;
+      uint32_t existing;
+      if constexpr (!Config::kPages) {
+        existing = copy_rows<Config>(params, segment, next, to);
+      } else if (params.block_size == Config::kSub) {
+        existing = copy_pages<Config, true>(params, segment, next, to);
+      } else {
+        existing = copy_pages<Config, false>(params, segment, next, to);
+      }
+      if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
+      // Not before the copies: the new entries would need registers beside those of the old ones, and moves that wait.
+      tile += kWarps;
+      settle();
+    }
+    stream_copy_commit();
+  }
+};
 
 }  // namespace cupymla::xl_paged_attention

@@ -42,7 +42,6 @@ struct PlainEngine {
       : params(params), storage(storage) {}
 
   __device__ __forceinline__ void ask_query_early(const Segment&) {}
-  __device__ __forceinline__ void drain() {}
 
   // Q + u in fp32, rounded to the query's dtype where that is narrower.
   __device__ __forceinline__ void stage_query(const Segment& segment) {

@@ -2,11 +2,8 @@
 //
 // what         | written by                  | read by             | ordered by
 // -------------+-----------------------------+---------------------+------------------------------------------------
-// ring[warp]   | copies of that warp; zeros  | that warp           | whole pages: the barrier behind the stage; before
-//              | past the head, once, and of |                     | one that was written otherwise is filled again,
-//              | blocks that do not exist    |                     | fence_async_shared and __syncwarp.
-//              |                             |                     | Pieces: stream_copy_wait for its own copies, then
-//              |                             |                     | __syncwarp for the other lanes'; a stage is
+// ring[warp]   | copies of that warp; zeros  | that warp           | stream_copy_wait for its own copies, then
+//              | past the head, once         |                     | __syncwarp for the other lanes'; a stage is
 //              |                             |                     | refilled after the __syncwarp that follows its
 //              |                             |                     | last read
 // query        | all warps, a segment begins | all warps           | __syncthreads after writing; the one after

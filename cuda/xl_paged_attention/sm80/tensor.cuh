@@ -11,7 +11,7 @@
 #include "../../common/narrow.cuh"
 #include "../../common/warp_mma.cuh"
 #include "bias.cuh"
-#include "feeder.cuh"
+#include "copies.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -213,7 +213,7 @@ struct TensorEngine {
     for (int sub = 0; sub < kSubs; ++sub) {
       for (int index = lane; index < Config::kHeadSize * kChunks; index += 32) {
         // The chunks of 16-bit values change places: see copy_pages.
-        const int chunk = kChunks == 1 ? 0 : index % kChunks ^ (Config::kSwapped ? (index >> 3) & 1 : 0);
+        const int chunk = kChunks == 1 ? 0 : index % kChunks ^ ((index >> 3) & 1);
         const uint32_t kept = existing >> (sub * Config::kSub + chunk * Config::kChunk);
         uint4* const tokens = reinterpret_cast<uint4*>(values + sub * Config::kValueSubBytes) + index;
         uint4 found = *tokens;
@@ -265,8 +265,8 @@ struct TensorEngine {
         uint32_t b[4];
         if constexpr (Config::kPages) {
           const int token = Config::kFp8 ? 4 * (row / 2) + row % 2 + 2 * half : 8 * half + row;
-          const int place = Config::kFp8 && Config::kSwapped ? token ^ ((token >> 2) & 2) : token;
-          load_matrix_x4(b, keys + (chunk * Config::kChunkStep + sub * Config::kSubStep + place) * 16);
+          const int place = Config::kFp8 ? token ^ ((token >> 2) & 2) : token;
+          load_matrix_x4(b, keys + (chunk * Config::kTile + sub * Config::kSub + place) * 16);
         } else {
           // The last step of an odd number has no second one; its matrices are read again and not used.
           constexpr bool kOdd = Config::kFp8 && Config::kChannelSteps % 2 != 0;
@@ -301,8 +301,7 @@ struct TensorEngine {
       for (int column = 0; column < Config::kColumnTiles; column += 2) {
         const int channel = column * 8 + matrix / 2 * 8 + row;
         uint32_t b[4];
-        const int swap = Config::kSwapped ? (channel >> 2) & 1 : 0;
-        load_matrix_x4(b, base + channel * 32 + ((matrix % 2) ^ swap) * 16);
+        load_matrix_x4(b, base + channel * 32 + ((matrix % 2) ^ ((channel >> 2) & 1)) * 16);
         mma_16x8x16<Operand>(out[column], a, b[0], b[1]);
         if (column + 1 < Config::kColumnTiles) mma_16x8x16<Operand>(out[column + 1], a, b[2], b[3]);
       }
@@ -406,7 +405,7 @@ struct TensorEngine {
     if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
       load_bias<true>(next_bias, bias, rows, tile + kWarps, segment.count);
     }
-    feeder.wait(stage);
+    stream_copy_wait<Config::kStages - 1>();
     __syncwarp();
 
     float scores[kSubs][2][4];
@@ -482,12 +481,6 @@ struct TensorEngine {
     for (; tile < segment.end; tile += kWarps) work_tile(next_bias, bias, rows, tile, segment);
 #pragma unroll
     for (int row = 0; row < 2; ++row) row_sum[row] = quad_sum(row_sum[row]);
-  }
-
-  // Where lengths changed under way, copies may be left that nobody has waited for.
-  __device__ __forceinline__ void drain() {
-    stream_copy_wait<0>();
-    feeder.pages.drain();
   }
 
   // Results: what `finish` asks of an engine ------------------------------------------------------------------------

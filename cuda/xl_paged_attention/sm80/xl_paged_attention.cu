@@ -96,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
     const ThisWalk& next = storage.walk[turn ^ 1];
     if (next.any()) engine.ask_query_early(next.segment);
   }
-  engine.drain();
+  // Where lengths changed under way, copies may be left that nobody has waited for.
+  cupymla::stream_copy_wait<0>();
 }
 
 CUPYMLA_LAUNCH_FACTS(threads = cupymla::xl_paged_attention::kThreads, cluster = 1,

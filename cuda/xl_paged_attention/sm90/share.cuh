@@ -72,15 +72,10 @@ struct Feeder<FewConfig<kHeadSize, QueryArg, Cache, kPages>> {
   bool more;
   uint32_t ring;             // shared address of the warp's first stage
   uint32_t existing_of = 0;  // lane s holds the tokens that exist in stage s
-  WholePages<Config> pages;
 
   __device__ __forceinline__ Feeder(const Parameters& params, const Line<Config>&, const Walk<Config>& start,
                                     uint32_t ring)
-      : params(params),
-        now(start.segment),
-        segment(params, start.segment),
-        ring(ring),
-        pages(params, ring) {
+      : params(params), now(start.segment), segment(params, start.segment), ring(ring) {
     tile = now.first + static_cast<int32_t>(threadIdx.x / 32);
     settle();
     if constexpr (!Config::kAskEarly) begin_segment();
@@ -99,13 +94,18 @@ struct Feeder<FewConfig<kHeadSize, QueryArg, Cache, kPages>> {
     if (more) next.prepare(params, segment, now.count, tile);
   }
 
-  // Waits for the copies of the tile in `stage`: for all of them, or for those of this lane.
-  __device__ __forceinline__ void wait(int stage) { wait_for_tile(pages, stage); }
-
   // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.
   __device__ __forceinline__ void feed(int stage) {
     if (more) {
-      const uint32_t existing = copy_tile(params, segment, next, pages, existing_of, ring, stage);
+      const uint32_t to = ring + stage * Config::kStageBytes;
+      uint32_t existing;
+      if constexpr (!Config::kPages) {
+        existing = copy_rows<Config>(params, segment, next, to);
+      } else if (params.block_size == Config::kSub) {
+        existing = copy_pages<Config, true>(params, segment, next, to);
+      } else {
+        existing = copy_pages<Config, false>(params, segment, next, to);
+      }
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
       tile += kWarps;
       settle();

@@ -55,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   engine.stage_query(segment);
   __syncthreads();
   engine.attend(segment);
-  engine.drain();
+  // Copies are left where no tile has waited for them.
+  cupymla::stream_copy_wait<0>();
   join.finish(engine);
 }
 
