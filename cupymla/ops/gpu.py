@@ -211,7 +211,7 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_count", "_launch", "_like", "_wanted")
+    __slots__ = ("_launch", "_like", "_wanted", "_workspace")
 
     def __init__(
         self,
@@ -229,22 +229,21 @@ class ReadyKernel:
                 bytes of workspace the call is to have, whose address then comes last.
         """
         self._like = like
-        self._count = len(wanted)
-        self._launch, workspace_bytes = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
-        self._wanted = (*wanted, ((workspace_bytes,), "uint8")) if workspace_bytes else tuple(wanted)
+        self._wanted = wanted
+        self._launch, size = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
+        self._workspace = (((size,), "uint8"),) if size else ()
 
     def __call__(self) -> Any:
         """Launch on the current stream, without waiting for the result. Raises DriverError."""
         like = self._like
         arrays, pointers = tensor.cupy_arrays(self._wanted)
+        # By itself: its memory is given back when this returns, and handed out again in the order of the stream.
+        memory, places = tensor.cupy_arrays(self._workspace)
         stream = tensor.current_stream(like)
-        self._launch(pointers, stream)
+        self._launch(pointers + places, stream)
         tensor.release(like.device.index, stream)
-        if len(arrays) > self._count:
-            # Its memory may be given back now: the pool hands it out again in the order of this stream.
-            memory = arrays.pop()
-            if driver.capturing(stream):
-                captured.keep(memory)
+        if memory and driver.capturing(stream):
+            captured.keep(memory[0])
         return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 

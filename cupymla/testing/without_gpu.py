@@ -37,7 +37,10 @@ from .operators import Subject, require_launched
 MULTIPROCESSORS = (1, 132, 3)
 # nvfp4_gemv puts a CTA of up to 512 threads on every SM, however little there is to do, and a CPU's time goes by CTAs:
 # few cases get many of them. The numbers are 13, so that each meets all six pairs of operands that cases go through.
-MANY_MULTIPROCESSORS = {"nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11)}
+MANY_MULTIPROCESSORS = {
+    "nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11),
+    "xl_paged_attention_few": (8, 132, 24),  # its clusters want eight
+}
 NEWEST_INTERPRETED = (9, 0)
 MOST_FLOPS = 4e8
 TURNS = 3  # of a case that is asked for by name: one number of multiprocessors is one plan
@@ -50,21 +53,23 @@ def is_interpreted(arch: str) -> bool:
     return arches.named(arch).capability <= NEWEST_INTERPRETED
 
 
-def multiprocessors(operator: str) -> tuple[int, ...]:
-    """How many SMs machines for an operator have, in turn."""
-    return MANY_MULTIPROCESSORS.get(operator, MULTIPROCESSORS)
+def multiprocessors(operator: str, kernel: str | None = None) -> tuple[int, ...]:
+    """How many SMs machines for an operator have, in turn; or for one of its kernels alone."""
+    of_kernel = MANY_MULTIPROCESSORS.get(kernel or "")
+    return of_kernel or MANY_MULTIPROCESSORS.get(operator, MULTIPROCESSORS)
 
 
 @contextmanager
-def machine_for(operator: str, arch: str, turn: int) -> Iterator[Interpreted]:
+def machine_for(operator: str, arch: str, turn: int, kernel: str | None = None) -> Iterator[Interpreted]:
     """A block in which operators run on a CPU as on a GPU of that target.
 
     Args:
         operator: which one will run.
         arch: the target.
         turn: chooses the number of multiprocessors, the order of threads and, in the emulator, the mode.
+        kernel: the one that alone will run, where the target has another one as well.
     """
-    counts = multiprocessors(operator)
+    counts = multiprocessors(operator, kernel)
     count = counts[turn % len(counts)]
     if is_interpreted(arch):
         with interpreted(arch, count, seed=count) as made:
@@ -101,7 +106,7 @@ def run_cases(
         sources: the `cuda/` folder that kernels are compiled from, by default this package's.
     """
     arch = kernel.arch
-    counts = multiprocessors(subject.name)
+    counts = multiprocessors(subject.name, kernel.name)
     variant = against.here() if sources is None else against.kernels_of(sources, "--sources")
     if not is_interpreted(arch):
         turns = len(MODES)
@@ -116,7 +121,7 @@ def run_cases(
             try:
                 with (
                     against.chosen(subject, kernel, case),
-                    machine_for(subject.name, arch, whole) as made,
+                    machine_for(subject.name, arch, whole, kernel.name) as made,
                     variant.applied(),
                 ):
                     found = made.check(subject.name, case)
@@ -140,7 +145,7 @@ def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> With
     if reports is None or digest is None:
         return None
     is_ptx = is_interpreted(kernel.arch)
-    counts = ", ".join(map(str, multiprocessors(subject.name)))
+    counts = ", ".join(map(str, multiprocessors(subject.name, kernel.name)))
     varied = f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES)
     return WithoutGpu(
         operator=subject.name,

@@ -53,6 +53,22 @@ def test_it_is_for_few_units() -> None:
     assert plan.plan(ragged, HOPPER, multiprocessors=MULTIPROCESSORS).source.entry == NAME
 
 
+def test_clusters_that_wait_for_others_count() -> None:
+    """Of large 16-bit heads one CTA fits on an SM: what does not run at once comes later."""
+    large = replace(PROBLEM, num_seqs=3, num_heads=16, num_kv_heads=8, head_size=256, max_blocks=32)
+    assert plan.few_clusters(large, MULTIPROCESSORS) == 0
+    assert plan.few_clusters(replace(large, num_seqs=2), MULTIPROCESSORS) == 1
+    assert plan.few_clusters(replace(large, head_size=128), MULTIPROCESSORS) == 1
+
+
+@pytest.mark.compile
+def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
+    """As on a part of a GPU."""
+    with interpreted("sm_90a", 7) as machine:
+        compare.require(machine.check(NAME, named("gqa16-1x64_b1_c3000_dense_clusters")))
+        assert set(machine.launched) == {NAME}
+
+
 @pytest.mark.parametrize(
     ("target", "changes"),
     [

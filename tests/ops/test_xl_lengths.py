@@ -38,8 +38,8 @@ CALLS = {
     "pages": Call(named("gqa4-2x64_b6_c0-700_dense_5x700x0x64x1x333")),
     "rows": Call(named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")),
     "plain": Call(named("gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero")),
-    "few pages": Call(make("few", **SMALL, bias="dense"), 6),
-    "few rows": Call(make("few", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6),
+    "few pages": Call(make("few", **SMALL, bias="dense"), 6, 8),
+    "few rows": Call(make("few", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6, 8),
     "shared unit": Call(make("few", **ALONE, bias="alibi"), 3, 132),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
+from ...build import Kernel
 from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
@@ -82,9 +83,7 @@ class Binding:
 
     def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
         multiprocessors = driver.multiprocessor_count(device.index)
-        capability = driver.compute_capability(device.index)
-        chosen = plan.plan(problem, driver.arch_of(device), capability, multiprocessors)
-        kernel = build.kernel(chosen.source, device.index)
+        chosen, kernel, running = _chosen(problem, device, multiprocessors)
         facts = kernel.facts
         check_record(chosen.source, facts, Parameters)
         if facts["arrivals_bytes"] > _ARRIVALS_BYTES:
@@ -93,7 +92,6 @@ class Binding:
             )
         work = plan.units(problem, facts)
         if chosen.clusters:
-            running = active_clusters(kernel, _geometry(facts, facts["cluster"]))
             deal = plan.deal_few(work.count, chosen.clusters, running, facts)
         else:
             deal = plan.deal(work, multiprocessors, facts)
@@ -142,6 +140,23 @@ class Binding:
             self._scores.launcher(stream)
         if self.launcher is not None:
             self.launcher(stream)
+
+
+def _chosen(problem: Problem, device: Device, multiprocessors: int) -> tuple[plan.Plan, Kernel, int]:
+    """The plan, its kernel, and how many clusters run at once where it has some.
+
+    A part of a GPU may have room for no cluster: the kernel for any work wants none.
+    """
+    arch, capability = driver.arch_of(device), driver.compute_capability(device.index)
+    chosen = plan.plan(problem, arch, capability, multiprocessors)
+    kernel = build.kernel(chosen.source, device.index)
+    if not chosen.clusters:
+        return chosen, kernel, 0
+    running = active_clusters(kernel, _geometry(kernel.facts, kernel.facts["cluster"]))
+    if running:
+        return chosen, kernel, running
+    chosen = plan.plan(problem, arch, capability)
+    return chosen, build.kernel(chosen.source, device.index), 0
 
 
 def _geometry(facts: Mapping[str, int], ctas: int) -> Geometry:

@@ -81,11 +81,12 @@ _FEW_READING = 1.05
 _MERGE_GROUP = 12  # `kGroup` in cuda/xl_paged_attention/sm80/merge.cuh
 _MERGE_LANES = 32  # a lane for each part that is put together at once
 
-# Of the kernel for few units: query heads of a unit and warps of a CTA, tokens of the smallest tile, clusters that
-# share a unit at most.
+# Of the kernel for few units: query heads of a unit and warps of a CTA, tokens of the smallest tile, the largest 16-bit
+# head of which two CTAs fit on an SM, clusters that share a unit at most.
 _FEW_ROWS = 16
 _FEW_WARPS = 4
 _FEW_TILE = 16
+_FEW_HEAD = 128
 _FEW_MOST = 16
 _MAX_GRID = 2**31 - 1
 
@@ -142,11 +143,15 @@ def few_clusters(problem: Problem, multiprocessors: int) -> int:
         return 0
     clusters = max(1, min(multiprocessors // (units * FEW_CLUSTER), _useful(problem.capacity)))
     unit_bytes = 2 * problem.capacity * problem.head_size * ITEMSIZE[problem.kv_dtype]
+    # Of its variants those of large 16-bit heads have room for one CTA on an SM (`kCtasPerSm` in sm90/config.cuh).
+    resident = 1 if problem.head_size > _FEW_HEAD and ITEMSIZE[problem.kv_dtype] > 1 else 2
     ctas_of_sm = -(-units * clusters * FEW_CLUSTER // multiprocessors)
     share = ctas_of_sm * unit_bytes / (clusters * FEW_CLUSTER)
-    reading = max(units * unit_bytes / _DEVICE_RATE, share / min(ctas_of_sm * _CTA_RATE, _SM_RATE))
-    waves = -(-ctas_of_sm // 2) - 1
-    line = units * unit_bytes / min(_DEVICE_RATE, multiprocessors * _CTA_RATE) if problem.num_seqs == 1 else 0.0
+    rate = min(min(ctas_of_sm, resident) * _CTA_RATE, _SM_RATE)
+    reading = max(units * unit_bytes / _DEVICE_RATE, share / rate)
+    waves = -(-ctas_of_sm // resident) - 1
+    together = min(_DEVICE_RATE, multiprocessors * min(2 * _CTA_RATE, _SM_RATE))
+    line = units * unit_bytes / together if problem.num_seqs == 1 else 0.0
     return clusters if _FEW_READING * reading + _FEW_WAVE * waves - line < _FEW_GAIN else 0
 
 
@@ -265,7 +270,7 @@ def _companions(target: str) -> Iterator[KernelSource]:
 
 
 def variants(arch_name: str | None = None) -> tuple[KernelSource, ...]:
-    """Every kernel variant that a call may want, of one target or of all: about 240 for each."""
+    """Every kernel variant that a call may want, of one target or of all: 240 to 420 for each."""
     targets = [name for name in TARGETS if arch_name in (None, name)]
     return tuple(source for target in targets for source in (*_every_attention(target), *_every_companion(target)))
 
