@@ -18,6 +18,7 @@ from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, r
 from cupymla.interpret.cycles.rates import FROM_MEMORY
 from cupymla.interpret.cycles.trace import Named
 from cupymla.ops import mla_cases
+from cupymla.ops.xl_paged_attention import plan
 from cupymla.ops.xl_paged_attention.cuda import Parameters
 from cupymla.testing import against, cycles, machine_code
 from cupymla.testing.interpreted import interpreted
@@ -329,7 +330,10 @@ def test_the_command_refuses(arguments: list[str], message: str, capsys: pytest.
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_with_another_parameter_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_another_parameter_record_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)  # of the kernel for any work
     for name in ("common", "xl_paged_attention"):
         shutil.copytree(cuda_root() / name, tmp_path / name)
     record = tmp_path / "xl_paged_attention" / "sm80" / "params.cuh"
@@ -349,6 +353,7 @@ def test_kernels_whose_products_are_mma_are_estimated(
 ) -> None:
     """Of a launch for a whole GPU as many CTAs as share a multiprocessor."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)  # of the kernel for any work
     found: list[list[cycles.Launch]] = []
 
     def watched(*arguments: object) -> list[cycles.Launch]:
