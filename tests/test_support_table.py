@@ -25,8 +25,7 @@ def test_support_table_is_the_generated_one() -> None:
 
 
 def test_every_evidence_file_belongs_to_a_kernel() -> None:
-    """Evidence of a kernel that was renamed or removed would sit there unread. Beside it lies what tests of other things
-    came to."""
+    """Evidence of a kernel that was renamed or removed would sit there unread. One file is of other tests."""
     rows = evidence.support_rows()
     known = {f"{row.operator}.{row.kernel}.{row.arch}{end}.json" for row in rows for end in ("", ".cpu")}
     assert {file.name for file in evidence.FOLDER.glob("*.json")} <= {*known, gpu_tests.FILE.name}
