@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from .. import driver, tensor
 from ..build.source import KernelSource
@@ -205,6 +205,21 @@ def launch_workspace(
     return taken
 
 
+def missing_workspace(given: View | None, size_bytes: int, operator: str) -> int:
+    """How many bytes a call made ready is to have beside the caller's workspace: none where there is one.
+
+    Raises InputError for one that is too small.
+    """
+    if given is None:
+        return size_bytes
+    require(given, size_bytes, operator)
+    return 0
+
+
+Ready: TypeAlias = "tuple[Callable[[Sequence[int], int], None], int]"
+"""A launch, and how many bytes of workspace it is to have; see `ReadyKernel`."""
+
+
 class ReadyKernel:
     """A call that allocates CuPy arrays on the current device, made ready; see `cupymla.ops.repeat`.
 
@@ -217,7 +232,7 @@ class ReadyKernel:
         self,
         like: View,
         wanted: Sequence[tuple[tuple[int, ...], str]],
-        bind: Callable[[tuple[View, ...]], tuple[Callable[[Sequence[int], int], None], int]],
+        bind: Callable[[tuple[View, ...]], Ready],
     ) -> None:
         """Bind.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -11,7 +11,7 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record, tiles
+from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows, kv_rows
 from . import plan, records
@@ -128,7 +128,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+    def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(problem, views.q.device, views.lse, outputs[0])
 
         def launch(pointers: Sequence[int], stream: int) -> None:

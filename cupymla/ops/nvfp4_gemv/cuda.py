@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver, tensor
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, check_record
+from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, check_record
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
@@ -209,7 +209,7 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
     Addresses are multiples of 16 bytes each time, which is all that a choice of kernel asks of them.
     """
 
-    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+    def bind(outputs: tuple[View, ...]) -> Ready:
         binding = _bound(views, problem)
 
         def launch(pointers: Sequence[int], stream: int) -> None:

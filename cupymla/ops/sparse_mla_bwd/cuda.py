@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -17,10 +17,12 @@ from ...tensormap import element_bytes, encoded
 from ..gpu import (
     OutputArrays,
     PreparedKernel,
+    Ready,
     ReadyKernel,
     ThreadMemo,
     check_record,
     launch_workspace,
+    missing_workspace,
     tiles,
     workspace,
 )
@@ -28,7 +30,6 @@ from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
-from ..workspace import require
 from . import plan
 from .launches import Launch, Stage
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
@@ -316,12 +317,10 @@ def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) 
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+    def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(problem, views.q.device, views, outputs)
-        given, wanted = views.workspace, binding.plan.workspace.bytes
-        if given is not None:
-            require(given, wanted, OPERATOR)
-        size = 0 if given is not None else wanted
+        given = views.workspace
+        size = missing_workspace(given, binding.plan.workspace.bytes, OPERATOR)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
             memory = pointers[-1] if size else 0 if given is None else given.ptr

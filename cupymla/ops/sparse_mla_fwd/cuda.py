@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ... import driver, tensor
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, launch_workspace, workspace
-from ..workspace import require
+from ..gpu import (
+    OutputArrays,
+    PreparedKernel,
+    Ready,
+    ReadyKernel,
+    ThreadMemo,
+    launch_workspace,
+    missing_workspace,
+    workspace,
+)
 from . import plan
 from .binding import Binding, Parameters, bind, record, running_plan
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
@@ -80,12 +88,10 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bound(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+    def bound(outputs: tuple[View, ...]) -> Ready:
         binding = bind(problem, views.q.device, outputs, _sink_stride(views))
         given = views.workspace
-        size = 0 if given is not None else binding.workspace_bytes
-        if given is not None:
-            require(given, binding.workspace_bytes, OPERATOR)
+        size = missing_workspace(given, binding.workspace_bytes, OPERATOR)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
             memory = pointers[3] if size else 0 if given is None else given.ptr

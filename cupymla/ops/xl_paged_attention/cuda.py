@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import build, driver, tensor
@@ -13,7 +13,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, PreparedKernel, ReadyKernel, ThreadMemo, captured, check_record
+from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, captured, check_record
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
@@ -314,7 +314,7 @@ def call(views: Views, outline: Outline, stream: object) -> Any:
 def ready(views: Views, problem: Problem) -> ReadyKernel:
     """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
 
-    def bind(outputs: tuple[View, ...]) -> tuple[Callable[[Sequence[int], int], None], int]:
+    def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(views, problem, views.query.device, outputs)
 
         def launch(pointers: Sequence[int], stream: int) -> None:
