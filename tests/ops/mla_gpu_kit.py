@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -74,11 +75,11 @@ def jax_with_gpu() -> Any:
 
 
 def in_torch(torch: Any, host: dict[str, Any]) -> dict[str, Any]:
-    """NumPy arguments as torch tensors on the GPU; everything else as it is. 16-bit arrays are bfloat16."""
+    """NumPy arguments as torch tensors on the GPU; everything else as it is."""
 
     def moved(array: np.ndarray[Any, Any]) -> Any:
         # NumPy's bf16 is ml_dtypes', which torch does not take: the bits travel as int16.
-        if array.dtype.itemsize == 2:
+        if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).cuda().view(torch.bfloat16)
         return torch.from_numpy(np.ascontiguousarray(array)).cuda()
 
