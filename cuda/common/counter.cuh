@@ -14,6 +14,16 @@ __device__ __forceinline__ uint32_t arrive_at(uint32_t* counter) {
   return before;
 }
 
+// The same in rounds of `arrivals`: the last one of a round leaves zero (PTX ISA, "atom", ".inc").
+__device__ __forceinline__ uint32_t arrive_in_rounds(uint32_t* counter, uint32_t arrivals) {
+  uint32_t before;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(arrivals - 1)
+               : "memory");
+  return before;
+}
+
 // What is there now; orders nothing (PTX ISA, "ld.relaxed").
 __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* counter) {
   uint32_t value;

@@ -135,7 +135,11 @@ def test_grids_are_resident_at_once(
     resident = multiprocessors * ctas_per_sm
     assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= resident
     number, large = plan.parts(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
-    assert large == min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
+    most = min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
+    if large != most:
+        # Fewer only of those that fill the GPU, and only to end parts where units end.
+        assert most == resident and plan._IN_STEP * most <= large < most
+        assert work.count % large == 0 or large % work.count == 0
     # More than are resident only of long work, and not more than have counters.
     assert number == large or (large == resident and large < number <= 682)
 
@@ -145,11 +149,24 @@ def test_long_work_is_cut_unevenly() -> None:
     long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), facts)
     far = replace(long, tiles=-(-plan._LONG_BYTES * 264 // (long.count * long.tile_bytes)))
     assert plan.parts(far, 132, facts) == (660, 264)
-    # With less for each CTA merging the small parts costs more than waiting for slow SMs.
-    assert plan.parts(replace(far, tiles=far.tiles // 2), 132, facts) == (264, 264)
+    # With less for each CTA merging the small parts costs more than waiting for slow SMs. The 256 units end where parts
+    # do.
+    assert plan.parts(replace(far, tiles=far.tiles // 2), 132, facts) == (256, 256)
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
     number, large = plan.parts(alone, 132, facts)
     assert number == large
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "parts"),
+    [(32, 256), (64, 256), (33, 264), (30, 240), (29, 264), (24, 264), (65, 260), (37, 264)],
+)
+def test_parts_end_where_units_do_if_that_takes_few_ctas_away(num_seqs: int, parts: int) -> None:
+    """With eight KV heads a sequence has eight units."""
+    facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
+    work = plan.units(replace(PROBLEM, num_seqs=num_seqs, max_blocks=256), facts)
+    assert work.count == 8 * num_seqs
+    assert plan.parts(work, 132, facts) == (parts, parts)
 
 
 def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:

@@ -52,7 +52,7 @@ struct Config {
   static constexpr int kSharedBytes = 99 * 1024;  // what compute capability 8.6 and 8.9 have
 #else
   // A third stage for the most columns where codes are converted by an instruction: with two ptxas 12.9 spills there.
-  static constexpr int kStages = kMostColumns == 1 ? 4 : kMostColumns == 8 || kNarrowConversions ? 3 : 2;
+  static constexpr int kStages = !kNarrowConversions ? 2 : kMostColumns == 1 ? 4 : 3;
   static constexpr int kWarps = 16;
   static constexpr int kSharedBytes = 227 * 1024;
 #endif

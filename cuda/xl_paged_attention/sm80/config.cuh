@@ -85,13 +85,14 @@ struct TensorConfig {
       kHeadSize > 128 || kFp8 ? 4 : !kPages || kPadded != kHeadSize ? 6 : 12;
 
   static constexpr int kFixedBytes = kMergeFloats * 4 + kRows * kQueryPitch + 2048;
-  static constexpr int stages(int ctas) {
-    const int fitting = ((kSmemPerSm / ctas) - kSmemPerCta - kFixedBytes) / (kWarps * kStageBytes);
-    return fitting > 4 ? 4 : fitting;
+  // One tile on its way while another is worked on. With more than that, SMs queue for the memory, and some of them get
+  // a fifth less of it than others.
+  static constexpr int kStages = 2;
+  static constexpr bool fits(int ctas) {
+    return kFixedBytes + kSmemPerCta + kStages * kWarps * kStageBytes <= kSmemPerSm / ctas;
   }
-  static constexpr int kCtasPerSm = stages(2) >= 2 ? 2 : 1;
-  static constexpr int kStages = stages(kCtasPerSm);
-  static_assert(kStages >= 2, "a tile must be on its way while another is worked on");
+  static constexpr int kCtasPerSm = fits(2) ? 2 : 1;
+  static_assert(fits(1));
   static_assert(kTile <= 32, "one bit for each token of a tile");
 };
 

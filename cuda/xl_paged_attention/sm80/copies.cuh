@@ -158,6 +158,19 @@ __device__ __forceinline__ uint32_t copy_rows(const Parameters& params, const Se
   return existing;
 }
 
+// Copies a tile into a stage; returns which tokens exist, one bit each.
+template <typename Config>
+__device__ __forceinline__ uint32_t copy_tile(const Parameters& params, const SegmentSource& segment,
+                                              const TileSource<Config>& source, uint32_t stage) {
+  if constexpr (!Config::kPages) {
+    return copy_rows<Config>(params, segment, source, stage);
+  } else if (params.block_size == Config::kSub) {
+    return copy_pages<Config, true>(params, segment, source, stage);
+  } else {
+    return copy_pages<Config, false>(params, segment, source, stage);
+  }
+}
+
 // Keeps a warp's ring filled: goes through the tiles of the warp, segment after segment, ahead of the arithmetic.
 template <typename Config>
 struct Feeder {
@@ -219,15 +232,7 @@ struct Feeder {
   // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.
   __device__ __forceinline__ void feed(int stage) {
     if (more) {
-      const uint32_t to = ring + stage * Config::kStageBytes;
-      uint32_t existing;
-      if constexpr (!Config::kPages) {
-        existing = copy_rows<Config>(params, segment, next, to);
-      } else if (params.block_size == Config::kSub) {
-        existing = copy_pages<Config, true>(params, segment, next, to);
-      } else {
-        existing = copy_pages<Config, false>(params, segment, next, to);
-      }
+      const uint32_t existing = copy_tile<Config>(params, segment, next, ring + stage * Config::kStageBytes);
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
       // Not before the copies: the new entries would need registers beside those of the old ones, and moves that wait.
       tile += kWarps;

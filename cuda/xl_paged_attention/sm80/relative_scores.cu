@@ -7,16 +7,9 @@
 #include "../../common/grid_dependency.cuh"
 #include "../../common/math.cuh"
 #include "../../common/warp_mma.cuh"
+#include "query_type.cuh"
 
-// CUPYMLA_HEAD_SIZE: 32 to 256. CUPYMLA_QUERY: 32 for fp32, 16 for fp16, 0 for bf16.
-#if CUPYMLA_QUERY == 32
-using Query = float;
-#elif CUPYMLA_QUERY == 16
-using Query = __half;
-#else
-using Query = __nv_bfloat16;
-#endif
-
+// CUPYMLA_HEAD_SIZE: 32 to 256.
 namespace cupymla::xl_paged_attention {
 
 struct RelativeParameters {
@@ -30,6 +23,8 @@ struct RelativeParameters {
   int32_t num_seqs, num_heads, width;
   int32_t v_wide;  // 1: pos_bias_v is fp32, 0: it has the query's dtype
 };
+
+using Query = ThisQuery;
 
 constexpr int kHeadSize = CUPYMLA_HEAD_SIZE;
 constexpr int kRelativeThreads = 128;

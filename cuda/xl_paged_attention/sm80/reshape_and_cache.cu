@@ -1,25 +1,17 @@
 // Writes new keys and values into their slots of the paged cache; slots outside the cache are skipped. A thread takes
 // 16 bytes of a key and of a value: head sizes are multiples of eight, rows are aligned to 16 bytes, and neither a
 // chunk of k_cache nor a row of either cache ends within such a vector.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/integers.cuh"
+#include "query_type.cuh"
 
-// CUPYMLA_QUERY: the new keys' dtype, 32 for fp32, 16 for fp16, 0 for bf16. CUPYMLA_CACHE: 0 for the same, 43 for e4m3,
-// 52 for e5m2.
-#if CUPYMLA_QUERY == 32
-using Source = float;
-#elif CUPYMLA_QUERY == 16
-using Source = __half;
-#else
-using Source = __nv_bfloat16;
-#endif
-
+// CUPYMLA_CACHE: 0 for the dtype of the new keys, which is the query's, 43 for e4m3, 52 for e5m2.
 namespace cupymla::xl_paged_attention {
+
+using Source = ThisQuery;  // of new keys and values
 
 struct ReshapeParameters {
   const uint8_t* key;       // [num_tokens, num_kv_heads, head_size]

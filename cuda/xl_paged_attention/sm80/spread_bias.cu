@@ -1,20 +1,9 @@
 // matrix_bd from scores by distance: bias[s, h, j] = scores[s, h, n - 1 - j] for j < n, the keys of sequence s, then 0.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "../../common/divide.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
 #include "../../common/integers.cuh"
-
-// CUPYMLA_QUERY: the result's dtype, 32 for fp32, 16 for fp16, 0 for bf16.
-#if CUPYMLA_QUERY == 32
-using Result = float;
-#elif CUPYMLA_QUERY == 16
-using Result = __half;
-#else
-using Result = __nv_bfloat16;
-#endif
+#include "query_type.cuh"
 
 namespace cupymla::xl_paged_attention {
 
@@ -36,6 +25,7 @@ constexpr int kSpreadThreads = 256;
 extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kSpreadThreads)
     spread_bias(const __grid_constant__ cupymla::xl_paged_attention::SpreadParameters params) {
   using namespace cupymla;
+  using Result = xl_paged_attention::ThisQuery;
   griddepcontrol_wait();
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t total = static_cast<int64_t>(params.num_seqs) * params.num_heads * params.max_context;

@@ -3,9 +3,9 @@
 // what         | written by                  | read by             | ordered by
 // -------------+-----------------------------+---------------------+------------------------------------------------
 // ring[warp]   | copies of that warp; zeros  | that warp           | stream_copy_wait for its own copies, then
-//              | past the head, once         |                     | __syncwarp for the other lanes'; a stage is
-//              |                             |                     | refilled after the __syncwarp that follows its
-//              |                             |                     | last read
+//              | past the head, once         |                     | __syncwarp for the other lanes'; the same one
+//              |                             |                     | is behind the last read of the other stage,
+//              |                             |                     | which is refilled then
 // query        | all warps, a segment begins | all warps           | __syncthreads after writing; the one after
 //              |                             |                     | `store_statistics` before the next segment's
 // query_scale  | one lane of the row's warp  | all warps           | the same
@@ -26,9 +26,9 @@
 // begins (Q) and ends (their results are put together). Copies run ahead across segments, so the memory system has
 // work while warps meet.
 //
-//   warp w | copy tiles 0, 1        | segment: wait tile 0, copy 2, S = Q K, softmax, O += P V; wait tile 1, copy 3 ...
-//          | (before Q is there)    | end: O, maxima, sums -> exchange -> out, or partials; next segment's tiles are
-//          |                        | already on their way
+//   warp w | copy tile 0            | segment: wait tile 0, copy 1, S = Q K, softmax, O += P V; wait tile 1, copy 2 ...
+//          | (before Q is there)    | end: O, maxima, sums -> exchange -> out, or partials; the next segment's tile is
+//          |                        | already on its way
 #pragma once
 
 #include "../../common/barrier.cuh"

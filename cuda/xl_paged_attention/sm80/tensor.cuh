@@ -399,14 +399,13 @@ struct TensorEngine {
     const uint32_t existing = __shfl_sync(kFullWarp, feeder.existing_of, stage);
     const uint32_t keys = smem_address(storage.ring[warp][stage]);
     const Bias tile_bias = next_bias;
-    // The stage that was read last is free once every lane is here.
-    __syncwarp();
-    feeder.feed(stage == 0 ? Config::kStages - 1 : stage - 1);
     if (params.bias_form != kNoBias && tile + kWarps < segment.end) {
       load_bias<true>(next_bias, bias, rows, tile + kWarps, segment.count);
     }
-    stream_copy_wait<Config::kStages - 1>();
+    stream_copy_wait<Config::kStages - 2>();
+    // Every lane's copies are in, and the stage that was read last is free.
     __syncwarp();
+    feeder.feed(stage == 0 ? Config::kStages - 1 : stage - 1);
 
     float scores[kSubs][2][4];
     const float factors[2] = {score_factor(0), score_factor(1)};

@@ -1,6 +1,7 @@
 // One decode step over a paged cache with a relative position bias, for sm_80 and everything after it. How work is
 // dealt out: schedule.cuh. The pipeline: storage.cuh. The mathematics: cupymla/ops/xl_paged_attention/README.md.
 #include "../../common/entry.cuh"
+#include "cache_type.cuh"
 #include "merge.cuh"
 #include "plain.cuh"
 #include "tensor.cuh"
@@ -9,31 +10,14 @@
 #error "this kernel is for sm_80 and later"
 #endif
 
-// CUPYMLA_HEAD_SIZE: 32 to 256. CUPYMLA_QUERY: 32 for fp32, 16 for fp16, 0 for bf16. CUPYMLA_CACHE: 0 for the query's
-// dtype, 43 for e4m3, 52 for e5m2. CUPYMLA_ENGINE: 0 plain, 1 tensor cores on rows, 2 tensor cores on pages.
-#if CUPYMLA_QUERY == 32
-using Query = float;
-#elif CUPYMLA_QUERY == 16
-using Query = __half;
-#else
-using Query = __nv_bfloat16;
-#endif
-
-#if CUPYMLA_CACHE == 43
-using Cache = cupymla::E4m3;
-#elif CUPYMLA_CACHE == 52
-using Cache = cupymla::E5m2;
-#else
-using Cache = Query;
-#endif
-
+// CUPYMLA_HEAD_SIZE: 32 to 256. CUPYMLA_ENGINE: 0 plain, 1 tensor cores on rows, 2 tensor cores on pages.
 namespace cupymla::xl_paged_attention {
 
 #if CUPYMLA_ENGINE == 0
-using ThisConfig = PlainConfig<CUPYMLA_HEAD_SIZE, Query, Cache>;
+using ThisConfig = PlainConfig<CUPYMLA_HEAD_SIZE, ThisQuery, ThisCache>;
 using ThisEngine = PlainEngine<ThisConfig>;
 #else
-using ThisConfig = TensorConfig<CUPYMLA_HEAD_SIZE, Query, Cache, CUPYMLA_ENGINE == 2>;
+using ThisConfig = TensorConfig<CUPYMLA_HEAD_SIZE, ThisQuery, ThisCache, CUPYMLA_ENGINE == 2>;
 using ThisEngine = TensorEngine<ThisConfig>;
 #endif
 using ThisStorage = Storage<ThisConfig>;

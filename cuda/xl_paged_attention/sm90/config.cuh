@@ -54,14 +54,12 @@ struct FewConfig : TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg> {
 
   static constexpr int kReceivedBytes = kCluster * sizeof(Part);
   static constexpr int kFixedBytes = kReceivedBytes + Base::kRows * Base::kQueryPitch + 1024;
-  static constexpr int stages(int ctas) {
-    const int fitting = (kSmemPerSm / ctas - kSmemPerCta - kFixedBytes) / (kWarps * Base::kStageBytes);
-    return fitting > 4 ? 4 : fitting;
+  static constexpr bool fits(int ctas) {
+    return kFixedBytes + kSmemPerCta + Base::kStages * kWarps * Base::kStageBytes <= kSmemPerSm / ctas;
   }
-  static constexpr int kCtasPerSm = stages(2) >= 2 ? 2 : 1;
-  static constexpr int kStages = stages(kCtasPerSm);
-  static_assert(kStages >= 2, "a tile must be on its way while another is worked on");
-  static_assert(Base::kRows * kColumns * 4 <= kStages * Base::kStageBytes, "a warp's sums in its ring");
+  static constexpr int kCtasPerSm = fits(2) ? 2 : 1;
+  static_assert(fits(1));
+  static_assert(Base::kRows * kColumns * 4 <= Base::kStages * Base::kStageBytes, "a warp's sums in its ring");
 };
 
 template <int kHeadSize, typename Query, typename Cache, bool kPages>

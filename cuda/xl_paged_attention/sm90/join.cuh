@@ -5,8 +5,8 @@
 // a slice and the groups of kSlice lanes for the parts, so that a warp's loads are all under way at once.
 //
 // Where several clusters share a unit, the warps of the same number in CTAs of the same rank leave the rows of their
-// slices to the last of them to arrive, which clears their counter for the next launch: that begins when this one has
-// ended.
+// slices to the last of them to arrive. Their counter is at zero again then, for the next launch: that begins when this
+// one has ended.
 #pragma once
 
 #include "../../common/cluster_exchange.cuh"
@@ -206,8 +206,7 @@ struct Join {
     if (lane == 0) {
       uint32_t* const counter =
           params.arrivals + kArrivalsBytes / 4 + (place.index * kCluster + rank) * kWarps + warp;
-      before = arrive_at(counter);
-      if (before == static_cast<uint32_t>(clusters) - 1) *counter = 0;
+      before = arrive_in_rounds(counter, static_cast<uint32_t>(clusters));
     }
     before = __shfl_sync(kFullWarp, before, 0);
     __syncwarp();  // what lane 0 has seen, all of them see

@@ -97,15 +97,7 @@ struct Feeder<FewConfig<kHeadSize, QueryArg, Cache, kPages>> {
   // Starts the copies of the next tile into `stage`, as one group; an empty group where no tile is left.
   __device__ __forceinline__ void feed(int stage) {
     if (more) {
-      const uint32_t to = ring + stage * Config::kStageBytes;
-      uint32_t existing;
-      if constexpr (!Config::kPages) {
-        existing = copy_rows<Config>(params, segment, next, to);
-      } else if (params.block_size == Config::kSub) {
-        existing = copy_pages<Config, true>(params, segment, next, to);
-      } else {
-        existing = copy_pages<Config, false>(params, segment, next, to);
-      }
+      const uint32_t existing = copy_tile<Config>(params, segment, next, ring + stage * Config::kStageBytes);
       if (static_cast<int>(threadIdx.x % 32) == stage) existing_of = existing;
       tile += kWarps;
       settle();

@@ -2,30 +2,17 @@
 // unit, and put their parts together through distributed shared memory: share.cuh, join.cuh. What a warp does with its
 // tiles is that of the kernel for any work (../sm80/tensor.cuh).
 #include "../../common/entry.cuh"
+#include "../sm80/cache_type.cuh"
 #include "join.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "this kernel is for sm_90 and later"
 #endif
 
-// As for ../sm80/xl_paged_attention.cu; CUPYMLA_ENGINE: 1 or 2.
-#if CUPYMLA_QUERY == 16
-using Query = __half;
-#else
-using Query = __nv_bfloat16;
-#endif
-
-#if CUPYMLA_CACHE == 43
-using Cache = cupymla::E4m3;
-#elif CUPYMLA_CACHE == 52
-using Cache = cupymla::E5m2;
-#else
-using Cache = Query;
-#endif
-
+// CUPYMLA_HEAD_SIZE, CUPYMLA_ENGINE: as for ../sm80/xl_paged_attention.cu, without the plain engine.
 namespace cupymla::xl_paged_attention {
 
-using ThisConfig = FewConfig<CUPYMLA_HEAD_SIZE, Query, Cache, CUPYMLA_ENGINE == 2>;
+using ThisConfig = FewConfig<CUPYMLA_HEAD_SIZE, ThisQuery, ThisCache, CUPYMLA_ENGINE == 2>;
 using ThisEngine = TensorEngine<ThisConfig>;
 using ThisStorage = Storage<ThisConfig>;
 using ThisJoin = Join<ThisConfig>;

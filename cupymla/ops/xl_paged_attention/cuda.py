@@ -24,7 +24,7 @@ from .spec import Outline, Problem, Views
 _ARRIVALS_BYTES = 18432
 
 # A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
-_RINGS_BYTES = 48 * 1024
+_RINGS_BYTES = 16 * 1024
 
 # A fused bias becomes a relative one: a launch ahead of the kernel computes it for every distance.
 _FORMS = {"none": 0, "dense": 1, "relative": 2, "fused": 2, "alibi": 3}

@@ -67,7 +67,8 @@ _SEGMENT = 1.0
 # context 32768), with 2 MB 3% slower (batch 32, context 4096), with 1 MB 18% slower (MHA 16 x 64, context 2048).
 _SMALL_PARTS = 1.5
 _SMALL_TILES = 12
-_LONG_BYTES = 3 << 20
+_LONG_BYTES = 10 << 20
+_IN_STEP = 0.9
 _LARGE_PART = 6  # `kLargePart` in cuda/xl_paged_attention/sm80/schedule.cuh
 
 # Few units: clusters of CTAs for each of them, which put their parts together where the kernel for any work needs a
@@ -444,7 +445,8 @@ def parts(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> tuple[
     """How many CTAs to launch, each for a part of the work, and how many of them take a large part.
 
     The first ones do, as many as `ctas` says. Where they fill the GPU with long work, others follow, which take small
-    parts on SMs that are done early.
+    parts on SMs that are done early. Where they fill it with less, parts end where units do, if that takes few CTAs
+    away.
     """
     large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
     small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
@@ -452,7 +454,20 @@ def parts(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> tuple[
     tiles = work.count * work.tiles
     is_long = tiles >= _SMALL_TILES * shares and tiles * work.tile_bytes >= _LONG_BYTES * large
     is_full = large == multiprocessors * facts["ctas_per_sm"]
-    return (large + small if is_long and is_full else large), large
+    if is_full and is_long:
+        return large + small, large
+    if is_full:
+        large = _in_step(large, work.count)
+    return large, large
+
+
+def _in_step(ctas: int, units: int) -> int:
+    """That many CTAs, or a few less, of which each has whole units, or as many have each unit, if lengths are equal."""
+    least = math.ceil(_IN_STEP * ctas)
+    if units < ctas:
+        fitting = ctas - ctas % max(units, 1)
+        return fitting if fitting >= least else ctas
+    return next((number for number in range(ctas, least - 1, -1) if units % number == 0), ctas)
 
 
 def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
