@@ -151,22 +151,25 @@ def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, nu
 
 @pytest.mark.parametrize("bias", ["dense", "relative"])
 @pytest.mark.parametrize(
-    ("context_lens", "large_only"), [((700, 0, 333, 65), False), ((2000,), False), ((70, 5), True)]
+    ("context_lens", "large_only"),
+    [((700, 0, 333, 65), False), ((2000, 1900), False), ((70, 5), True), ((650, 650, 630), False), ((650,) * 3, True)],
 )
 def test_parts_may_be_large_and_small(
     monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...], large_only: bool, bias: str
 ) -> None:
-    """As those of long work are. With fewer tiles than shares the CTAs past the resident ones have nothing to do."""
+    """As those of long work are. Where sequences are equally long the CTAs past the resident ones have nothing to do;
+    where the work cannot be long there are none."""
     monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
     monkeypatch.setattr(plan, "_SMALL_TILES", 0)
     monkeypatch.setattr(plan, "_LONG_BYTES", 0)
     monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
     fields: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 9
-    assert (sum(-(-length // 32) for length in context_lens) * 2 < shares) == large_only
+    tiles = [-(-length // 32) for length in context_lens]
+    assert (2 * sum(tiles) < shares or len(set(tiles)) == 1) == large_only
     with interpreted("sm_90a", 3) as small:
         compare.require(small.check("xl_paged_attention", make("options", **fields, context_lens=context_lens)))
-        assert [geometry.grid[0] for geometry in small.launches] == [15]
+        assert [geometry.grid[0] for geometry in small.launches] == [6 if sum(tiles) * 2 < shares else 15]
 
 
 # Limits of GPUs and of numbers --------------------------------------------------------------------------------------

@@ -134,12 +134,14 @@ def test_grids_are_resident_at_once(
     assert work.row_blocks * 16 >= group > (work.row_blocks - 1) * 16
     resident = multiprocessors * ctas_per_sm
     assert 1 <= plan.ctas(work, multiprocessors, ctas_per_sm) <= resident
-    number, large = plan.parts(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
-    most = min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
-    if large != most:
+    dealt = plan.deal(work, multiprocessors, {"ctas_per_sm": ctas_per_sm, "max_ctas": 682})
+    number, large, even = dealt.ctas, dealt.fields["large_parts"], dealt.fields["even_parts"]
+    assert large == min(plan.ctas(work, multiprocessors, ctas_per_sm), 682)
+    if even != large:
         # Fewer only of those that fill the GPU, and only to end parts where units end.
-        assert most == resident and plan._IN_STEP * most <= large < most
-        assert work.count % large == 0 or large % work.count == 0
+        assert large == resident and plan._IN_STEP * large <= even < large
+        assert work.count % even == 0 or even % work.count == 0
+    assert dealt.slots == 2 * number and dealt.fields["long_tiles"] >= plan._LARGE_PART * large + number - large
     # More than are resident only of long work, and not more than have counters.
     assert number == large or (large == resident and large < number <= 682)
 
@@ -148,25 +150,27 @@ def test_long_work_is_cut_unevenly() -> None:
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
     long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), facts)
     far = replace(long, tiles=-(-plan._LONG_BYTES * 264 // (long.count * long.tile_bytes)))
-    assert plan.parts(far, 132, facts) == (660, 264)
-    # With less for each CTA merging the small parts costs more than waiting for slow SMs. The 256 units end where parts
-    # do.
-    assert plan.parts(replace(far, tiles=far.tiles // 2), 132, facts) == (256, 256)
+    dealt = plan.deal(far, 132, facts)
+    assert (dealt.ctas, dealt.fields["large_parts"]) == (660, 264)
+    assert far.count * (far.tiles - 1) < dealt.fields["long_tiles"] <= far.count * far.tiles
+    # With less for each CTA merging the small parts costs more than waiting for slow SMs.
+    assert plan.deal(replace(far, tiles=far.tiles // 2), 132, facts).ctas == 264
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
-    number, large = plan.parts(alone, 132, facts)
-    assert number == large
+    dealt = plan.deal(alone, 132, facts)
+    assert dealt.ctas == dealt.fields["large_parts"]
 
 
 @pytest.mark.parametrize(
     ("num_seqs", "parts"),
-    [(32, 256), (64, 256), (33, 264), (30, 240), (29, 264), (24, 264), (65, 260), (37, 264)],
+    [(32, 256), (64, 256), (33, 264), (30, 240), (29, 232), (24, 264), (65, 260), (37, 264)],
 )
 def test_parts_end_where_units_do_if_that_takes_few_ctas_away(num_seqs: int, parts: int) -> None:
     """With eight KV heads a sequence has eight units."""
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
     work = plan.units(replace(PROBLEM, num_seqs=num_seqs, max_blocks=256), facts)
     assert work.count == 8 * num_seqs
-    assert plan.parts(work, 132, facts) == (parts, parts)
+    dealt = plan.deal(work, 132, facts)
+    assert (dealt.fields["large_parts"], dealt.fields["even_parts"]) == (264, parts)
 
 
 def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None:

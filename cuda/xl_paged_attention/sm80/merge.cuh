@@ -99,7 +99,8 @@ struct Merge {
   // By a warp, while the others are at work: whose parts are to be put together, and in which groups.
   __device__ __forceinline__ void prepare() const {
     if (segment.whole()) return;
-    const Line<Config> line(params, storage.tiles);  // worked out again, or it would be in registers through all tiles
+    // Worked out again, or it would be in registers through all tiles.
+    const Line<Config> line(params, storage.tiles, storage.even);
     Spread spread;
     spread.first_cta = line.owner(segment.start);
     spread.begins_with_it = line.part(spread.first_cta) == segment.start;

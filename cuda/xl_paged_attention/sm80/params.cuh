@@ -38,6 +38,8 @@ struct Parameters {
   int64_t out_seq_bytes, out_head_bytes;
   int64_t lse_seq, lse_head;
 
+  int64_t long_tiles;  // so many are long work, of which some CTAs take small parts
+
   int32_t num_seqs, num_kv_heads, num_blocks, block_size;
   int32_t block_shift;  // log2 of block_size, or -1 where it is no power of two
   int32_t group;       // query heads of a KV head
@@ -50,6 +52,7 @@ struct Parameters {
   int32_t extent;      // distances of a relative bias
   int32_t clamp;       // 1: distances past the extent take the last entry, 0: they have no bias
   int32_t large_parts;  // CTAs, the first ones, with a large part; those past them take small ones: see schedule.cuh
+  int32_t even_parts;   // CTAs that share the work where all sequences are equally long
 
   float score_log2;    // scale * log2(e)
   float bias_log2;     // the factor of the bias: score_log2, or log2(e)

@@ -1,12 +1,13 @@
 // Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
 // query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
-// line, so that ragged batches are balanced to one tile. SMs do not read equally fast, though, so of long work the CTAs
-// past those that are resident at once take small parts: the GPU hands them to SMs that are done with their large ones.
-// Which part is whose stays a matter of the CTA's number, and so do the result's bits. A part holds the end of a unit
-// that an earlier CTA began,
-// whole units, and the beginning of one that a later CTA will end. Lengths are on the device, so each CTA works this
-// out for itself: one of its warps, so that all meet at the same barriers even if lengths change while the kernel runs.
-// Then the numbers are anything, but nothing waits for ever and no address leaves its array.
+// line, so that ragged batches are balanced to one tile. Where all sequences are equally long, as many CTAs take part
+// as lets parts end where units do. Otherwise, and if the work is long, the CTAs past those that are resident at once
+// take small parts: the GPU hands them to SMs that are done with their large ones, as SMs do not read equally fast.
+// Which part is whose stays a matter of the CTA's number and of the lengths, and so do the result's bits. A part holds
+// the end of a unit that an earlier CTA began, whole units, and the beginning of one that a later CTA will end. Lengths
+// are on the device, so each CTA works this out for itself: one of its warps, so that all meet at the same barriers even
+// if lengths change while the kernel runs. Then the numbers are anything, but nothing waits for ever and no address
+// leaves its array.
 #pragma once
 
 #include "../../common/prefetch.cuh"
@@ -48,6 +49,7 @@ struct Counted {
   int32_t keys;    // of the sequence
   uint32_t tiles;  // of one unit each of this sequence and all before it
   int64_t total;   // of all
+  bool even;       // whether all sequences have as many
 };
 
 constexpr uint32_t kLargePart = 6;  // small parts that are as long as a large one (twin: `_LARGE_PART` in plan.py)
@@ -67,14 +69,14 @@ struct Line {
   uint32_t ctas;        // that have a part: with fewer tiles than CTAs the last ones have none
   uint32_t shares;      // of them all; not more than tiles, so that no part of theirs is empty
 
-  __device__ __forceinline__ Line(const Parameters& params, int64_t total)
+  __device__ __forceinline__ Line(const Parameters& params, int64_t total, bool even)
       : params(params), units(params.num_kv_heads * params.row_blocks), total(total) {
     large = params.large_parts;
     ctas = gridDim.x;
     shares = shares_before(ctas, large);
-    if (large == ctas || total < shares) {
-      // Equal parts, for the CTAs that would have large ones.
-      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(large), total));
+    if (even || large == ctas || total < params.long_tiles) {
+      const int32_t equal = even ? params.even_parts : params.large_parts;
+      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(equal), total));
       large = 0;
     }
   }
@@ -84,12 +86,17 @@ struct Line {
     const int lane = threadIdx.x % 32;
     Counted counted;
     counted.keys = keys_of(params, 0);
-    counted.tiles = warp_scan(tiles_of(counted.keys), lane);
+    const int32_t own = tiles_of(counted.keys), first = __shfl_sync(kFullWarp, own, 0);
+    bool even = lane >= params.num_seqs || own == first;
+    counted.tiles = warp_scan(own, lane);
     int64_t tiles = __shfl_sync(kFullWarp, counted.tiles, 31);
     for (int32_t base = 32; base < params.num_seqs; base += 32) {
-      tiles += __shfl_sync(kFullWarp, warp_scan(tiles_of(keys_of(params, base)), lane), 31);
+      const int32_t more = tiles_of(keys_of(params, base));
+      even = even && (base + lane >= params.num_seqs || more == first);
+      tiles += __shfl_sync(kFullWarp, warp_scan(more, lane), 31);
     }
     counted.total = tiles * (params.num_kv_heads * params.row_blocks);
+    counted.even = __all_sync(kFullWarp, even);
     return counted;
   }
 
@@ -206,9 +213,8 @@ __device__ __forceinline__ void prefetch_tables(const Parameters& params) {
   const int lines = threadIdx.x % 32;
   if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
   const int32_t units = params.num_kv_heads * params.row_blocks;
-  const uint32_t large = params.large_parts < gridDim.x ? params.large_parts : 0;
-  const float place = static_cast<float>(shares_before(blockIdx.x, large)) /
-                      static_cast<float>(shares_before(gridDim.x, large)) * params.num_seqs;
+  if (blockIdx.x >= static_cast<uint32_t>(params.even_parts)) return;
+  const float place = static_cast<float>(blockIdx.x) / static_cast<float>(params.even_parts) * params.num_seqs;
   const int32_t seq = min(static_cast<int32_t>(place), params.num_seqs - 1);
   const float unit = (place - seq) * units;
   const int32_t columns = (params.capacity - 1) / params.block_size + 1;

@@ -14,7 +14,7 @@
 // merged_sum   | the last warp               | all warps           | __syncthreads before results are stored; as above
 // exchange     | each warp its own, in       | all threads         | __syncthreads before results are stored, and
 //              | rounds of columns           |                     | between rounds; as above
-// tiles        | the first warp, once        | all threads         | __syncthreads at the start
+// tiles, even  | the first warp, once        | all threads         | __syncthreads at the start
 // turn         | the last warp, once         | all threads         | __syncthreads of the first segment's query
 // walk         | the first warp the first,   | all threads         | __syncthreads at the start; then those of
 //              | the last warp the next one, |                     | `finish`, after which the two walks change places;
@@ -47,6 +47,7 @@ struct alignas(128) Storage {
   float row_sum[kWarps][Config::kRows];
   float merged_sum[Config::kRows];
   int64_t tiles;                // of the line
+  bool even;                    // whether all sequences are equally long
   uint32_t turn;                // of this launch (arrivals.cuh)
   Walk<Config> walk[2];  // the segment that is worked on, and the next one
   Spread spread;                // of the unit that is worked on

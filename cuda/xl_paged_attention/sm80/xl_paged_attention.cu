@@ -45,16 +45,17 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   }
   if (in_first_warp) {
     const Counted counted = ThisLine::count(params);
-    const ThisLine line(params, counted.total);
+    const ThisLine line(params, counted.total, counted.even);
     ThisWalk start;
     start.begin(line, counted);
     if (is_first_lane) {
       storage.tiles = line.total;
+      storage.even = counted.even;
       storage.walk[0] = start;
     }
   }
   __syncthreads();
-  const ThisLine line(params, storage.tiles);
+  const ThisLine line(params, storage.tiles, storage.even);
   ThisEngine engine(params, storage, line, storage.walk[0]);
   if (in_last_warp) {
     const uint32_t turn = turn_of(__shfl_sync(kFullWarp, launches, 0));

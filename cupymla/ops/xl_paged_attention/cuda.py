@@ -43,11 +43,11 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("tables_seq", "lens_seq", "u_head_bytes")),
         *((name, ctypes.c_int64) for name in ("bias_seq", "bias_head", "slopes_head")),
         *((name, ctypes.c_int64) for name in ("k_scales_head", "v_scales_head")),
-        *((name, ctypes.c_int64) for name in ("out_seq_bytes", "out_head_bytes", "lse_seq", "lse_head")),
+        *((name, ctypes.c_int64) for name in ("out_seq_bytes", "out_head_bytes", "lse_seq", "lse_head", "long_tiles")),
         *((name, ctypes.c_int32) for name in ("num_seqs", "num_kv_heads", "num_blocks", "block_size", "block_shift")),
         *((name, ctypes.c_int32) for name in ("group", "row_blocks", "capacity", "chunk")),
         *((name, ctypes.c_int32) for name in ("bias_form", "bias_wide", "u_wide", "extent", "clamp")),
-        ("large_parts", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("large_parts", "even_parts")),
         *((name, ctypes.c_float) for name in ("score_log2", "bias_log2", "k_scale", "v_scale", "lse_unit", "max_unit")),
     )
 
@@ -95,7 +95,7 @@ class Binding:
             deal = plan.deal_few(work.count, chosen.clusters, running, facts)
         else:
             deal = plan.deal(work, multiprocessors, facts)
-        self._parameters = _parameters(views, problem, outputs, work.row_blocks, deal.share)
+        self._parameters = _parameters(views, problem, outputs, work.row_blocks, deal.fields)
         self._parts_bytes = -(-deal.slots * facts["slot_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
@@ -168,7 +168,9 @@ def _held(keys: int) -> int:
     return min(keys, plan.MAX_CONTEXT)
 
 
-def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int, large: int) -> Parameters:
+def _parameters(
+    views: Views, problem: Problem, outputs: tuple[View, ...], row_blocks: int, dealt: Mapping[str, int]
+) -> Parameters:
     query, out = views.query.strides_bytes, outputs[0].strides_bytes
     lse = outputs[1].strides if len(outputs) > 1 else (0, 0)
     bias = views.matrix_bd or views.rel_bias
@@ -208,7 +210,7 @@ def _parameters(views: Views, problem: Problem, outputs: tuple[View, ...], row_b
         u_wide=int(views.pos_bias_u is not None and views.pos_bias_u.dtype == "float32"),
         extent=_held(problem.extent),
         clamp=int(problem.rel_extend == "clamp"),
-        large_parts=large,
+        **dealt,
         score_log2=problem.scale * log2e,
         bias_log2=problem.scale * log2e if problem.bias_scaled else log2e,
         lse_unit=1.0 if problem.lse_base == "2" else math.log(2.0),

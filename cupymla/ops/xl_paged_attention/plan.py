@@ -61,14 +61,15 @@ _MERGE_RATE = 50e3
 _MERGE_LEVEL = 1.5
 _SEGMENT = 1.0
 
-# Long work is cut unevenly, since SMs do not read equally fast (on an H200, resident CTAs with equal parts were at work
-# for 0.89 of the time of the slowest): so many small parts for each large one, and so many tiles in the smallest part.
-# Measured there on 2026-11-24: with 4 MB for each resident CTA 3% faster than equal parts (GQA 32/8 x 128, batch 8,
-# context 32768), with 2 MB 3% slower (batch 32, context 4096), with 1 MB 18% slower (MHA 16 x 64, context 2048).
+# SMs do not read equally fast. Where sequences differ in length, long work is cut unevenly: so many small parts for
+# each large one, and so many tiles in the smallest part. Where they do not, parts end where units do, if that takes few
+# CTAs away. Measured on an H200 on 2026-11-26 (cuda/xl_paged_attention/README.md): of lengths that differ, with small
+# parts and with equal ones, 255 and 268 us, 506 and 513 us with 4 and 8 MB for each resident CTA, 158 and 150 us with
+# 2 MB; of equal lengths, 501 and 488 us with 8 MB, and 117 us in step with units instead of 122, with 232 CTAs of 264.
 _SMALL_PARTS = 1.5
 _SMALL_TILES = 12
-_LONG_BYTES = 10 << 20
-_IN_STEP = 0.9
+_LONG_BYTES = 3 << 20
+_IN_STEP = 0.85
 _LARGE_PART = 6  # `kLargePart` in cuda/xl_paged_attention/sm80/schedule.cuh
 
 # Few units: clusters of CTAs for each of them, which put their parts together where the kernel for any work needs a
@@ -392,12 +393,11 @@ def raw_deal(
         row_blocks = -(-group // facts["rows"])
         units = max(1, num_seqs * num_kv_heads * row_blocks)
         given = deal_few(units, _useful(capacity), multiprocessors // FEW_CLUSTER, facts)
-        fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, "large_parts": given.share}
+        fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, **given.fields}
         return Dealt(given.ctas if num_seqs else 0, fields)
     work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
-    number, large = parts(work, multiprocessors, facts)
-    fields = {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, "large_parts": large}
-    return Dealt(number, fields)
+    given = deal(work, multiprocessors, facts)
+    return Dealt(given.ctas, {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, **given.fields})
 
 
 def _useful(capacity: int) -> int:
@@ -410,19 +410,31 @@ class Deal(NamedTuple):
 
     Attributes:
         ctas: of the grid.
-        share: the record's `large_parts`: CTAs with a large part, or those of a unit where units are few.
+        fields: what the parameter record has of it. `large_parts`: CTAs with a large part, or those of a unit where
+            units are few. `even_parts`: CTAs that take part where all sequences are equally long. `long_tiles`: tiles
+            that make work long enough for CTAs with small parts.
         slots: how many parts CTAs may leave behind.
     """
 
     ctas: int
-    share: int
+    fields: dict[str, int]
     slots: int
 
 
 def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
-    """The launch of the kernel for any work."""
-    number, large = parts(work, multiprocessors, facts)
-    return Deal(number, large, 2 * number)
+    """The launch of the kernel for any work.
+
+    The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, and the work may be long,
+    others follow, which take small parts on SMs that are done early.
+    """
+    large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
+    small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
+    is_full = large == multiprocessors * facts["ctas_per_sm"]
+    shares = _LARGE_PART * large + small
+    long_tiles = max(_SMALL_TILES * shares, shares, -(-_LONG_BYTES * large // max(work.tile_bytes, 1)))
+    number = large + small if is_full and work.count * work.tiles >= long_tiles else large
+    even = _in_step(large, work.count) if is_full else large
+    return Deal(number, {"large_parts": large, "even_parts": even, "long_tiles": long_tiles}, 2 * number)
 
 
 def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Deal:
@@ -438,27 +450,7 @@ def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) 
     if units * FEW_CLUSTER > facts["shared_ctas"]:
         shared = 1
     ctas = units * shared * FEW_CLUSTER
-    return Deal(ctas, shared * FEW_CLUSTER, ctas if shared > 1 else 0)
-
-
-def parts(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> tuple[int, int]:
-    """How many CTAs to launch, each for a part of the work, and how many of them take a large part.
-
-    The first ones do, as many as `ctas` says. Where they fill the GPU with long work, others follow, which take small
-    parts on SMs that are done early. Where they fill it with less, parts end where units do, if that takes few CTAs
-    away.
-    """
-    large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
-    small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
-    shares = _LARGE_PART * large + small
-    tiles = work.count * work.tiles
-    is_long = tiles >= _SMALL_TILES * shares and tiles * work.tile_bytes >= _LONG_BYTES * large
-    is_full = large == multiprocessors * facts["ctas_per_sm"]
-    if is_full and is_long:
-        return large + small, large
-    if is_full:
-        large = _in_step(large, work.count)
-    return large, large
+    return Deal(ctas, {"large_parts": shared * FEW_CLUSTER}, ctas if shared > 1 else 0)
 
 
 def _in_step(ctas: int, units: int) -> int:
