@@ -125,8 +125,8 @@ def test_a_grid_is_of_whole_clusters_that_run_at_once(
     units: int, clusters: int, running: int, most: int, shared_ctas: int
 ) -> None:
     deal = plan.deal_few(units, clusters, running, {"most_clusters": most, "shared_ctas": shared_ctas})
-    of_unit, rest = divmod(deal.share, plan.FEW_CLUSTER)
-    assert rest == 0 and deal.ctas == units * deal.share
+    of_unit, rest = divmod(deal.fields["large_parts"], plan.FEW_CLUSTER)
+    assert rest == 0 and deal.ctas == units * deal.fields["large_parts"]
     assert 1 <= of_unit <= min(clusters, most)
     assert deal.slots == (deal.ctas if of_unit > 1 else 0)
     if of_unit > 1:
@@ -170,8 +170,8 @@ def test_clusters_of_some_problems(changes: dict[str, Any], clusters: int) -> No
     assert plan.few_clusters(replace(ALONE, **changes), MULTIPROCESSORS) == clusters
     # A GPU of any number of SMs has counters for so many units.
     units = changes.get("num_seqs", 1)
-    assert plan.deal_few(13 * units, 16, 10**6, FACTS).share == plan.FEW_CLUSTER
-    assert plan.deal_few(units, 16, 10**6, FACTS).share == 16 * plan.FEW_CLUSTER
+    assert plan.deal_few(13 * units, 16, 10**6, FACTS).fields["large_parts"] == plan.FEW_CLUSTER
+    assert plan.deal_few(units, 16, 10**6, FACTS).fields["large_parts"] == 16 * plan.FEW_CLUSTER
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,21 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
     }
   }
   __syncthreads();
+  const auto tidy = [&] {
+    if (in_last_warp) {
+      const uint32_t turn = turn_of(__shfl_sync(kFullWarp, launches, 0));
+      clear_next_set(params.arrivals, turn);
+      if (is_first_lane) storage.turn = turn;
+    }
+    clear_empty<ThisConfig>(params);
+  };
+  if (!storage.walk[0].any()) {
+    tidy();
+    return;
+  }
   const ThisLine line(params, storage.tiles, storage.even);
   ThisEngine engine(params, storage, line, storage.walk[0]);
-  if (in_last_warp) {
-    const uint32_t turn = turn_of(__shfl_sync(kFullWarp, launches, 0));
-    clear_next_set(params.arrivals, turn);
-    if (is_first_lane) storage.turn = turn;
-  }
-  clear_empty<ThisConfig>(params);
+  tidy();
   bool is_first = true;
   for (int turn = 0; storage.walk[turn].any(); turn ^= 1) {
     const Segment& segment = storage.walk[turn].segment;

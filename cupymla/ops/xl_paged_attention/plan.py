@@ -62,11 +62,12 @@ _MERGE_LEVEL = 1.5
 _SEGMENT = 1.0
 
 # SMs do not read equally fast. Where sequences differ in length, long work is cut unevenly: so many small parts for
-# each large one, and so many tiles in the smallest part. Where they do not, parts end where units do, if that takes few
-# CTAs away. Measured on an H200 on 2026-11-26 (cuda/xl_paged_attention/README.md): of lengths that differ, with small
-# parts and with equal ones, 255 and 268 us, 506 and 513 us with 4 and 8 MB for each resident CTA, 158 and 150 us with
-# 2 MB; of equal lengths, 501 and 488 us with 8 MB, and 117 us in step with units instead of 122, with 232 CTAs of 264.
-_SMALL_PARTS = 1.5
+# each large one, and so many tiles in the smallest part. What cannot be long has parts that end where units do, if that
+# takes few CTAs away. Measured on an H200 on 2026-11-26 (cuda/xl_paged_attention/README.md): of lengths that differ,
+# with small parts and with equal ones, 275 and 294 us, 501 and 515 us with 4 and 8 MB for each resident CTA, 159 and
+# 150 us with 2 MB; of equal lengths, 501 and 493 us with 8 MB, and in step with units 116 us instead of 121, with 232
+# CTAs of 264.
+_SMALL_PARTS = 0.75
 _SMALL_TILES = 12
 _LONG_BYTES = 3 << 20
 _IN_STEP = 0.85
@@ -411,8 +412,7 @@ class Deal(NamedTuple):
     Attributes:
         ctas: of the grid.
         fields: what the parameter record has of it. `large_parts`: CTAs with a large part, or those of a unit where
-            units are few. `even_parts`: CTAs that take part where all sequences are equally long. `long_tiles`: tiles
-            that make work long enough for CTAs with small parts.
+            units are few. `long_tiles`: tiles that make work long enough for CTAs with small parts.
         slots: how many parts CTAs may leave behind.
     """
 
@@ -425,16 +425,20 @@ def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     """The launch of the kernel for any work.
 
     The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, and the work may be long,
-    others follow, which take small parts on SMs that are done early.
+    others follow, which take small parts on SMs that are done early; where it cannot be, parts end where units do if
+    that takes few CTAs away, and if lengths are equal.
     """
     large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
     small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
     is_full = large == multiprocessors * facts["ctas_per_sm"]
     shares = _LARGE_PART * large + small
     long_tiles = max(_SMALL_TILES * shares, shares, -(-_LONG_BYTES * large // max(work.tile_bytes, 1)))
-    number = large + small if is_full and work.count * work.tiles >= long_tiles else large
-    even = _in_step(large, work.count) if is_full else large
-    return Deal(number, {"large_parts": large, "even_parts": even, "long_tiles": long_tiles}, 2 * number)
+    number = large
+    if is_full and work.count * work.tiles >= long_tiles:
+        number = large + small
+    elif is_full:
+        number = large = _in_step(large, work.count)
+    return Deal(number, {"large_parts": large, "long_tiles": long_tiles}, 2 * number)
 
 
 def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Deal:
@@ -454,7 +458,7 @@ def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) 
 
 
 def _in_step(ctas: int, units: int) -> int:
-    """That many CTAs, or a few less, of which each has whole units, or as many have each unit, if lengths are equal."""
+    """That many CTAs, or a few less, so that each has as many units, or each unit as many CTAs."""
     least = math.ceil(_IN_STEP * ctas)
     if units < ctas:
         fitting = ctas - ctas % max(units, 1)
