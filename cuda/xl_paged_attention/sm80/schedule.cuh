@@ -1,12 +1,12 @@
 // Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
 // query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
-// line, so that ragged batches are balanced to one tile. SMs do not read equally fast, though, so where sequences differ
-// in length, of long work the CTAs past those that are resident at once take small parts: the GPU hands them to SMs
-// that are done with their large ones. Which part is whose stays a matter of the CTA's number and of the lengths, and so
-// do the result's bits. A part holds the end of a unit that an earlier CTA began, whole units, and the beginning of one
-// that a later CTA will end. Lengths are on the device, so each CTA works this out for itself: one of its warps, so that
-// all meet at the same barriers even if lengths change while the kernel runs. Then the numbers are anything, but nothing
-// waits for ever and no address leaves its array.
+// line, so that ragged batches are balanced to one tile. SMs do not read equally fast, though, so where sequences
+// differ in length, of long work the CTAs past those that are resident at once take small parts: the GPU hands them to
+// SMs that are done with their large ones. Which part is whose stays a matter of the CTA's number and of the lengths,
+// and so do the result's bits. A part holds the end of a unit that an earlier CTA began, whole units, and the
+// beginning of one that a later CTA will end. Lengths are on the device, so each CTA works this out for itself: one of
+// its warps, so that all meet at the same barriers even if lengths change while the kernel runs. Then the numbers are
+// anything, but nothing waits for ever and no address leaves its array.
 #pragma once
 
 #include "../../common/prefetch.cuh"
