@@ -163,13 +163,13 @@ def test_parts_may_be_large_and_small(
     monkeypatch.setattr(plan, "_SMALL_TILES", 0)
     monkeypatch.setattr(plan, "_LONG_BYTES", 0)
     monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
-    fields: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "bias": bias, "extent": 100}
+    fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 4
     tiles = [-(-length // 32) for length in context_lens]
-    assert (2 * sum(tiles) < shares or len(set(tiles)) == 1) == large_only
+    assert (4 * sum(tiles) < shares or len(set(tiles)) == 1) == large_only
     with interpreted("sm_90a", 3) as small:
         compare.require(small.check("xl_paged_attention", make("options", **fields, context_lens=context_lens)))
-        assert [geometry.grid[0] for geometry in small.launches] == [6 if sum(tiles) * 2 < shares else 10]
+        assert [geometry.grid[0] for geometry in small.launches] == [6 if 4 * sum(tiles) < shares else 10]
 
 
 # Limits of GPUs and of numbers --------------------------------------------------------------------------------------

@@ -149,12 +149,13 @@ def test_grids_are_resident_at_once(
 
 def test_long_work_is_cut_unevenly() -> None:
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
-    long = plan.units(replace(PROBLEM, num_seqs=32, max_blocks=256), facts)
+    long = plan.units(replace(PROBLEM, num_seqs=64, max_blocks=256), facts)
     far = replace(long, tiles=-(-plan._LONG_BYTES * 264 // (long.count * long.tile_bytes)))
     dealt = plan.deal(far, 132, facts)
     assert (dealt.ctas, dealt.fields["large_parts"]) == (462, 264)
     assert far.count * (far.tiles - 1) < dealt.fields["long_tiles"] <= far.count * far.tiles
-    # With less for each CTA merging the small parts costs more than waiting for slow SMs.
+    # With fewer units, or less for each CTA, merging the small parts costs more than waiting for slow SMs.
+    assert plan.deal(replace(far, count=264, tiles=2 * far.tiles), 132, facts).ctas == 264
     assert plan.deal(replace(far, tiles=far.tiles // 2), 132, facts).ctas == 256
     alone = plan.units(replace(PROBLEM, num_seqs=1, num_heads=4, num_kv_heads=1, max_blocks=4096), facts)
     dealt = plan.deal(alone, 132, facts)
@@ -163,12 +164,12 @@ def test_long_work_is_cut_unevenly() -> None:
 
 @pytest.mark.parametrize(
     ("num_seqs", "parts"),
-    [(32, 256), (64, 256), (33, 264), (30, 240), (29, 232), (24, 264), (65, 260), (37, 264)],
+    [(32, 256), (33, 264), (30, 240), (29, 232), (24, 264), (37, 264)],
 )
 def test_parts_end_where_units_do_if_that_takes_few_ctas_away(num_seqs: int, parts: int) -> None:
     """With eight KV heads a sequence has eight units."""
     facts = {**FACTS, "ctas_per_sm": 2, "max_ctas": 682}
-    work = plan.units(replace(PROBLEM, num_seqs=num_seqs, max_blocks=128), facts)
+    work = plan.units(replace(PROBLEM, num_seqs=num_seqs, max_blocks=256), facts)
     assert work.count == 8 * num_seqs
     dealt = plan.deal(work, 132, facts)
     assert (dealt.ctas, dealt.fields["large_parts"]) == (parts, parts)

@@ -61,12 +61,12 @@ _MERGE_RATE = 50e3
 _MERGE_LEVEL = 1.5
 _SEGMENT = 1.0
 
-# SMs do not read equally fast. Where sequences differ in length, long work is cut unevenly: so many small parts for
-# each large one, and so many tiles in the smallest part. What cannot be long has parts that end where units do, if that
-# takes few CTAs away. Measured on an H200 on 2026-11-26 (cuda/xl_paged_attention/README.md): of lengths that differ,
-# with small parts and with equal ones, 275 and 294 us, 501 and 515 us with 4 and 8 MB for each resident CTA, 159 and
-# 150 us with 2 MB; of equal lengths, 501 and 493 us with 8 MB, and in step with units 116 us instead of 121, with 232
-# CTAs of 264.
+# SMs do not read equally fast. Where sequences differ in length, and units are more than CTAs, long work is cut
+# unevenly: so many small parts for each large one, and so many tiles in the smallest part. Elsewhere parts end where
+# units do, if that takes few CTAs away. Measured on an H200 on 2026-11-26 (cuda/xl_paged_attention/README.md): 1024
+# units, with small parts and with equal ones, 275 and 294 us, 501 and 515 us with 4 and 8 MB for each resident CTA, 512
+# units 159 and 150 us with 2 MB; up to 256 units 0 to 2% slower with small parts; of equal lengths, in step with units
+# 116 us instead of 121, with 232 CTAs of 264.
 _SMALL_PARTS = 0.75
 _SMALL_TILES = 12
 _LONG_BYTES = 3 << 20
@@ -424,9 +424,9 @@ class Deal(NamedTuple):
 def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     """The launch of the kernel for any work.
 
-    The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, and the work may be long,
-    others follow, which take small parts on SMs that are done early; where it cannot be, parts end where units do if
-    that takes few CTAs away, and if lengths are equal.
+    The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, with more than a unit each,
+    and the work may be long, others follow, which take small parts on SMs that are done early; elsewhere parts end
+    where units do if that takes few CTAs away, and if lengths are equal.
     """
     large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
     small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
@@ -434,7 +434,7 @@ def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     shares = _LARGE_PART * large + small
     long_tiles = max(_SMALL_TILES * shares, shares, -(-_LONG_BYTES * large // max(work.tile_bytes, 1)))
     number = large
-    if is_full and work.count * work.tiles >= long_tiles:
+    if is_full and work.count > large and work.count * work.tiles >= long_tiles:
         number = large + small
     elif is_full:
         number = large = _in_step(large, work.count)
