@@ -424,7 +424,7 @@ class Deal(NamedTuple):
 def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     """The launch of the kernel for any work.
 
-    The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, with more than a unit each,
+    The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, units are more than they,
     and the work may be long, others follow, which take small parts on SMs that are done early; elsewhere parts end
     where units do if that takes few CTAs away, and if lengths are equal.
     """
