@@ -192,7 +192,7 @@ def test_large_work_takes_every_sm_and_small_work_is_not_cut_to_pieces() -> None
 def test_few_units_with_much_to_read_take_most_sms(
     num_seqs: int, num_heads: int, num_kv_heads: int, length: int
 ) -> None:
-    """A CTA has 64 KB on their way, which at 1.3 us are 50 KB/us: 4.4 TB/s take 88 CTAs, however few the units."""
+    """A CTA is taken to draw 45 to 50 KB/us: 4.4 TB/s take 88 CTAs, however few the units."""
     problem = replace(
         PROBLEM, num_seqs=num_seqs, num_heads=num_heads, num_kv_heads=num_kv_heads, max_blocks=length // 16
     )

@@ -49,8 +49,8 @@ CACHE_CODE = {"float8_e4m3fn": 43, "float8_e5m2": 52}
 _SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
 
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
-# the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 64 KB on their way, which take
-# 1.4 us under load; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its
+# the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 32 KB on their way, which take
+# 0.7 us where nothing queues; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its
 # bytes: leaving parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end to the next
 # unit's beginning.
 _DEVICE_RATE = 4.4e6
@@ -479,8 +479,8 @@ def ctas(work: Units, multiprocessors: int, ctas_per_sm: int) -> int:
     if tiles == 0:
         return min(resident, max(work.count, 1))
 
-    # Where one CTA on each SM has all of its tiles on their way at once, a second one leaves more parts to be merged
-    # and brings none of them sooner. Nor does anything then hide merging, or the way from unit to unit of CTAs whose
+    # Where one CTA on each SM has two tiles for each warp at most, a second one leaves more parts to be merged and
+    # brings hardly any of them sooner. Nor does anything then hide merging, or the way from unit to unit of CTAs whose
     # parts do not end where units do.
     is_short = work.count <= multiprocessors and tiles * work.tile_bytes <= multiprocessors * _CTA_BYTES
 
