@@ -244,7 +244,7 @@ class ReadyKernel:
                 bytes of workspace the call is to have, whose address then comes last.
         """
         self._like = like
-        self._wanted = wanted
+        self._wanted = tuple(wanted)
         self._launch, size = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
         self._workspace = (((size,), "uint8"),) if size else ()
 
@@ -252,10 +252,13 @@ class ReadyKernel:
         """Launch on the current stream, without waiting for the result. Raises DriverError."""
         like = self._like
         arrays, pointers = tensor.cupy_arrays(self._wanted)
-        # By itself: its memory is given back when this returns, and handed out again in the order of the stream.
-        memory, places = tensor.cupy_arrays(self._workspace)
+        memory: list[Any] = []
+        if self._workspace:
+            # By itself: its memory is given back when this returns, and handed out again in the order of the stream.
+            memory, places = tensor.cupy_arrays(self._workspace)
+            pointers += places
         stream = tensor.current_stream(like)
-        self._launch(pointers + places, stream)
+        self._launch(pointers, stream)
         tensor.release(like.device.index, stream)
         if memory and driver.capturing(stream):
             captured.keep(memory[0])

@@ -252,26 +252,28 @@ def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any
     cupy: Any = sys.modules["cupy"]
     # The bare constructor is what cupy.empty ends in.
     make = cupy.ndarray
-    arrays, pointers = [], []
-    sizes = [_aligned_bytes(shape, dtype) for shape, dtype in wanted]
-    if len(sizes) > 1 and 0 < sum(sizes) <= TOGETHER_BYTES:
-        memory = cupy.cuda.alloc(sum(sizes))
-        for (shape, dtype), size in zip(wanted, sizes, strict=True):
-            arrays.append(make(shape, _CUPY_DTYPES[dtype], memory))
-            pointers.append(memory.ptr)
-            memory = memory + size  # in place it would move under the array
-        return arrays, pointers
-    for shape, dtype in wanted:
-        array = make(shape, _CUPY_DTYPES[dtype])
-        arrays.append(array)
-        pointers.append(array.data.ptr)
-    return arrays, pointers
+    size, places = _together(tuple(wanted))
+    if len(places) > 1 and 0 < size <= TOGETHER_BYTES:
+        memory = cupy.cuda.alloc(size)
+        first = memory.ptr
+        arrays = [make(shape, dtype, memory + offset) for shape, dtype, offset in places]
+        return arrays, [first + offset for _, _, offset in places]
+    arrays = [make(shape, dtype) for shape, dtype, _ in places]
+    return arrays, [array.data.ptr for array in arrays]
 
 
 @functools.lru_cache(maxsize=1024)
-def _aligned_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """What an array takes in a shared allocation."""
-    return -(-math.prod(shape) * _CUPY_DTYPES[dtype].itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
+def _together(
+    wanted: tuple[tuple[tuple[int, ...], str], ...],
+) -> tuple[int, tuple[tuple[tuple[int, ...], np.dtype[Any] | str, int], ...]]:
+    """Bytes of an allocation that arrays share; their shapes, their dtypes as CuPy takes them, and where they lie."""
+    size, places = 0, []
+    for shape, label in wanted:
+        dtype = _CUPY_DTYPES[label]
+        # A letter is taken faster than a dtype; ml_dtypes' have none that CuPy knows.
+        places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype, size))
+        size += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
+    return size, tuple(places)
 
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:

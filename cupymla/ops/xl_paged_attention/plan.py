@@ -50,9 +50,9 @@ _SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
 
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
 # the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 32 KB on their way, which take
-# 0.7 us where nothing queues; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its
-# bytes: leaving parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end to the next
-# unit's beginning.
+# 0.7 us where nothing queues; a CTA that merges parts alone; and, in microseconds, what a level of merging takes
+# beside its bytes: leaving parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end
+# to the next unit's beginning.
 _DEVICE_RATE = 4.4e6
 _SM_RATE = 100e3
 _CTA_RATE = 45e3
