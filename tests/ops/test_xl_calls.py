@@ -172,6 +172,24 @@ def test_parts_may_be_large_and_small(
         assert [geometry.grid[0] for geometry in small.launches] == [6 if 4 * sum(tiles) < shares else 10]
 
 
+@pytest.mark.parametrize(
+    "context_lens",
+    [(70, 5), (0, 0), (70, 0, 5), (5,) * 40, (5,) * 33 + (300,), (33,) * 32 + (0,) * 3],
+    ids=["two", "none", "three", "equal", "unequal past the 32nd", "empty past the 32nd"],
+)
+def test_short_sequences_in_wide_block_tables(monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...]) -> None:
+    """The host has to think that there is much to do; the device sees that there is little, or all of one length."""
+    monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
+    monkeypatch.setattr(plan, "_SMALL_TILES", 0)
+    monkeypatch.setattr(plan, "_LONG_BYTES", 0)
+    monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
+    fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": "dense"}
+    case = make("options", **fields, context_lens=context_lens, max_blocks=70)
+    with interpreted("sm_90a", 3) as small:
+        compare.require(small.check("xl_paged_attention", case))
+        assert [geometry.grid[0] for geometry in small.launches] == [10]
+
+
 # Limits of GPUs and of numbers --------------------------------------------------------------------------------------
 
 

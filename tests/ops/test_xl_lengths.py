@@ -22,14 +22,17 @@ class Call(NamedTuple):
         case: the problem.
         clusters: of the kernel for few units, in the grid; 0 for the kernel for any work.
         multiprocessors: of the GPU.
+        long: of the kernel for any work, whether it has CTAs for small parts, however little there is to do.
     """
 
     case: XlCase
     clusters: int = 0
     multiprocessors: int = 3
+    long: bool = False
 
 
 SMALL: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "context_lens": (37, 0, 90)}
+MANY: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": "dense", "max_blocks": 60}
 ALONE = {**SMALL, "num_kv_heads": 1, "context_lens": (300,), "max_blocks": 70}
 
 # Sequences spread over CTAs, several in a CTA, empty ones: for each engine of the kernel for any work. Of the one for
@@ -38,6 +41,9 @@ CALLS = {
     "pages": Call(named("gqa4-2x64_b6_c0-700_dense_5x700x0x64x1x333")),
     "rows": Call(named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")),
     "plain": Call(named("gqa4-2x64_b4_c0-90_rel24_float32_NHD_zero")),
+    # Readers may differ on whether all are equally long, and on whether the work is.
+    "small parts": Call(make("options", **MANY, context_lens=(700, 0, 333, 65)), long=True),
+    "equally long": Call(make("options", **MANY, context_lens=(300,) * 4), long=True),
     "few pages": Call(make("few", **SMALL, bias="dense"), 6, 8),
     "few rows": Call(make("few", **SMALL, kv_layout="NHD", bias="relative", extent=24), 6, 8),
     "shared unit": Call(make("few", **ALONE, bias="alibi"), 3, 132),
@@ -49,6 +55,10 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_FEW_GAIN", 1e9 if call.clusters else -1e9)
+    if call.long:
+        monkeypatch.setattr(plan, "_SMALL_TILES", 0)
+        monkeypatch.setattr(plan, "_LONG_BYTES", 0)
+        monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
     rng = np.random.default_rng(seed)
     load, add_range = GlobalMemory.load, GlobalMemory.add_range
 
@@ -71,9 +81,10 @@ def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytes
             values = load(self, address, dtype, count)
             lengths_read = (address >= begin) & (address < end)
             if lengths_read.any():
-                # Another one for every thread that reads.
+                # Another one for every thread that reads, or now and then the same for a whole warp.
                 values = values.copy()
-                values[lengths_read] = rng.integers(0, longest + 1, size=values[lengths_read].shape)
+                shape = (1,) if call.long and rng.random() < 0.3 else values[lengths_read].shape
+                values[lengths_read] = rng.integers(0, longest + 1, size=shape)
                 changed += int(lengths_read.sum())
             return values
 
@@ -88,5 +99,7 @@ def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytes
             for array, wanted in zip(machine.call(run), expected, strict=True):
                 np.testing.assert_array_equal(array.get().view(np.uint8), wanted.view(np.uint8))
         assert set(machine.launched) == {"xl_paged_attention_few" if call.clusters else "xl_paged_attention"}
+        if call.long:
+            assert {geometry.grid[0] for geometry in machine.launches} == {10}
         if call.clusters:
             assert {geometry.grid[0] for geometry in machine.launches} == {call.clusters * plan.FEW_CLUSTER}

@@ -30,6 +30,18 @@ constexpr int kMergeFloats = 2048;  // of the exchange area in which warps, and 
 template <typename Cache>
 constexpr bool kIsFp8 = sizeof(Cache) == 1;
 
+// Stages of a warp's ring: the fewest with which an SM has kOnTheirWay bytes asked for while all of its warps are at
+// work, as far as shared memory goes. With more than that, SMs queue for the memory, and some of them get a fifth less
+// of it than others.
+constexpr int kOnTheirWay = 48 * 1024;
+
+__host__ __device__ constexpr int ring_stages(int ctas, int fixed_bytes, int stage_bytes) {
+  const int fitting = (kSmemPerSm / ctas - kSmemPerCta - fixed_bytes) / (kWarps * stage_bytes);
+  const int wanted = 1 + (kOnTheirWay + ctas * kWarps * stage_bytes - 1) / (ctas * kWarps * stage_bytes);
+  const int most = fitting < 4 ? fitting : 4;
+  return wanted < most ? wanted : most;
+}
+
 __host__ __device__ constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 __host__ __device__ constexpr int divide_up(int value, int unit) { return (value + unit - 1) / unit; }
 
@@ -85,14 +97,9 @@ struct TensorConfig {
       kHeadSize > 128 || kFp8 ? 4 : !kPages || kPadded != kHeadSize ? 6 : 12;
 
   static constexpr int kFixedBytes = kMergeFloats * 4 + kRows * kQueryPitch + 2048;
-  // One tile on its way while another is worked on. With more than that, SMs queue for the memory, and some of them get
-  // a fifth less of it than others.
-  static constexpr int kStages = 2;
-  static constexpr bool fits(int ctas) {
-    return kFixedBytes + kSmemPerCta + kStages * kWarps * kStageBytes <= kSmemPerSm / ctas;
-  }
-  static constexpr int kCtasPerSm = fits(2) ? 2 : 1;
-  static_assert(fits(1));
+  static constexpr int kCtasPerSm = ring_stages(2, kFixedBytes, kStageBytes) >= 2 ? 2 : 1;
+  static constexpr int kStages = ring_stages(kCtasPerSm, kFixedBytes, kStageBytes);
+  static_assert(kStages >= 2, "a tile must be on its way while another is worked on");
   static_assert(kTile <= 32, "one bit for each token of a tile");
 };
 

@@ -52,6 +52,7 @@ struct Parameters {
   int32_t extent;      // distances of a relative bias
   int32_t clamp;       // 1: distances past the extent take the last entry, 0: they have no bias
   int32_t large_parts;  // CTAs, the first ones, with a large part; those past them take small ones: see schedule.cuh
+  int32_t even_parts;   // CTAs that take part where all sequences have as many tiles
 
   float score_log2;    // scale * log2(e)
   float bias_log2;     // the factor of the bias: score_log2, or log2(e)

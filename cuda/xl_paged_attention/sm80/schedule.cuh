@@ -1,12 +1,13 @@
 // Who does what. The work is a line: sequence after sequence, in each sequence unit after unit (a unit is a block of
 // query heads that share a KV head), in each unit tile after tile of its keys. Every CTA takes an equal part of the
-// line, so that ragged batches are balanced to one tile. SMs do not read equally fast, though, so where sequences
-// differ in length, of long work the CTAs past those that are resident at once take small parts: the GPU hands them to
-// SMs that are done with their large ones. Which part is whose stays a matter of the CTA's number and of the lengths,
-// and so do the result's bits. A part holds the end of a unit that an earlier CTA began, whole units, and the
-// beginning of one that a later CTA will end. Lengths are on the device, so each CTA works this out for itself: one of
-// its warps, so that all meet at the same barriers even if lengths change while the kernel runs. Then the numbers are
-// anything, but nothing waits for ever and no address leaves its array.
+// line, so that ragged batches are balanced to one tile; where all sequences have as many tiles, of as many CTAs as
+// let parts end where units do. SMs do not read equally fast, though, so where sequences differ, of long work the CTAs
+// past those that are resident at once take small parts: the GPU hands them to SMs that are done with their large
+// ones. Which part is whose stays a matter of the CTA's number and of the lengths, and so do the result's bits. A part
+// holds the end of a unit that an earlier CTA began, whole units, and the beginning of one that a later CTA will end.
+// Lengths are on the device, so each CTA works this out for itself: one of its warps, so that all meet at the same
+// barriers even if lengths change while the kernel runs. Then the numbers are anything, but nothing waits for ever and
+// no address leaves its array.
 #pragma once
 
 #include "../../common/prefetch.cuh"
@@ -73,9 +74,9 @@ struct Line {
     large = params.large_parts;
     ctas = gridDim.x;
     shares = shares_before(ctas, large);
-    if (even || large == ctas || total < params.long_tiles) {
-      // Equal parts, for the CTAs that would have large ones.
-      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(large), total));
+    if (even || large == ctas || total < max(params.long_tiles, static_cast<int64_t>(shares))) {
+      const int32_t equal = even ? params.even_parts : params.large_parts;
+      shares = ctas = static_cast<uint32_t>(min(static_cast<int64_t>(equal), total));
       large = 0;
     }
   }
@@ -212,8 +213,8 @@ __device__ __forceinline__ void prefetch_tables(const Parameters& params) {
   const int lines = threadIdx.x % 32;
   if (lines >= 4 || params.num_seqs == 0 || params.capacity == 0) return;
   const int32_t units = params.num_kv_heads * params.row_blocks;
-  if (blockIdx.x >= static_cast<uint32_t>(params.large_parts)) return;
-  const float place = static_cast<float>(blockIdx.x) / static_cast<float>(params.large_parts) * params.num_seqs;
+  if (blockIdx.x >= static_cast<uint32_t>(params.even_parts)) return;
+  const float place = static_cast<float>(blockIdx.x) / static_cast<float>(params.even_parts) * params.num_seqs;
   const int32_t seq = min(static_cast<int32_t>(place), params.num_seqs - 1);
   const float unit = (place - seq) * units;
   const int32_t columns = (params.capacity - 1) / params.block_size + 1;

@@ -47,7 +47,7 @@ struct alignas(128) Storage {
   float row_sum[kWarps][Config::kRows];
   float merged_sum[Config::kRows];
   int64_t tiles;                // of the line
-  bool even;                    // whether all sequences are equally long
+  bool even;                    // whether all sequences have as many tiles
   uint32_t turn;                // of this launch (arrivals.cuh)
   Walk<Config> walk[2];  // the segment that is worked on, and the next one
   Spread spread;                // of the unit that is worked on

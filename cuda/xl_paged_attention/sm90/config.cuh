@@ -54,12 +54,10 @@ struct FewConfig : TensorConfig<kHeadSizeArg, QueryArg, CacheArg, kPagesArg> {
 
   static constexpr int kReceivedBytes = kCluster * sizeof(Part);
   static constexpr int kFixedBytes = kReceivedBytes + Base::kRows * Base::kQueryPitch + 1024;
-  static constexpr bool fits(int ctas) {
-    return kFixedBytes + kSmemPerCta + Base::kStages * kWarps * Base::kStageBytes <= kSmemPerSm / ctas;
-  }
-  static constexpr int kCtasPerSm = fits(2) ? 2 : 1;
-  static_assert(fits(1));
-  static_assert(Base::kRows * kColumns * 4 <= Base::kStages * Base::kStageBytes, "a warp's sums in its ring");
+  static constexpr int kCtasPerSm = ring_stages(2, kFixedBytes, Base::kStageBytes) >= 2 ? 2 : 1;
+  static constexpr int kStages = ring_stages(kCtasPerSm, kFixedBytes, Base::kStageBytes);
+  static_assert(kStages >= 2, "a tile must be on its way while another is worked on");
+  static_assert(Base::kRows * kColumns * 4 <= kStages * Base::kStageBytes, "a warp's sums in its ring");
 };
 
 template <int kHeadSize, typename Query, typename Cache, bool kPages>

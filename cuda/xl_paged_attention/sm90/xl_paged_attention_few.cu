@@ -42,8 +42,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::xl_paged_attention::kThrea
   engine.stage_query(segment);
   __syncthreads();
   engine.attend(segment);
-  // Copies are left where no tile has waited for them.
-  cupymla::stream_copy_wait<0>();
+  cupymla::stream_copy_wait<0>();  // join.finish writes to the ring, into which no copy may be left under way
   join.finish(engine);
 }
 

@@ -47,7 +47,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("num_seqs", "num_kv_heads", "num_blocks", "block_size", "block_shift")),
         *((name, ctypes.c_int32) for name in ("group", "row_blocks", "capacity", "chunk")),
         *((name, ctypes.c_int32) for name in ("bias_form", "bias_wide", "u_wide", "extent", "clamp")),
-        ("large_parts", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("large_parts", "even_parts")),
         *((name, ctypes.c_float) for name in ("score_log2", "bias_log2", "k_scale", "v_scale", "lse_unit", "max_unit")),
     )
 

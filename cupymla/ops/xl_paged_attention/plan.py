@@ -412,7 +412,8 @@ class Deal(NamedTuple):
     Attributes:
         ctas: of the grid.
         fields: what the parameter record has of it. `large_parts`: CTAs with a large part, or those of a unit where
-            units are few. `long_tiles`: tiles that make work long enough for CTAs with small parts.
+            units are few. `even_parts`: CTAs that take part where all sequences have as many tiles. `long_tiles`: tiles
+            that make work long enough for CTAs with small parts.
         slots: how many parts CTAs may leave behind.
     """
 
@@ -425,20 +426,21 @@ def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     """The launch of the kernel for any work.
 
     The first CTAs take large parts, as many of them as `ctas` says. Where they fill the GPU, units are more than they,
-    and the work may be long, others follow, which take small parts on SMs that are done early; elsewhere parts end
-    where units do if that takes few CTAs away, and if lengths are equal.
+    and the work may be long, others follow, which take small parts on SMs that are done early. Elsewhere there are as
+    many as let parts end where units do, if that takes few away: of equal lengths, which only the device knows.
     """
     large = min(ctas(work, multiprocessors, facts["ctas_per_sm"]), facts["max_ctas"])
     small = min(int(_SMALL_PARTS * large), facts["max_ctas"] - large)
     is_full = large == multiprocessors * facts["ctas_per_sm"]
     shares = _LARGE_PART * large + small
     long_tiles = max(_SMALL_TILES * shares, shares, -(-_LONG_BYTES * large // max(work.tile_bytes, 1)))
-    number = large
+    number, even = large, _in_step(large, work.count) if is_full else large
     if is_full and work.count > large and work.count * work.tiles >= long_tiles:
         number = large + small
-    elif is_full:
-        number = large = _in_step(large, work.count)
-    return Deal(number, {"large_parts": large, "long_tiles": long_tiles}, 2 * number)
+    else:
+        # Fewer CTAs, rather than some that leave at once: the others lie on SMs more evenly.
+        number = large = even
+    return Deal(number, {"large_parts": large, "even_parts": even, "long_tiles": long_tiles}, 2 * number)
 
 
 def deal_few(units: int, clusters: int, running: int, facts: Mapping[str, int]) -> Deal:
