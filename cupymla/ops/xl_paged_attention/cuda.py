@@ -23,7 +23,8 @@ from .spec import Outline, Problem, Views
 # calls of any size can share one workspace. A kernel says how many bytes of them it uses.
 _ARRIVALS_BYTES = 18432
 
-# A kernel with more shared memory than this keeps tiles there and needs all that an SM has; others are served by L1.
+# A kernel with more shared memory than this keeps tiles there, and wants room for as many CTAs as can run; others are
+# served by L1.
 _RINGS_BYTES = 16 * 1024
 
 # A fused bias becomes a relative one: a launch ahead of the kernel computes it for every distance.

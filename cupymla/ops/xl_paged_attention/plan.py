@@ -50,9 +50,10 @@ _SMEM_PER_SM = {("sm_80", (8, 6)): 100 * 1024}
 
 # What the model of `ctas` assumes, in bytes per microsecond. The first is an H200's read bandwidth, measured, rounded;
 # the others are estimates: an SM that reads from L2 at 64 bytes per cycle; a CTA with 32 KB on their way, which take
-# 0.7 us where nothing queues; a CTA that merges parts alone; and, in microseconds, what a level of merging takes
-# beside its bytes: leaving parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end
-# to the next unit's beginning.
+# 0.7 us where nothing queues; then, in bytes, two tiles for each warp of a CTA, with which one CTA on each SM is
+# enough; a CTA that merges parts alone; and, in microseconds, what a level of merging takes beside its bytes: leaving
+# parts, counting arrivals, reading statistics; and what a CTA needs to go from a unit's end to the next unit's
+# beginning.
 _DEVICE_RATE = 4.4e6
 _SM_RATE = 100e3
 _CTA_RATE = 45e3
@@ -76,7 +77,7 @@ _LARGE_PART = 6  # `kLargePart` in cuda/xl_paged_attention/sm80/schedule.cuh
 # Few units: clusters of CTAs for each of them, which put their parts together where the kernel for any work needs a
 # counter and one or two levels of merging. What that saves, and what clusters cost that wait for others to end, in
 # microseconds; and what reading costs more, as SMs do not read equally fast and each has its part. By what an H200 took
-# for 29 problems with either kernel (2026-11-26): cuda/xl_paged_attention/README.md.
+# for 29 problems with either kernel (2026-11-26, before two stages): cuda/xl_paged_attention/README.md.
 _FEW_GAIN = 5.0
 _FEW_WAVE = 6.0
 _FEW_READING = 1.05
