@@ -45,9 +45,9 @@ def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, mo
     with interpreted(multiprocessors=3) as machine:
         allocate = machine._cupy.ndarray
 
-        def watched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        def watched(shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Any:
             array = allocate(shape, dtype)
-            if dtype == np.uint8:
+            if array.dtype == np.uint8:
                 made.append(weakref.ref(array))
             return array
 
