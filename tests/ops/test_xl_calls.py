@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xl_kit import take_for_long
 
 from cupymla import driver, launch, tensor
 from cupymla.errors import InputError
@@ -160,9 +161,7 @@ def test_parts_may_be_large_and_small(
     """As those of long work are. Where sequences are equally long the CTAs past the resident ones have nothing to do;
     where the work cannot be long there are none."""
     monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
-    monkeypatch.setattr(plan, "_SMALL_TILES", 0)
-    monkeypatch.setattr(plan, "_LONG_BYTES", 0)
-    monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
+    take_for_long(monkeypatch)
     fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": bias, "extent": 100}
     shares = 6 * plan._LARGE_PART + 4
     tiles = [-(-length // 32) for length in context_lens]
@@ -180,9 +179,7 @@ def test_parts_may_be_large_and_small(
 def test_short_sequences_in_wide_block_tables(monkeypatch: pytest.MonkeyPatch, context_lens: tuple[int, ...]) -> None:
     """The host has to think that there is much to do; the device sees that there is little, or all of one length."""
     monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
-    monkeypatch.setattr(plan, "_SMALL_TILES", 0)
-    monkeypatch.setattr(plan, "_LONG_BYTES", 0)
-    monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
+    take_for_long(monkeypatch)
     fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": "dense"}
     case = make("options", **fields, context_lens=context_lens, max_blocks=70)
     with interpreted("sm_90a", 3) as small:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from xl_kit import named
+from xl_kit import named, take_for_long
 
 from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
@@ -56,9 +56,7 @@ CALLS = {
 def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_FEW_GAIN", 1e9 if call.clusters else -1e9)
     if call.long:
-        monkeypatch.setattr(plan, "_SMALL_TILES", 0)
-        monkeypatch.setattr(plan, "_LONG_BYTES", 0)
-        monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
+        take_for_long(monkeypatch)
     rng = np.random.default_rng(seed)
     load, add_range = GlobalMemory.load, GlobalMemory.add_range
 

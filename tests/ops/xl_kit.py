@@ -1,12 +1,12 @@
-"""What the tests of xl_paged_attention share: a problem, cases of which clusters share units, workspaces as they are
-made."""
+"""What the tests of xl_paged_attention share: a problem, cases of which clusters share units, plans for long work,
+workspaces as they are made."""
 
 from __future__ import annotations
 
 import pytest
 
 from cupymla.device import Device
-from cupymla.ops.xl_paged_attention import cases, cuda
+from cupymla.ops.xl_paged_attention import cases, cuda, plan
 from cupymla.ops.xl_paged_attention.cases import XlCase
 from cupymla.ops.xl_paged_attention.spec import Problem
 
@@ -21,6 +21,13 @@ MULTIPROCESSORS = 132
 
 SHARED_UNITS, SHARED_CLUSTERS = 2, 3
 """Of `shared`: a block of sixteen query heads and one of four."""
+
+
+def take_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that may be a tile for each share is long and fills the GPU: the kernel for any work has small parts."""
+    monkeypatch.setattr(plan, "_SMALL_TILES", 0)
+    monkeypatch.setattr(plan, "_LONG_BYTES", 0)
+    monkeypatch.setattr(plan, "ctas", lambda work, multiprocessors, ctas_per_sm: multiprocessors * ctas_per_sm)
 
 
 def named(name: str) -> XlCase:

@@ -435,7 +435,7 @@ def deal(work: Units, multiprocessors: int, facts: Mapping[str, int]) -> Deal:
     is_full = large == multiprocessors * facts["ctas_per_sm"]
     shares = _LARGE_PART * large + small
     long_tiles = max(_SMALL_TILES * shares, shares, -(-_LONG_BYTES * large // max(work.tile_bytes, 1)))
-    number, even = large, _in_step(large, work.count) if is_full else large
+    even = _in_step(large, work.count) if is_full else large
     if is_full and work.count > large and work.count * work.tiles >= long_tiles:
         number = large + small
     else:
