@@ -1,4 +1,4 @@
-"""Ordinary calls of nvfp4_gemv that come again: what changes between them reaches the kernel."""
+"""Ordinary calls of nvfp4_gemv that come again: what changes between them reaches the kernel, or another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupymla.ops.nvfp4_gemv import cases, cuda, nvfp4_gemv
-from cupymla.testing.interpreted import interpreted
+from cupymla.testing.interpreted import DeviceArray, interpreted
 
 
 @pytest.mark.compile
@@ -37,3 +37,27 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_array_equal(have, want)
     assert len({array.tobytes() for array in expected}) == 3
     assert len(made) == 1
+
+
+@pytest.mark.compile
+def test_addresses_choose_the_variant_anew_in_each_call() -> None:
+    """One binding serves rows at multiples of 16 bytes and any others; which they are is not known before the call."""
+    case = next(c for c in cases.CASES if c.name == "m66_k256_l2_n1_whole_alpha_number_bias_none")
+    inputs = cases.inputs(case, 0)
+    expected = nvfp4_gemv(**inputs)
+    a = inputs["a"]
+    with interpreted("sm_90", 3) as machine:
+        machine.strict = False
+        given = machine.arguments(inputs)
+        bytes_ = machine.array(np.zeros(a.nbytes + 1, np.uint8), name="a").host[1:]
+        odd = np.lib.stride_tricks.as_strided(bytes_.view(a.dtype), a.shape, a.strides)
+        odd[...] = a
+        moved = dict(given, a=DeviceArray(odd))
+
+        def calls() -> list[Any]:
+            return [nvfp4_gemv(**each).get() for each in (given, moved, given)]
+
+        for have in machine.call(calls):
+            np.testing.assert_array_equal(have, expected)
+        served = [dict(machine.source(program).defines)["CUPYMLA_WHOLE"] for program in machine.programs]
+    assert served == [1, 0]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_kit import require_twin
 
-from cupymla import InputError, UnsupportedError, arch, raw_module, tensor
+from cupymla import InputError, UnsupportedError, arch, build, raw_module, tensor
 from cupymla.device import Device
 from cupymla.errors import shown
 from cupymla.ops.nvfp4_gemv import companions, cuda, formats, model, plan, spec, tiles
@@ -128,12 +128,57 @@ def test_variants_serve_one_up_to_eight_and_up_to_sixteen_columns(n: int, most: 
     assert chosen in plan.sources("sm_90")
 
 
+@pytest.mark.compile
+def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Subtests) -> None:
+    """A binding takes the facts of the one that is likely to run."""
+    whole = [source for source in plan.sources("sm_90") if dict(source.defines).get("CUPYMLA_WHOLE")]
+    assert len(whole) == 18
+    for source in whole:
+        other = replace(source, defines=(*source.defines[:-1], ("CUPYMLA_WHOLE", 0)))
+        with subtests.test(source.defines):
+            facts = build.cubin(source).facts
+            assert facts == build.cubin(other).facts
+            assert facts["chunk"] == cuda._CHUNK
+
+
+def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
+    facts = {"chunk": 256, "pass_rows": 256}
+
+    def is_whole(m: int, k: int, batches: int = 1) -> bool:
+        return plan.is_whole(dealt(problem(m, 1, k, batches)), k, facts)
+
+    assert is_whole(7168, 16384) and is_whole(4096, 7168, 8) and is_whole(1, 256) and is_whole(132 * 256, 512)
+    assert not is_whole(7168, 16384 - 2) and not is_whole(132 * 256 + 1, 512)
+    assert not is_whole(64, 512, 133) and is_whole(64, 512, 132)
+    assert is_whole(8, 2**31 - 256) and not is_whole(8, 2**31)
+
+
+def test_only_some_targets_have_variants_for_whole_calls() -> None:
+    given = problem(64, 1, 512, 1)
+    for name in plan.TARGETS:
+        target = arch.named(name)
+        assert dict(plan.plan(given, target, True).defines)["CUPYMLA_WHOLE"] == (name in plan.WHOLE_TARGETS)
+        assert dict(plan.plan(given, target).defines)["CUPYMLA_WHOLE"] == 0
+    with pytest.raises(InputError, match=r"whole.*sm_90"):
+        plan.variant(arch.named("sm_80"), whole=True)
+
+
+def test_the_variant_for_whole_calls_deals_out_no_others() -> None:
+    source = plan.variant(arch.named("sm_90"), whole=True)
+    facts = {"phase_elements": 16_384, "chunk": 256, "pass_rows": 256, "groups": 4}
+    facts |= {"vector_bytes": 41_472, "factor_bytes": 32}
+    assert plan.raw_deal(source, facts, 132, m=300, n=1, k=512).ctas == 132
+    with pytest.raises(InputError, match="whole"):
+        plan.raw_deal(source, facts, 132, m=300, n=1, k=514)
+
+
 @pytest.mark.parametrize(
     ("word", "value"),
     [
         *[("format", value) for value in ("fp4", 4, None)],
         *[("b_dtype", value) for value in ("float32", 16, None)],
         *[("n", value) for value in (0, 17, "1", True, None, 10**5000)],
+        *[("whole", value) for value in (1, "yes", None)],
     ],
     ids=shown,
 )

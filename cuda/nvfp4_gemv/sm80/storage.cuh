@@ -13,10 +13,19 @@
 //                                                           add partials in order, write c           (C)
 //          (next pass or item: back to decoding; where b stays the same, to A)
 //
+// A whole call (whole.cuh) has one pass, and begins otherwise:
+//
+//   time   first half of the warps                          second half
+//    |     fetch b of the first phase, copy stage 0         wait                                     (T)
+//    |     copy stages 1 .. kStages-1                       fetch b, copy stages 0 .. kStages-1
+//    v     one vector: where c is, alpha, bias -> registers
+//          decode b, and on as above
+//
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
 // T: 5             | all              | the first half of the warps has asked for its first stages, and the second half
-//                  |                  | begins; the zeros of the kernel for one vector are there
+//                  |                  | begins; the zeros of the kernel for one vector are there, which the first half
+//                  |                  | writes
 // A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
 //                  |                  | whose buffer it decodes to next
 // __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may
@@ -59,6 +68,16 @@ constexpr int kVectorBytes = (C::kSharedBytes - static_cast<int>(sizeof(Storage<
 template <class C>
 __device__ __forceinline__ uint8_t* Storage<C>::vectors(int32_t buffer) {
   return reinterpret_cast<uint8_t*>(this + 1) + buffer * kVectorBytes<C>;
+}
+
+// To be called by all threads of the CTA.
+template <class C>
+__device__ __forceinline__ void write_zeros(Storage<C>& storage) {
+  if constexpr (C::kScaling == Scaling::columns) {
+    if (threadIdx.x < sizeof(storage.zeros) / 16) {
+      reinterpret_cast<uint4*>(storage.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    }
+  }
 }
 
 // Rows r and r + 1 meet in one quarter of a 128-bit read, rows r to r + 7 in a 32-bit one: the former need places that

@@ -89,100 +89,53 @@ __device__ __forceinline__ void prefetch_vectors(const Parameters& params) {
   }
 }
 
-// Brings the parts of b that phases want to shared memory, each group of warps its own: a part is fetched to registers
-// while the one before it is multiplied, then decoded, with zeros past k.
+// Decodes pieces of b as they lie in memory to a buffer.
 template <class C>
-class VectorLoader {
- public:
-  __device__ __forceinline__ VectorLoader(Storage<C>& storage, const Parameters& params, int32_t warp)
-      : storage_(storage), params_(params), warp_(warp), reciprocal_((65535u + params.n) / params.n) {}
-
-  // Asks for the group's part of the phase that begins with a chunk. Nothing is waited for.
-  __device__ __forceinline__ void fetch(const Pass<C>& pass, int32_t first_chunk) {
-    const int64_t end = (static_cast<int64_t>(first_chunk) + params_.phase_chunks) * C::kChunk;
-    if (params_.b_aligned && end <= params_.k) {
-      fetch_pieces<true>(pass, first_chunk);
-    } else {
-      fetch_pieces<false>(pass, first_chunk);
-    }
-    holds_ = true;
-  }
-
-  // Whether there is a part that has been fetched and not stored.
-  __device__ __forceinline__ bool holds() const { return holds_; }
-
-  // Decodes what was fetched into one of the two buffers.
-  __device__ __forceinline__ void store(const Pass<C>& pass, int32_t buffer) {
-    const VectorLayout<C> layout(params_, pass, warp_);
-    uint8_t* vectors = storage_.vectors(buffer) + layout.first;
-    float* factors = reinterpret_cast<float*>(vectors + params_.n * layout.column_bytes);
-    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
-      uint8_t* target = vectors + column * layout.column_bytes + chunk * C::kVectorChunkBytes;
-      float* factor = factors + column * layout.blocks + chunk * C::kRowScales + piece * kPieceScales;
-      if constexpr (C::kVectors == Vectors::e2m1) {
-        store_codes(target, factor, piece, held_[held]);
-      } else if constexpr (kNormalized) {
-        store_normalized(target, factor, piece, held_[held]);
-      } else {
-        store_floats(target, piece, held_[held].words[0]);
-      }
-    });
-    holds_ = false;
-  }
-
- private:
+class VectorWriter {
+ protected:
   static constexpr bool kNormalized = VectorPieces<C>::kNormalized;
   static constexpr int kLoadElements = VectorPieces<C>::kLoadElements, kPieceLoads = VectorPieces<C>::kLoads;
   static constexpr int kPieceElements = VectorPieces<C>::kElements, kHeld = VectorPieces<C>::kHeld;
   static constexpr int kPieceScales = kPieceElements >= C::kBlock ? kPieceElements / C::kBlock : 1;
   static constexpr uint32_t kChunkPieces = C::kChunk / kPieceElements;
+  static constexpr int kElementBits = C::kVectors == Vectors::e2m1 ? 4 : 16;
 
   struct Held {
     uint32_t words[kPieceLoads][4];
     uint32_t scales[kPieceScales];
   };
 
-  // kWhole: the phase ends within k, and columns begin at multiples of 16 bytes.
-  template <bool kWhole>
-  __device__ __forceinline__ void fetch_pieces(const Pass<C>& pass, int32_t first_chunk) {
-    const VectorLayout<C> layout(params_, pass, warp_);
-    const uint8_t* b = params_.b + pass.batch * params_.b_batch_bytes;
-    const uint8_t* sfb = params_.sfb + pass.batch * params_.sfb_batch_bytes;
-    const int32_t first = first_chunk + pass.group_of(warp_);
-    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
-      const int64_t element =
-          static_cast<int64_t>(first + (chunk << pass.groups_log2)) * C::kChunk + piece * kPieceElements;
-#pragma unroll
-      for (int i = 0; i < kPieceLoads; ++i) {
-        read<kWhole>(held_[held].words[i], b + column * params_.b_row_bytes, element + i * kLoadElements);
-      }
-      if constexpr (C::kVectors == Vectors::e2m1) {
-#pragma unroll
-        for (int i = 0; i < kPieceScales; ++i) {
-          const bool there = kWhole || element + i * C::kBlock < params_.k;
-          held_[held].scales[i] = there ? sfb[scale_place(column, element / C::kBlock + i)] : 0;
-          make_opaque(held_[held].scales[i]);
-        }
-      }
-    });
-  }
-
-  // The pieces of this thread. Those of the group are dealt to its threads in turn: all of a chunk and column, then of
-  // the next column, then of the next chunk.
-  template <typename Function>
-  __device__ __forceinline__ void each_piece(const Pass<C>& pass, const VectorLayout<C>& layout,
-                                             const Function& function) const {
-    // Where pieces are few, groups give them to warps of different schedulers.
-    const uint32_t threads = pass.group_threads(), thread = (threadIdx.x + pass.group_of(warp_) * 32) & (threads - 1);
-#pragma unroll
-    for (int held = 0; held < kHeld; ++held) {
-      const uint32_t row = thread / kChunkPieces + held * (threads / kChunkPieces);
-      const uint32_t chunk = C::kMostColumns == 1 ? row : row * reciprocal_ >> 16;
-      if (chunk < layout.chunks) function(held, row - chunk * params_.n, chunk, thread % kChunkPieces);
+  // `piece` of a chunk whose elements are at `target`; its first factor is at `factor`.
+  static __device__ __forceinline__ void store_piece(uint8_t* target, float* factor, uint32_t piece,
+                                                     const Held& held) {
+    if constexpr (C::kVectors == Vectors::e2m1) {
+      store_codes(target, factor, piece, held);
+    } else if constexpr (kNormalized) {
+      store_normalized(target, factor, piece, held);
+    } else {
+      store_floats(target, piece, held.words[0]);
     }
   }
 
-  __device__ __forceinline__ void store_codes(uint8_t* target, float* factor, uint32_t piece, const Held& held) const {
+  // Where a piece may be read whole. The load stays here, ahead of the products that hide it.
+  static __device__ __forceinline__ void read_16(uint32_t (&words)[4], const uint8_t* source) {
+    const uint4 piece = __ldg(reinterpret_cast<const uint4*>(source));
+    words[0] = piece.x;
+    words[1] = piece.y;
+    words[2] = piece.z;
+    words[3] = piece.w;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) make_opaque(words[w]);
+  }
+
+  // Byte of the scale of a block of a column. There are no more columns than a quarter of a 128x4 block has rows.
+  static __device__ __forceinline__ int64_t scale_place(const Parameters& params, uint32_t column, int64_t block) {
+    return params.swizzled ? block / 4 * 512 + column * 16 + block % 4 : column * params.sfb_row_bytes + block;
+  }
+
+ private:
+  static __device__ __forceinline__ void store_codes(uint8_t* target, float* factor, uint32_t piece,
+                                                     const Held& held) {
     if constexpr (C::kPowers) {
       if (held.scales[0] > OnePower::kMost) {
         store_powers(target, piece, held, TwoPowers(held.scales[0]));
@@ -250,8 +203,8 @@ class VectorLoader {
 
   // A block of the only column, brought to magnitudes up to 2^121: codes of a are at 2^-126 of their value, so that the
   // products are back in float32's range. The power of two is taken back by the block's factor, which leaves 2^-14.
-  __device__ __forceinline__ void store_normalized(uint8_t* target, float* factor, uint32_t block,
-                                                   const Held& held) const {
+  static __device__ __forceinline__ void store_normalized(uint8_t* target, float* factor, uint32_t block,
+                                                          const Held& held) {
     uint32_t largest = 0;  // exponent field of the largest finite element
 #pragma unroll
     for (int i = 0; i < kPieceLoads; ++i) {
@@ -286,19 +239,96 @@ class VectorLoader {
     *reinterpret_cast<uint4*>(column + VectorLayout<C>::unit_offset(unit)) =
         make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+};
+
+// Brings the parts of b that phases want to shared memory, each group of warps its own: a part is fetched to registers
+// while the one before it is multiplied, then decoded, with zeros past k.
+template <class C>
+class VectorLoader : VectorWriter<C> {
+ public:
+  __device__ __forceinline__ VectorLoader(Storage<C>& storage, const Parameters& params, int32_t warp)
+      : storage_(storage), params_(params), warp_(warp), reciprocal_((65535u + params.n) / params.n) {}
+
+  // Asks for the group's part of the phase that begins with a chunk. Nothing is waited for.
+  __device__ __forceinline__ void fetch(const Pass<C>& pass, int32_t first_chunk) {
+    const int64_t end = (static_cast<int64_t>(first_chunk) + params_.phase_chunks) * C::kChunk;
+    if (params_.b_aligned && end <= params_.k) {
+      fetch_pieces<true>(pass, first_chunk);
+    } else {
+      fetch_pieces<false>(pass, first_chunk);
+    }
+    holds_ = true;
+  }
+
+  // Whether there is a part that has been fetched and not stored.
+  __device__ __forceinline__ bool holds() const { return holds_; }
+
+  // Decodes what was fetched into one of the two buffers.
+  __device__ __forceinline__ void store(const Pass<C>& pass, int32_t buffer) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    uint8_t* vectors = storage_.vectors(buffer) + layout.first;
+    float* factors = reinterpret_cast<float*>(vectors + params_.n * layout.column_bytes);
+    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
+      uint8_t* target = vectors + column * layout.column_bytes + chunk * C::kVectorChunkBytes;
+      float* factor = factors + column * layout.blocks + chunk * C::kRowScales + piece * kPieceScales;
+      Writer::store_piece(target, factor, piece, held_[held]);
+    });
+    holds_ = false;
+  }
+
+ private:
+  using Writer = VectorWriter<C>;
+  using typename Writer::Held;
+  using Writer::kChunkPieces, Writer::kElementBits, Writer::kHeld, Writer::kLoadElements, Writer::kPieceElements;
+  using Writer::kPieceLoads, Writer::kPieceScales;
+
+  // kWhole: the phase ends within k, and columns begin at multiples of 16 bytes.
+  template <bool kWhole>
+  __device__ __forceinline__ void fetch_pieces(const Pass<C>& pass, int32_t first_chunk) {
+    const VectorLayout<C> layout(params_, pass, warp_);
+    const uint8_t* b = params_.b + pass.batch * params_.b_batch_bytes;
+    const uint8_t* sfb = params_.sfb + pass.batch * params_.sfb_batch_bytes;
+    const int32_t first = first_chunk + pass.group_of(warp_);
+    each_piece(pass, layout, [&](int held, uint32_t column, uint32_t chunk, uint32_t piece) {
+      const int64_t element =
+          static_cast<int64_t>(first + (chunk << pass.groups_log2)) * C::kChunk + piece * kPieceElements;
+#pragma unroll
+      for (int i = 0; i < kPieceLoads; ++i) {
+        read<kWhole>(held_[held].words[i], b + column * params_.b_row_bytes, element + i * kLoadElements);
+      }
+      if constexpr (C::kVectors == Vectors::e2m1) {
+#pragma unroll
+        for (int i = 0; i < kPieceScales; ++i) {
+          const bool there = kWhole || element + i * C::kBlock < params_.k;
+          held_[held].scales[i] = there ? sfb[Writer::scale_place(params_, column, element / C::kBlock + i)] : 0;
+          make_opaque(held_[held].scales[i]);
+        }
+      }
+    });
+  }
+
+  // The pieces of this thread. Those of the group are dealt to its threads in turn: all of a chunk and column, then of
+  // the next column, then of the next chunk.
+  template <typename Function>
+  __device__ __forceinline__ void each_piece(const Pass<C>& pass, const VectorLayout<C>& layout,
+                                             const Function& function) const {
+    // Where pieces are few, groups give them to warps of different schedulers.
+    const uint32_t threads = pass.group_threads(), thread = (threadIdx.x + pass.group_of(warp_) * 32) & (threads - 1);
+#pragma unroll
+    for (int held = 0; held < kHeld; ++held) {
+      const uint32_t row = thread / kChunkPieces + held * (threads / kChunkPieces);
+      const uint32_t chunk = C::kMostColumns == 1 ? row : row * reciprocal_ >> 16;
+      if (chunk < layout.chunks) function(held, row - chunk * params_.n, chunk, thread % kChunkPieces);
+    }
+  }
 
   template <bool kWhole>
   __device__ __forceinline__ void read(uint32_t (&words)[4], const uint8_t* column, int64_t element) const {
-    constexpr int kElementBits = C::kVectors == Vectors::e2m1 ? 4 : 16;
     const int64_t offset = element * kElementBits / 8;
     const int64_t left = params_.k * kElementBits / 8 - offset;
     const uint8_t* source = column + offset;
     if (kWhole || (params_.b_aligned && left >= 16)) {
-      const uint4 piece = __ldg(reinterpret_cast<const uint4*>(source));
-      words[0] = piece.x;
-      words[1] = piece.y;
-      words[2] = piece.z;
-      words[3] = piece.w;
+      Writer::read_16(words, source);
     } else {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -307,15 +337,9 @@ class VectorLoader {
           if (4 * w + byte < left) words[w] |= static_cast<uint32_t>(source[4 * w + byte]) << (8 * byte);
         }
       }
-    }
-    // Loads stay here, ahead of the products that hide them.
 #pragma unroll
-    for (int w = 0; w < 4; ++w) make_opaque(words[w]);
-  }
-
-  // Byte of the scale of a block of a column. There are no more columns than a quarter of a 128x4 block has rows.
-  __device__ __forceinline__ int64_t scale_place(uint32_t column, int64_t block) const {
-    return params_.swizzled ? block / 4 * 512 + column * 16 + block % 4 : column * params_.sfb_row_bytes + block;
+      for (int w = 0; w < 4; ++w) make_opaque(words[w]);
+    }
   }
 
   Storage<C>& storage_;

@@ -181,12 +181,31 @@ def _tensor() -> Iterator[GemvCase]:
         yield make("tensor", "tma_competition", m=256, n=1, k=512, batches=4, b_rows=128, **common)
 
 
+def _whole() -> Iterator[GemvCase]:
+    """k without a tail and rows at multiples of 16 bytes: what variants of their own serve on some targets."""
+    for operands in _OPERANDS:
+        yield make("whole", m=300, n=1, k=1280, batches=2, **operands)
+        yield make("whole", "128x4", m=140, n=1, k=768, scale_layout="128x4", data="nan", **operands)
+        yield make("whole", "rows", m=135, n=3, k=768, batches=2, data="nan", **operands)
+        yield make("whole", "128x4", m=45, n=9, k=1280, scale_layout="128x4", **operands)
+        yield make("whole", "phases", m=20, n=16, k=9216, **operands)
+        yield make("whole", "long", m=4, n=1, k=65_536, **operands)
+        yield make("whole", "padded", m=131, n=2, k=512, batches=3, batch="first", padded=True, **operands)
+    out_dtypes = ("float16", "bfloat16", "float32")
+    for i, alpha in enumerate(("number", "scalar", "rows", "batch")):
+        for j, bias in enumerate(("none", "rows", "batch")):
+            tag, out_dtype = f"whole_alpha_{alpha}_bias_{bias}", out_dtypes[(i + j) % 3]
+            yield make("whole", tag, m=66, n=1, k=256, batches=2, alpha=alpha, bias=bias, out_dtype=out_dtype)
+
+
 CHOICES = {
     "nvfp4_gemv": Choice("model.MARGIN=1.0"),
     "nvfp4_gemv_tcgen05": Choice("model.MARGIN=-1e9", intents=("tensor",)),
 }
 
-CASES: tuple[GemvCase, ...] = (*_shapes(), *_dtypes(), *_poison(), *_strides(), *_options(), *_tensor())
+CASES: tuple[GemvCase, ...] = (
+    *_shapes(), *_dtypes(), *_poison(), *_strides(), *_options(), *_tensor(), *_whole(),
+)  # fmt: skip
 
 _BENCH_SIZES = (
     (7168, 16384, 1, 1),

@@ -17,6 +17,9 @@ from .tiles import TileBinding, fits, row_and_batch
 
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
+_CHUNK = 256
+"""Of k, in all variants; a test compares it with their facts."""
+
 
 class Parameters(ctypes.Structure):
     """Twin of `Parameters` in cuda/nvfp4_gemv/sm80/params.cuh; its size is compared with the kernel's own."""
@@ -43,17 +46,21 @@ class StreamBinding:
     One thread at a time may use it.
 
     Attributes:
-        launcher: the laid-out launch.
+        launcher: the laid-out launch, of the variant that the addresses of the last `point` allow.
     """
 
     def __init__(self, views: Views, problem: Problem, c_strides: tuple[int, int, int]) -> None:
-        device = problem.device
-        source = plan.plan(problem, driver.arch_of(device))
-        kernel = build.kernel(source, device.index)
+        self._problem = problem
+        arch, device = driver.arch_of(problem.device), problem.device.index
+        # The one that is likely to run; what both have in common is taken from it.
+        likely = problem.k % _CHUNK == 0 and plan.plan(problem, arch, True) != plan.plan(problem, arch)
+        source = plan.plan(problem, arch, likely)
+        kernel = build.kernel(source, device)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        multiprocessors = driver.multiprocessor_count(device.index)
+        multiprocessors = driver.multiprocessor_count(device)
         work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
+        self._may_be_whole = likely and plan.is_whole(work, problem.k, facts)
         self._parameters = _parameters(views, problem, work, c_strides)
         element_bytes = 2 if problem.weight_only else 1
         self._a_steps = _steps(views.a, 1)
@@ -61,11 +68,15 @@ class StreamBinding:
         self._sfa_steps = _steps(views.sfa, 1) if problem.scale_layout == "linear" else _batch_steps(views.sfa)
         self._swizzled = problem.scale_layout != "linear"
         self._row_scales = facts["chunk"] // problem.format.block
-        geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
-        self.launcher = Launcher(kernel, geometry, (self._parameters,))
+        self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
+        self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
+        self.launcher = self._launchers[likely]
 
     def point(self, views: Views, c: int) -> None:
-        """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding."""
+        """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding.
+
+        Raises CompileError where the variant that they ask for is not compiled yet and cannot be.
+        """
         parameters = self._parameters
         parameters.alpha_value = views.alpha_value
         parameters.a = a = views.a.view.ptr
@@ -82,6 +93,15 @@ class StreamBinding:
             parameters.sfa_access = _BY_ROWS
         else:
             parameters.sfa_access = _BY_WORDS if places % 4 == 0 else _BY_BYTES
+        whole = self._may_be_whole and bool(
+            parameters.a_aligned and parameters.b_aligned and parameters.sfa_access != _BY_BYTES
+        )
+        self.launcher = self._launchers.get(whole) or self._laid_out(whole)
+
+    def _laid_out(self, whole: bool) -> Launcher:
+        device = self._problem.device
+        kernel = build.kernel(plan.plan(self._problem, driver.arch_of(device), whole), device.index)
+        return self._launchers.setdefault(whole, Launcher(kernel, self._geometry, (self._parameters,)))
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""

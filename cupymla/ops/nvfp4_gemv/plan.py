@@ -23,6 +23,9 @@ MAX_ITEMS = 2**31 - 1
 TENSOR_TARGETS = ("sm_100a", "sm_103a")
 """Targets that have the tcgen05 kernel as well."""
 
+WHOLE_TARGETS = ("sm_90",)
+"""Targets that have variants of the streaming kernel for whole calls only: where they were measured to be faster."""
+
 MAX_TILED = 2**31 - 256
 """Rows of a that TMA's 32-bit coordinates reach."""
 
@@ -84,9 +87,16 @@ def target(arch: Arch) -> str:
     return plain
 
 
-def plan(problem: Problem, arch: Arch) -> KernelSource:
-    """Choose the streaming kernel's variant. Raises UnsupportedError when the architecture has none."""
-    return variant(arch, format=problem.format.name, b_dtype=problem.b_dtype, n=problem.n)
+def plan(problem: Problem, arch: Arch, whole: bool = False) -> KernelSource:
+    """Choose the streaming kernel's variant. Raises UnsupportedError when the architecture has none.
+
+    Args:
+        problem: what is asked for.
+        arch: the target.
+        whole: whether the call is whole (`is_whole`), and its addresses and strides are as `variant` asks then.
+    """
+    whole = whole and target(arch) in WHOLE_TARGETS
+    return variant(arch, format=problem.format.name, b_dtype=problem.b_dtype, n=problem.n, whole=whole)
 
 
 def plan_tiles(problem: Problem, arch: Arch, multiprocessors: int) -> tuple[KernelSource, model.Tiling] | None:
@@ -111,7 +121,9 @@ def tensor_variant(arch: Arch, fmt: BlockFormat, n: int) -> KernelSource:
     return KernelSource(f"nvfp4_gemv/sm100/{_TENSOR_KERNEL}.cu", _TENSOR_KERNEL, defines, arch.name)
 
 
-def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1) -> KernelSource:
+def variant(
+    arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1, whole: bool = False
+) -> KernelSource:
     """One kernel variant.
 
     Args:
@@ -119,6 +131,8 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
         format: "nvfp4" or "mxfp4".
         b_dtype: "e2m1", "bfloat16" or "float16".
         n: columns, 1 to 16; one variant serves 1, one up to 8, one up to 16.
+        whole: the variant for whole calls (`is_whole`), in which rows of a and b begin at multiples of 16 bytes, rows
+            of a's scales at multiples of 4. In any other call it would read out of bounds.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -129,10 +143,13 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
         raise InputError("b_dtype", " or ".join(map(repr, _B_DTYPES)), shown(b_dtype), OPERATOR)
     if type(n) is not int or not 1 <= n <= MAX_N:
         raise InputError("n", f"an int from 1 to {MAX_N}", shown(n), OPERATOR)
+    if type(whole) is not bool or (whole and target(arch) not in WHOLE_TARGETS):
+        raise InputError("whole", f"False, or True on {', '.join(WHOLE_TARGETS)}", shown(whole), OPERATOR)
     defines = (
         ("CUPYMLA_MXFP4", names.index(format)),
         ("CUPYMLA_VECTORS", _B_DTYPES.index(b_dtype)),
         ("CUPYMLA_MOST_COLUMNS", next(most for most in _MOST_COLUMNS if n <= most)),
+        ("CUPYMLA_WHOLE", int(whole)),
     )
     return KernelSource(f"{_FOLDER}/{OPERATOR}.cu", OPERATOR, defines, target(arch))
 
@@ -153,10 +170,11 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 
 def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
     products = (
-        variant(arch, format=fmt.name, b_dtype=b_dtype, n=n)
+        variant(arch, format=fmt.name, b_dtype=b_dtype, n=n, whole=whole)
         for fmt in FORMATS
         for b_dtype in _B_DTYPES
         for n in _MOST_COLUMNS
+        for whole in (False, True)[: 2 if target(arch) in WHOLE_TARGETS else 1]
     )
     blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
     tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
@@ -185,6 +203,18 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
         raise UnsupportedError(f"{OPERATOR} on {batches} batches", "a GPU", f"up to {MAX_ITEMS}")
     part_rows, long_parts = divmod(m, max(parts, 1))
     return Work(parts, part_rows, long_parts, items, min(items, multiprocessors), _phase_chunks(n, k, facts))
+
+
+def is_whole(work: Work, k: int, facts: Mapping[str, int]) -> bool:
+    """Whether a call is whole as far as its sizes say: k has no tail, and no CTA has more than one pass.
+
+    Args:
+        work: its deal.
+        k: elements of a row.
+        facts: the kernel's launch facts: "chunk" and "pass_rows", as for `deal`.
+    """
+    rows = work.part_rows + (work.long_parts > 0)
+    return k % facts["chunk"] == 0 and k < 2**31 and work.items <= work.ctas and rows <= facts["pass_rows"]
 
 
 def raw_deal(
@@ -216,6 +246,8 @@ def raw_deal(
     if k % 2:
         raise InputError("k", "an even number", shown(k), OPERATOR)
     work = deal(m, n, k, batches, multiprocessors, facts)
+    if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k, facts):
+        raise InputError("sizes", "those of a whole call, as this variant is for them alone", f"m={m}, k={k}", OPERATOR)
     return Dealt(work.ctas, work.fields)
 
 

@@ -1,0 +1,60 @@
+// The end of whole calls with one vector.
+#pragma once
+
+#include "epilogue.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+// A thread's element of c. All but the sum is there before the stream is: behind it instructions, parameters, alpha and
+// bias would be waited for.
+template <class C>
+class WholeOutput {
+ public:
+  static_assert(C::kMostColumns == 1 && C::kThreads >= C::kPassRows);
+
+  __device__ __forceinline__ WholeOutput(const Parameters& params, const Pass<C>& pass)
+      : splits_log2_(C::kWarpsLog2 - pass.tiles_log2), out_type_(params.out_type) {
+    const uint32_t tile = threadIdx.x / C::kTileRows, tile_row = threadIdx.x % C::kTileRows;
+    const uint32_t row = tile * pass.tile_rows + tile_row;
+    wanted_ = tile < 1u << pass.tiles_log2 && tile_row < pass.tile_rows && row < pass.rows;
+    if (!wanted_) return;
+    const int64_t batch = pass.batch, c_row = pass.first_row + row;
+    alpha_ = params.alpha_value;
+    if (params.alpha != nullptr) alpha_ = params.alpha[batch * params.alpha_batch + c_row * params.alpha_row];
+    if (params.bias != nullptr) {
+      bias_ = load_float(params.bias, batch * params.bias_batch + c_row * params.bias_row, params.out_type);
+    }
+    c_ = reinterpret_cast<int64_t>(params.c) +
+         (batch * params.c_batch + c_row * params.c_row) * (params.out_type == kFloat32 ? 4 : 2);
+    make_opaque(c_);
+    // The page that c is in would be looked up behind the stream, too.
+    prefetch_l2(reinterpret_cast<const uint8_t*>(c_));
+    make_opaque(alpha_);
+    make_opaque(bias_);
+    make_opaque(out_type_);
+  }
+
+  // Adds up the warps that share a tile, always in the same order. All their sums are in shared memory.
+  __device__ __forceinline__ void write(const Storage<C>& storage) {
+    if (!wanted_) return;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (uint32_t split = 0; split < 1u << splits_log2_; ++split) {
+      sum += storage.partial[threadIdx.x / C::kTileRows + (split << (C::kWarpsLog2 - splits_log2_))]
+                            [threadIdx.x % C::kTileRows][0];
+    }
+    // Not contracted: the bits are those of any call.
+    const float value = __fadd_rn(sum * kSumUnit<C> * alpha_, bias_);
+    store_float(reinterpret_cast<uint8_t*>(c_), 0, out_type_, value);
+  }
+
+ private:
+  const int32_t splits_log2_;
+  int32_t out_type_;
+  bool wanted_;
+  float alpha_ = 0.0f;
+  float bias_ = -0.0f;  // which changes no sum
+  int64_t c_ = 0;       // address
+};
+
+}  // namespace cupymla::nvfp4_gemv

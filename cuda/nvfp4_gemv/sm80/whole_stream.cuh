@@ -1,0 +1,106 @@
+// Brings in a and its scales for whole calls: every warp copies the stages of its only tile.
+#pragma once
+
+#include "../../common/opaque.cuh"
+#include "../../common/stream_copy.cuh"
+#include "storage.cuh"
+#include "work.cuh"
+
+namespace cupymla::nvfp4_gemv {
+
+// As Stream.
+template <class C>
+class WholeStream {
+ public:
+  __device__ __forceinline__ WholeStream(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
+                                         int32_t warp, int32_t lane)
+      : policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)), splits_(pass.splits),
+        four_rows_(kRowsAtOnce * params.a_row_bytes), chunk_(pass.split_of(warp)) {
+    const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
+    typename Storage<C>::Stage(&ring)[C::kStages] = storage.ring[warp];
+    place_ = smem_address(ring[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
+    scale_place_ = smem_address(ring[0].scales[0]) + lane * C::kRowScales;
+    word_place_ = smem_address(ring[0].scales[lane / kRowWords]) + lane % kRowWords * 4;
+    make_opaque(place_);
+    make_opaque(scale_place_);
+    make_opaque(word_place_);
+    make_opaque(four_rows_);
+    if constexpr (C::kPowers) {
+      // Of rows that a tile lacks: their scales have a say in which way a stage is multiplied.
+#pragma unroll
+      for (int stage = 0; stage < C::kStages; ++stage) reinterpret_cast<uint32_t*>(ring[stage].scales)[lane] = 0;
+      __syncwarp();
+    }
+    const int32_t first = pass.tile_of(warp) * pass.tile_rows;
+    const int32_t rows = min(pass.tile_rows, pass.rows - first);
+    const int64_t first_row = pass.first_row + first;
+    rows_from_here_ = rows - static_cast<int32_t>(row);
+    codes_ = params.a + pass.batch * params.a_batch_bytes + (first_row + row) * params.a_row_bytes +
+             chunk_ * C::kRowBytes + piece * 16;
+
+    const bool by_rows = params.sfa_access == kScalesByRows;
+    rows_of_lane_ = by_rows ? rows - lane : 0;
+    word_rows_ = by_rows ? 0 : rows - lane / kRowWords;
+    const uint8_t* batch_scales = params.sfa + pass.batch * params.sfa_batch_bytes;
+    const int32_t column = chunk_ * C::kRowScales + (by_rows ? 0 : lane % kRowWords * 4);
+    const auto place_of = [&](int64_t scale_row) {
+      if (!params.swizzled) return batch_scales + (scale_row * params.sfa_row_bytes + column);
+      return batch_scales + swizzled_scale(scale_row, column, (params.k + 4 * C::kBlock - 1) / (4 * C::kBlock));
+    };
+    const int64_t scale_row = first_row + (by_rows ? lane : lane / kRowWords);
+    scales_[0] = place_of(scale_row);
+    if (kRowWords == 4 && !by_rows) scales_[1] = place_of(scale_row + 8);
+    scale_step_ = splits_ * (params.swizzled ? kRowWords * 512 : C::kRowScales);
+  }
+
+  // The oldest stage: the one to multiply, and to copy to afterwards.
+  __device__ __forceinline__ int32_t stage() const { return stage_; }
+
+  // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
+  __device__ __forceinline__ void copy() {
+    if (chunk_ >= chunks_) rows_from_here_ = rows_of_lane_ = word_rows_ = 0;
+    const uint32_t stage = stage_ * static_cast<uint32_t>(sizeof(typename Storage<C>::Stage)), place = place_ + stage;
+    const uint8_t* source = codes_;
+#pragma unroll
+    for (int i = 0; i < C::kTileRows; i += kRowsAtOnce) {
+      const uint32_t flip = (i & kRowsAtOnce) ? kOddRowsFlip : 0u;
+      stream_copy_if<16>(i < rows_from_here_, (place ^ flip) + i * C::kRowBytes, source, policy_);
+      source += four_rows_;
+    }
+    // A line in L2 has the scales of the next chunks too, so it is not let go of first.
+    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, scale_place_ + stage, scales_[0]);
+    const uint32_t words = word_place_ + stage;
+    stream_copy_if<4>(word_rows_ > 0, words, scales_[0]);
+    if constexpr (kRowWords == 4) stream_copy_if<4>(word_rows_ > 8, words + 8 * C::kRowScales, scales_[1]);
+    codes_ += splits_ * C::kRowBytes;
+    scales_[0] += scale_step_;
+    scales_[1] += scale_step_;
+    chunk_ += splits_;
+    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    stream_copy_commit();
+  }
+
+ private:
+  static constexpr int kLanesPerRow = C::kPieces;
+  static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
+  static constexpr int kRowWords = C::kRowScales / 4;
+  static_assert(kRowsAtOnce == 4, "the swizzle of rows r and r + 4 differs in one bit");
+  // By how much the place of a piece in rows 4-7 and 12-15 differs from that in rows 0-3, beside the row.
+  static constexpr uint32_t kOddRowsFlip = (stage_swizzle(kRowsAtOnce) ^ stage_swizzle(0)) << 4;
+
+  const uint64_t policy_;
+  const int32_t chunks_, splits_;
+  // In stage 0, of this lane's first piece and of its scales, by rows and by words.
+  uint32_t place_, scale_place_, word_place_;
+  int64_t four_rows_;  // bytes
+  int32_t stage_ = 0;
+  int32_t chunk_;                  // that is copied next
+  int32_t rows_from_here_;         // of the tile, from this lane's first row of codes on
+  // From its row of scales on, by rows and by words: of the two ways the one that is not taken has none.
+  int32_t rows_of_lane_, word_rows_;
+  uint32_t scale_step_;            // bytes from chunk to chunk
+  const uint8_t* codes_;           // this lane's first piece of the next chunk
+  const uint8_t* scales_[2] = {};  // its first scales; by words of two rows that are eight apart
+};
+
+}  // namespace cupymla::nvfp4_gemv
