@@ -135,7 +135,7 @@ def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Su
     assert len(whole) == 18
     for source in whole:
         other = replace(source, defines=(*source.defines[:-1], ("CUPYMLA_WHOLE", 0)))
-        with subtests.test(source.defines):
+        with subtests.test(str(source.defines)):
             facts = build.cubin(source).facts
             assert facts == build.cubin(other).facts
             assert facts["chunk"] == cuda._CHUNK

@@ -15,7 +15,7 @@
 //
 // A whole call (whole.cuh) has one pass, and begins otherwise:
 //
-//   time   first half of the warps                          second half
+//   time   first quarter of the warps                       all others
 //    |     fetch b of the first phase, copy stage 0         wait                                     (T)
 //    |     copy stages 1 .. kStages-1                       fetch b, copy stages 0 .. kStages-1
 //    v     one vector: where c is, alpha, bias -> registers
@@ -23,9 +23,8 @@
 //
 // barrier          | who              | what it says
 // __syncwarp       | a warp           | every lane's copies of a stage are in; every lane is done with a stage
-// T: 5             | all              | the first half of the warps has asked for its first stages, and the second half
-//                  |                  | begins; the zeros of the kernel for one vector are there, which the first half
-//                  |                  | writes
+// T: 5             | all              | the first warps have asked for their first stages, and the others begin; the
+//                  |                  | zeros of the kernel for one vector are there, which warp 0 writes
 // A: 1 to 4        | a group of warps | its vectors of this phase are in; it reads those of the phase before no more,
 //                  |                  | whose buffer it decodes to next
 // __syncthreads B  | all              | every warp's sums are in `partial`; no vectors are read, which other groups may

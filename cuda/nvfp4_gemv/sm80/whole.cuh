@@ -52,19 +52,28 @@ __device__ __forceinline__ void multiply_phases(Storage<C>& storage, const Param
 }
 
 template <class C>
+constexpr int kFirstWarps = C::kWarps / 4;
+
+template <class C>
 __device__ __forceinline__ void multiply_whole(Storage<C>& storage, const Parameters& params, int32_t warp,
                                                int32_t lane) {
   const Pass<C> pass = only_pass<C>(params);
-  // Half of the warps do nothing until the others have asked for a stage each: with issue slots to themselves those are
-  // sooner through with what comes before.
-  const bool second_half = warp >= C::kWarps / 2;
-  if (second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
-  WholeVectors<C> vectors(storage, params, pass, warp);
-  vectors.fetch();
-  write_zeros(storage);
-  WholeStream<C> stream(storage, params, pass, warp, lane);
-  stream.copy();
-  if (!second_half) named_barrier_sync(kTurnBarrier, C::kThreads);
+  // The first warps have asked for a stage before the others do anything: with issue slots to themselves they are
+  // through sooner with what comes before. All meet at one instruction, as synccheck wants it.
+  WholeVectors<C> vectors(storage, params);
+  WholeStream<C> stream(params);
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    if (turn == 1) named_barrier_sync(kTurnBarrier, C::kThreads);
+    make_opaque(lane);  // or what does not change from turn to turn would be worked out ahead of both
+    if ((turn == 1) != (warp < kFirstWarps<C>)) {
+      vectors.begin(params, pass, warp, lane);
+      vectors.fetch();
+      write_zeros(storage);
+      stream.begin(storage, params, pass, warp, lane);
+      stream.copy();
+    }
+  }
 #pragma unroll 1
   for (int stage = 1; stage < C::kStages; ++stage) stream.copy();
   if (chunks_of(params, C::kChunk) > static_cast<int32_t>(params.phase_chunks)) prefetch_vectors<C>(params);

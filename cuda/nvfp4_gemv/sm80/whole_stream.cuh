@@ -12,10 +12,17 @@ namespace cupymla::nvfp4_gemv {
 template <class C>
 class WholeStream {
  public:
-  __device__ __forceinline__ WholeStream(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
-                                         int32_t warp, int32_t lane)
-      : policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)), splits_(pass.splits),
-        four_rows_(kRowsAtOnce * params.a_row_bytes), chunk_(pass.split_of(warp)) {
+  __device__ __forceinline__ explicit WholeStream(const Parameters& params)
+      : policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
+        four_rows_(kRowsAtOnce * params.a_row_bytes) {
+    make_opaque(four_rows_);
+  }
+
+  // Works out where this lane's first pieces are. To be called once, before the rest.
+  __device__ __forceinline__ void begin(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
+                                        int32_t warp, int32_t lane) {
+    splits_ = pass.splits;
+    chunk_ = pass.split_of(warp);
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     typename Storage<C>::Stage(&ring)[C::kStages] = storage.ring[warp];
     place_ = smem_address(ring[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
@@ -24,7 +31,6 @@ class WholeStream {
     make_opaque(place_);
     make_opaque(scale_place_);
     make_opaque(word_place_);
-    make_opaque(four_rows_);
     if constexpr (C::kPowers) {
       // Of rows that a tile lacks: their scales have a say in which way a stage is multiplied.
 #pragma unroll
@@ -89,7 +95,8 @@ class WholeStream {
   static constexpr uint32_t kOddRowsFlip = (stage_swizzle(kRowsAtOnce) ^ stage_swizzle(0)) << 4;
 
   const uint64_t policy_;
-  const int32_t chunks_, splits_;
+  const int32_t chunks_;
+  int32_t splits_;
   // In stage 0, of this lane's first piece and of its scales, by rows and by words.
   uint32_t place_, scale_place_, word_place_;
   int64_t four_rows_;  // bytes

@@ -9,15 +9,17 @@ namespace cupymla::nvfp4_gemv {
 template <class C>
 class WholeVectors : VectorWriter<C> {
  public:
-  __device__ __forceinline__ WholeVectors(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
-                                          int32_t warp)
+  __device__ __forceinline__ WholeVectors(Storage<C>& storage, const Parameters& params)
       : storage_(storage), phase_chunks_(static_cast<int32_t>(params.phase_chunks)),
         chunks_(static_cast<int32_t>(static_cast<uint32_t>(params.k) / C::kChunk)),
-        four_scales_step_(params.swizzled ? 512 : 4) {
+        four_scales_step_(params.swizzled ? 512 : 4) {}
+
+  // Works out where this thread's pieces are. To be called once, before the rest.
+  __device__ __forceinline__ void begin(const Parameters& params, const Pass<C>& pass, int32_t warp, int32_t lane) {
     const VectorLayout<C> layout(params, pass, warp);
     const uint32_t group = pass.group_of(warp), threads = pass.group_threads();
     // Where pieces are few, groups give them to warps of different schedulers.
-    const uint32_t thread = (threadIdx.x + group * 32) & (threads - 1);
+    const uint32_t thread = ((warp + group) * 32 + lane) & (threads - 1);
     const uint32_t reciprocal = (65535u + params.n) / params.n;  // exact for the 128 rows that there are at most
     const uint8_t* b = params.b + pass.batch * params.b_batch_bytes;
     const uint8_t* sfb = params.sfb + pass.batch * params.sfb_batch_bytes;
@@ -28,15 +30,15 @@ class WholeVectors : VectorWriter<C> {
       const uint32_t chunk = kOneColumn ? row : row * reciprocal >> 16;
       const uint32_t column = kOneColumn ? 0 : row - chunk * params.n;
       const uint32_t chunk_of_k = group + (chunk << pass.groups_log2);
-      // Of a piece that no phase has, no chunk is ahead of the last.
       if (held == 0 || !kOneColumn) {
         const uint32_t element = chunk_of_k * C::kChunk + piece_ * kPieceElements;
         chunk_[held] = static_cast<int32_t>(chunk_of_k);
         sources_[held] = b + column * params.b_row_bytes + element / 8 * kElementBits;
         if constexpr (kCodes) scales_[held] = sfb + Writer::scale_place(params, column, element / C::kBlock);
       }
-      there_[held] = chunk < layout.chunks;
-      targets_[held] = layout.first + column * layout.column_bytes + chunk * C::kVectorChunkBytes;
+      targets_[held] = chunk >= layout.chunks ? kNowhere
+                                              : layout.first + column * layout.column_bytes +
+                                                    chunk * C::kVectorChunkBytes;
       factors_[held] = layout.first + params.n * layout.column_bytes +
                        (column * layout.blocks + chunk * C::kRowScales + piece_ * kPieceScales) * 4;
     }
@@ -47,7 +49,7 @@ class WholeVectors : VectorWriter<C> {
 #pragma unroll
     for (int held = 0; held < kHeld; ++held) {
       const int at = kOneColumn ? 0 : held, steps = held - at;
-      if (there_[held] && chunk_[at] + steps * kPieceChunks < chunks_) {
+      if (targets_[held] != kNowhere && chunk_[at] + steps * kPieceChunks < chunks_) {
         const uint8_t* source = sources_[at] + steps * kPieceChunks * kChunkBytes;
 #pragma unroll
         for (int i = 0; i < kPieceLoads; ++i) {
@@ -76,7 +78,7 @@ class WholeVectors : VectorWriter<C> {
     uint8_t* vectors = storage_.vectors(buffer);
 #pragma unroll
     for (int held = 0; held < kHeld; ++held) {
-      if (there_[held]) {
+      if (targets_[held] != kNowhere) {
         float* factor = reinterpret_cast<float*>(vectors + factors_[held]);
         Writer::store_piece(vectors + targets_[held], factor, piece_, held_[held]);
       }
@@ -93,6 +95,7 @@ class WholeVectors : VectorWriter<C> {
   static constexpr bool kOneColumn = C::kMostColumns == 1;
   // Pieces of one column are equally far apart: all are found from the first.
   static constexpr int kPlaces = kOneColumn ? 1 : kHeld;
+  static constexpr uint32_t kNowhere = ~0u;
   static constexpr int kPieceChunks = C::kThreads / static_cast<int>(kChunkPieces);
   static constexpr int kChunkBytes = C::kChunk / 8 * kElementBits;
 
@@ -102,8 +105,8 @@ class WholeVectors : VectorWriter<C> {
   int32_t chunk_[kPlaces];  // of k, which the next fetch takes the piece from
   const uint8_t* sources_[kPlaces];
   const uint8_t* scales_[kPlaces];
-  bool there_[kHeld];                         // whether a phase has the piece
-  uint32_t targets_[kHeld], factors_[kHeld];  // bytes of a buffer
+  // Bytes of a buffer; kNowhere where no phase has the piece.
+  uint32_t targets_[kHeld], factors_[kHeld];
   Held held_[kHeld];
 };
 
