@@ -61,19 +61,21 @@ __device__ __forceinline__ void multiply_whole(Storage<C>& storage, const Parame
   // The first warps have asked for a stage before the others do anything: with issue slots to themselves they are
   // through sooner with what comes before. All meet at one instruction, as synccheck wants it.
   WholeVectors<C> vectors(storage, params);
-  WholeStream<C> stream(params);
+  WholeStream<C> stream(params, pass, warp);
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     if (turn == 1) named_barrier_sync(kTurnBarrier, C::kThreads);
-    make_opaque(lane);  // or what does not change from turn to turn would be worked out ahead of both
+    int32_t its_lane = lane;
+    make_opaque(its_lane);  // or what does not change from turn to turn would be worked out ahead of both
     if ((turn == 1) != (warp < kFirstWarps<C>)) {
-      vectors.begin(params, pass, warp, lane);
+      vectors.begin(params, pass, warp, its_lane);
       vectors.fetch();
       write_zeros(storage);
-      stream.begin(storage, params, pass, warp, lane);
-      stream.copy();
+      stream.begin(storage, params, pass, warp, its_lane);
+      stream.issue();
     }
   }
+  stream.step();
 #pragma unroll 1
   for (int stage = 1; stage < C::kStages; ++stage) stream.copy();
   if (chunks_of(params, C::kChunk) > static_cast<int32_t>(params.phase_chunks)) prefetch_vectors<C>(params);

@@ -12,17 +12,16 @@ namespace cupymla::nvfp4_gemv {
 template <class C>
 class WholeStream {
  public:
-  __device__ __forceinline__ explicit WholeStream(const Parameters& params)
-      : policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)),
-        four_rows_(kRowsAtOnce * params.a_row_bytes) {
+  __device__ __forceinline__ WholeStream(const Parameters& params, const Pass<C>& pass, int32_t warp)
+      : policy_(l2_policy_evict_first()), chunks_(chunks_of(params, C::kChunk)), splits_(pass.splits),
+        scale_step_(pass.splits * (params.swizzled ? kRowWords * 512 : C::kRowScales)),
+        four_rows_(kRowsAtOnce * params.a_row_bytes), chunk_(pass.split_of(warp)) {
     make_opaque(four_rows_);
   }
 
   // Works out where this lane's first pieces are. To be called once, before the rest.
   __device__ __forceinline__ void begin(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
                                         int32_t warp, int32_t lane) {
-    splits_ = pass.splits;
-    chunk_ = pass.split_of(warp);
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     typename Storage<C>::Stage(&ring)[C::kStages] = storage.ring[warp];
     place_ = smem_address(ring[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
@@ -56,7 +55,6 @@ class WholeStream {
     const int64_t scale_row = first_row + (by_rows ? lane : lane / kRowWords);
     scales_[0] = place_of(scale_row);
     if (kRowWords == 4 && !by_rows) scales_[1] = place_of(scale_row + 8);
-    scale_step_ = splits_ * (params.swizzled ? kRowWords * 512 : C::kRowScales);
   }
 
   // The oldest stage: the one to multiply, and to copy to afterwards.
@@ -64,6 +62,12 @@ class WholeStream {
 
   // Issues the copies of this warp's next chunk into the oldest stage as one group, which is empty after the last one.
   __device__ __forceinline__ void copy() {
+    issue();
+    step();
+  }
+
+  // The first part of `copy`.
+  __device__ __forceinline__ void issue() {
     if (chunk_ >= chunks_) rows_from_here_ = rows_of_lane_ = word_rows_ = 0;
     const uint32_t stage = stage_ * static_cast<uint32_t>(sizeof(typename Storage<C>::Stage)), place = place_ + stage;
     const uint8_t* source = codes_;
@@ -78,12 +82,16 @@ class WholeStream {
     const uint32_t words = word_place_ + stage;
     stream_copy_if<4>(word_rows_ > 0, words, scales_[0]);
     if constexpr (kRowWords == 4) stream_copy_if<4>(word_rows_ > 8, words + 8 * C::kRowScales, scales_[1]);
+    stream_copy_commit();
+  }
+
+  // The second part, which is the same for all lanes.
+  __device__ __forceinline__ void step() {
     codes_ += splits_ * C::kRowBytes;
     scales_[0] += scale_step_;
     scales_[1] += scale_step_;
     chunk_ += splits_;
     stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
-    stream_copy_commit();
   }
 
  private:
@@ -95,8 +103,7 @@ class WholeStream {
   static constexpr uint32_t kOddRowsFlip = (stage_swizzle(kRowsAtOnce) ^ stage_swizzle(0)) << 4;
 
   const uint64_t policy_;
-  const int32_t chunks_;
-  int32_t splits_;
+  const int32_t chunks_, splits_, scale_step_;  // the last in bytes from chunk to chunk
   // In stage 0, of this lane's first piece and of its scales, by rows and by words.
   uint32_t place_, scale_place_, word_place_;
   int64_t four_rows_;  // bytes
@@ -105,7 +112,6 @@ class WholeStream {
   int32_t rows_from_here_;         // of the tile, from this lane's first row of codes on
   // From its row of scales on, by rows and by words: of the two ways the one that is not taken has none.
   int32_t rows_of_lane_, word_rows_;
-  uint32_t scale_step_;            // bytes from chunk to chunk
   const uint8_t* codes_;           // this lane's first piece of the next chunk
   const uint8_t* scales_[2] = {};  // its first scales; by words of two rows that are eight apart
 };
