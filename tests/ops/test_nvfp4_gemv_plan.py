@@ -132,7 +132,7 @@ def test_variants_serve_one_up_to_eight_and_up_to_sixteen_columns(n: int, most: 
 def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Subtests) -> None:
     """A binding takes the facts of the one that is likely to run."""
     whole = [source for source in plan.sources("sm_90") if dict(source.defines).get("CUPYMLA_WHOLE")]
-    assert len(whole) == 18
+    assert len(whole) == 36
     for source in whole:
         other = replace(source, defines=(*source.defines[:-1], ("CUPYMLA_WHOLE", 0)))
         with subtests.test(str(source.defines)):
@@ -157,14 +157,15 @@ def test_only_some_targets_have_variants_for_whole_calls() -> None:
     given = problem(64, 1, 512, 1)
     for name in plan.TARGETS:
         target = arch.named(name)
-        assert dict(plan.plan(given, target, True).defines)["CUPYMLA_WHOLE"] == (name in plan.WHOLE_TARGETS)
+        chosen = [dict(plan.plan(given, target, whole).defines)["CUPYMLA_WHOLE"] for whole in plan.WHOLE]
+        assert chosen == ([0, 1, 2] if name in plan.WHOLE_TARGETS else [0, 0, 0])
         assert dict(plan.plan(given, target).defines)["CUPYMLA_WHOLE"] == 0
-    with pytest.raises(InputError, match=r"whole.*sm_90"):
-        plan.variant(arch.named("sm_80"), whole=True)
+    with pytest.raises(InputError, match=r"whole.*sm_80"):
+        plan.variant(arch.named("sm_80"), whole="rows")
 
 
 def test_the_variant_for_whole_calls_deals_out_no_others() -> None:
-    source = plan.variant(arch.named("sm_90"), whole=True)
+    source = plan.variant(arch.named("sm_90"), whole="words")
     facts = {"phase_elements": 16_384, "chunk": 256, "pass_rows": 256, "groups": 4}
     facts |= {"vector_bytes": 41_472, "factor_bytes": 32}
     assert plan.raw_deal(source, facts, 132, m=300, n=1, k=512).ctas == 132
@@ -178,7 +179,7 @@ def test_the_variant_for_whole_calls_deals_out_no_others() -> None:
         *[("format", value) for value in ("fp4", 4, None)],
         *[("b_dtype", value) for value in ("float32", 16, None)],
         *[("n", value) for value in (0, 17, "1", True, None, 10**5000)],
-        *[("whole", value) for value in (1, "yes", None)],
+        *[("whole", value) for value in (1, True, "yes", None)],
     ],
     ids=shown,
 )

@@ -5,7 +5,8 @@
 #include "whole.cuh"
 
 // CUPYMLA_MXFP4: 1 for MXFP4, 0 for NVFP4. CUPYMLA_VECTORS: what b holds, 0 E2M1, 1 bfloat16, 2 float16.
-// CUPYMLA_MOST_COLUMNS: the largest n, 1, 8 or 16. CUPYMLA_WHOLE: 1 for whole calls alone (whole.cuh), 0 for any.
+// CUPYMLA_MOST_COLUMNS: the largest n, 1, 8 or 16. CUPYMLA_WHOLE: 0 for any call, else for whole ones
+// alone (whole.cuh), 1 with scales of a by rows, 2 by words.
 namespace cupymla::nvfp4_gemv {
 
 using ThisConfig =
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::nvfp4_gemv::ThisConfig::kT
   const int32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int32_t lane = threadIdx.x % 32;
   if constexpr (CUPYMLA_WHOLE != 0) {
-    multiply_whole(storage, params, warp, lane);
+    multiply_whole<ThisConfig, CUPYMLA_WHOLE == 1>(storage, params, warp, lane);
   } else {
     multiply_any(storage, params, warp, lane);
   }

@@ -1,7 +1,7 @@
 // The course of whole calls, which nearly all are: k is a multiple of kChunk and below 2^31, rows of a and b begin at
-// multiples of 16 bytes, scales of a may be copied by words or rows, and a CTA has one pass (`is_whole` and `point` in
-// cupymla/ops/nvfp4_gemv). There is no code for anything else, so there is little to read before the first copies, and
-// what a CTA does in each phase is worked out once.
+// multiples of 16 bytes, scales of a may be copied by rows, or by words, and a CTA has one pass (`is_whole` in plan.py
+// and `point` in cuda.py of cupymla/ops/nvfp4_gemv). There is no code for anything else, so there is little to read
+// before the first copies, and what a CTA does in each phase is worked out once.
 #pragma once
 
 #include "whole_output.cuh"
@@ -20,10 +20,9 @@ __device__ __forceinline__ Pass<C> only_pass(const Parameters& params) {
 }
 
 // Every chunk of k, phase by phase, to sums in shared memory.
-template <class C>
+template <class C, class Stream>
 __device__ __forceinline__ void multiply_phases(Storage<C>& storage, const Parameters& params, const Pass<C>& pass,
-                                                WholeVectors<C>& vectors, WholeStream<C>& stream, int32_t warp,
-                                                int32_t lane) {
+                                                WholeVectors<C>& vectors, Stream& stream, int32_t warp, int32_t lane) {
   const int32_t chunks = chunks_of(params, C::kChunk), phase_chunks = static_cast<int32_t>(params.phase_chunks);
   Product<C> product(storage, params, warp, lane);
   product.clear();
@@ -54,14 +53,15 @@ __device__ __forceinline__ void multiply_phases(Storage<C>& storage, const Param
 template <class C>
 constexpr int kFirstWarps = C::kWarps / 4;
 
-template <class C>
+// kByRows: scales of a are copied by rows, not by words.
+template <class C, bool kByRows>
 __device__ __forceinline__ void multiply_whole(Storage<C>& storage, const Parameters& params, int32_t warp,
                                                int32_t lane) {
   const Pass<C> pass = only_pass<C>(params);
   // The first warps have asked for a stage before the others do anything: with issue slots to themselves they are
   // through sooner with what comes before. All meet at one instruction, as synccheck wants it.
   WholeVectors<C> vectors(storage, params);
-  WholeStream<C> stream(params, pass, warp);
+  WholeStream<C, kByRows> stream(params, pass, warp);
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     if (turn == 1) named_barrier_sync(kTurnBarrier, C::kThreads);

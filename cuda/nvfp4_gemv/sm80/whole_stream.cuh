@@ -8,8 +8,8 @@
 
 namespace cupymla::nvfp4_gemv {
 
-// As Stream.
-template <class C>
+// As Stream. kByRows: scales are copied a row per lane, else four per lane, twice with NVFP4.
+template <class C, bool kByRows>
 class WholeStream {
  public:
   __device__ __forceinline__ WholeStream(const Parameters& params, const Pass<C>& pass, int32_t warp)
@@ -25,11 +25,9 @@ class WholeStream {
     const uint32_t row = lane / kLanesPerRow, piece = lane % kLanesPerRow;
     typename Storage<C>::Stage(&ring)[C::kStages] = storage.ring[warp];
     place_ = smem_address(ring[0].codes[row]) + ((piece ^ stage_swizzle(row)) << 4);
-    scale_place_ = smem_address(ring[0].scales[0]) + lane * C::kRowScales;
-    word_place_ = smem_address(ring[0].scales[lane / kRowWords]) + lane % kRowWords * 4;
+    scale_place_ = smem_address(ring[0].scales[0]) + lane * kLaneScales;
     make_opaque(place_);
     make_opaque(scale_place_);
-    make_opaque(word_place_);
     if constexpr (C::kPowers) {
       // Of rows that a tile lacks: their scales have a say in which way a stage is multiplied.
 #pragma unroll
@@ -43,18 +41,17 @@ class WholeStream {
     codes_ = params.a + pass.batch * params.a_batch_bytes + (first_row + row) * params.a_row_bytes +
              chunk_ * C::kRowBytes + piece * 16;
 
-    const bool by_rows = params.sfa_access == kScalesByRows;
-    rows_of_lane_ = by_rows ? rows - lane : 0;
-    word_rows_ = by_rows ? 0 : rows - lane / kRowWords;
+    constexpr int kLanes = C::kRowScales / kLaneScales;  // that share a row
+    scale_rows_ = rows - lane / kLanes;
     const uint8_t* batch_scales = params.sfa + pass.batch * params.sfa_batch_bytes;
-    const int32_t column = chunk_ * C::kRowScales + (by_rows ? 0 : lane % kRowWords * 4);
+    const int32_t column = chunk_ * C::kRowScales + lane % kLanes * kLaneScales;
     const auto place_of = [&](int64_t scale_row) {
       if (!params.swizzled) return batch_scales + (scale_row * params.sfa_row_bytes + column);
       return batch_scales + swizzled_scale(scale_row, column, (params.k + 4 * C::kBlock - 1) / (4 * C::kBlock));
     };
-    const int64_t scale_row = first_row + (by_rows ? lane : lane / kRowWords);
+    const int64_t scale_row = first_row + lane / kLanes;
     scales_[0] = place_of(scale_row);
-    if (kRowWords == 4 && !by_rows) scales_[1] = place_of(scale_row + 8);
+    if constexpr (kTwice) scales_[1] = place_of(scale_row + 8);
   }
 
   // The oldest stage: the one to multiply, and to copy to afterwards.
@@ -68,7 +65,7 @@ class WholeStream {
 
   // The first part of `copy`.
   __device__ __forceinline__ void issue() {
-    if (chunk_ >= chunks_) rows_from_here_ = rows_of_lane_ = word_rows_ = 0;
+    if (chunk_ >= chunks_) rows_from_here_ = scale_rows_ = 0;
     const uint32_t stage = stage_ * static_cast<uint32_t>(sizeof(typename Storage<C>::Stage)), place = place_ + stage;
     const uint8_t* source = codes_;
 #pragma unroll
@@ -78,10 +75,9 @@ class WholeStream {
       source += four_rows_;
     }
     // A line in L2 has the scales of the next chunks too, so it is not let go of first.
-    stream_copy_if<C::kRowScales>(rows_of_lane_ > 0, scale_place_ + stage, scales_[0]);
-    const uint32_t words = word_place_ + stage;
-    stream_copy_if<4>(word_rows_ > 0, words, scales_[0]);
-    if constexpr (kRowWords == 4) stream_copy_if<4>(word_rows_ > 8, words + 8 * C::kRowScales, scales_[1]);
+    const uint32_t scales = scale_place_ + stage;
+    stream_copy_if<kLaneScales>(scale_rows_ > 0, scales, scales_[0]);
+    if constexpr (kTwice) stream_copy_if<kLaneScales>(scale_rows_ > 8, scales + 8 * C::kRowScales, scales_[1]);
     stream_copy_commit();
   }
 
@@ -89,7 +85,7 @@ class WholeStream {
   __device__ __forceinline__ void step() {
     codes_ += splits_ * C::kRowBytes;
     scales_[0] += scale_step_;
-    scales_[1] += scale_step_;
+    if constexpr (kTwice) scales_[1] += scale_step_;
     chunk_ += splits_;
     stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
   }
@@ -98,22 +94,23 @@ class WholeStream {
   static constexpr int kLanesPerRow = C::kPieces;
   static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
   static constexpr int kRowWords = C::kRowScales / 4;
+  static constexpr int kLaneScales = kByRows ? C::kRowScales : 4;
+  static constexpr bool kTwice = !kByRows && kRowWords == 4;  // of two rows that are eight apart
   static_assert(kRowsAtOnce == 4, "the swizzle of rows r and r + 4 differs in one bit");
   // By how much the place of a piece in rows 4-7 and 12-15 differs from that in rows 0-3, beside the row.
   static constexpr uint32_t kOddRowsFlip = (stage_swizzle(kRowsAtOnce) ^ stage_swizzle(0)) << 4;
 
   const uint64_t policy_;
   const int32_t chunks_, splits_, scale_step_;  // the last in bytes from chunk to chunk
-  // In stage 0, of this lane's first piece and of its scales, by rows and by words.
-  uint32_t place_, scale_place_, word_place_;
+  // In stage 0, of this lane's first piece and of its first scales.
+  uint32_t place_, scale_place_;
   int64_t four_rows_;  // bytes
   int32_t stage_ = 0;
   int32_t chunk_;                  // that is copied next
   int32_t rows_from_here_;         // of the tile, from this lane's first row of codes on
-  // From its row of scales on, by rows and by words: of the two ways the one that is not taken has none.
-  int32_t rows_of_lane_, word_rows_;
+  int32_t scale_rows_;             // from its row of scales on
   const uint8_t* codes_;           // this lane's first piece of the next chunk
-  const uint8_t* scales_[2] = {};  // its first scales; by words of two rows that are eight apart
+  const uint8_t* scales_[kTwice ? 2 : 1];
 };
 
 }  // namespace cupymla::nvfp4_gemv

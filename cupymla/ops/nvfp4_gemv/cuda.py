@@ -17,6 +17,8 @@ from .tiles import TileBinding, fits, row_and_batch
 
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
+_WHOLE = ("words", "rows")
+
 _CHUNK = 256
 """Of k, in all variants; a test compares it with their facts."""
 
@@ -53,14 +55,15 @@ class StreamBinding:
         self._problem = problem
         arch, device = driver.arch_of(problem.device), problem.device.index
         # The one that is likely to run; what both have in common is taken from it.
-        likely = problem.k % _CHUNK == 0 and plan.plan(problem, arch, True) != plan.plan(problem, arch)
+        linear = problem.scale_layout == "linear"
+        likely = "no" if problem.k % _CHUNK or plan.target(arch) not in plan.WHOLE_TARGETS else _WHOLE[linear]
         source = plan.plan(problem, arch, likely)
         kernel = build.kernel(source, device)
         facts = kernel.facts
         check_record(source, facts, Parameters)
         multiprocessors = driver.multiprocessor_count(device)
         work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
-        self._may_be_whole = likely and plan.is_whole(work, problem.k, facts)
+        self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k, facts)
         self._parameters = _parameters(views, problem, work, c_strides)
         element_bytes = 2 if problem.weight_only else 1
         self._a_steps = _steps(views.a, 1)
@@ -93,12 +96,12 @@ class StreamBinding:
             parameters.sfa_access = _BY_ROWS
         else:
             parameters.sfa_access = _BY_WORDS if places % 4 == 0 else _BY_BYTES
-        whole = self._may_be_whole and bool(
-            parameters.a_aligned and parameters.b_aligned and parameters.sfa_access != _BY_BYTES
-        )
+        whole = "no"
+        if self._may_be_whole and parameters.a_aligned and parameters.b_aligned and parameters.sfa_access != _BY_BYTES:
+            whole = _WHOLE[parameters.sfa_access == _BY_ROWS]
         self.launcher = self._launchers.get(whole) or self._laid_out(whole)
 
-    def _laid_out(self, whole: bool) -> Launcher:
+    def _laid_out(self, whole: str) -> Launcher:
         device = self._problem.device
         kernel = build.kernel(plan.plan(self._problem, driver.arch_of(device), whole), device.index)
         return self._launchers.setdefault(whole, Launcher(kernel, self._geometry, (self._parameters,)))

@@ -26,6 +26,9 @@ TENSOR_TARGETS = ("sm_100a", "sm_103a")
 WHOLE_TARGETS = ("sm_90",)
 """Targets that have variants of the streaming kernel for whole calls only: where they were measured to be faster."""
 
+WHOLE = ("no", "rows", "words")
+"""Which calls a variant serves: any, or whole ones whose scales of a may be copied by rows, or by words."""
+
 MAX_TILED = 2**31 - 256
 """Rows of a that TMA's 32-bit coordinates reach."""
 
@@ -87,15 +90,16 @@ def target(arch: Arch) -> str:
     return plain
 
 
-def plan(problem: Problem, arch: Arch, whole: bool = False) -> KernelSource:
+def plan(problem: Problem, arch: Arch, whole: str = "no") -> KernelSource:
     """Choose the streaming kernel's variant. Raises UnsupportedError when the architecture has none.
 
     Args:
         problem: what is asked for.
         arch: the target.
-        whole: whether the call is whole (`is_whole`), and its addresses and strides are as `variant` asks then.
+        whole: as for `variant`; what a target does not have is any.
     """
-    whole = whole and target(arch) in WHOLE_TARGETS
+    if target(arch) not in WHOLE_TARGETS:
+        whole = "no"
     return variant(arch, format=problem.format.name, b_dtype=problem.b_dtype, n=problem.n, whole=whole)
 
 
@@ -121,9 +125,7 @@ def tensor_variant(arch: Arch, fmt: BlockFormat, n: int) -> KernelSource:
     return KernelSource(f"nvfp4_gemv/sm100/{_TENSOR_KERNEL}.cu", _TENSOR_KERNEL, defines, arch.name)
 
 
-def variant(
-    arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1, whole: bool = False
-) -> KernelSource:
+def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int = 1, whole: str = "no") -> KernelSource:
     """One kernel variant.
 
     Args:
@@ -131,8 +133,9 @@ def variant(
         format: "nvfp4" or "mxfp4".
         b_dtype: "e2m1", "bfloat16" or "float16".
         n: columns, 1 to 16; one variant serves 1, one up to 8, one up to 16.
-        whole: the variant for whole calls (`is_whole`), in which rows of a and b begin at multiples of 16 bytes, rows
-            of a's scales at multiples of 4. In any other call it would read out of bounds.
+        whole: "no" for a variant that serves any call; "rows" or "words" for whole ones (`is_whole`) in which rows of a
+            and b begin at multiples of 16 bytes, and linear scales of a at multiples of a chunk's (16, with MXFP4 8),
+            or scales in either layout at multiples of 4. In any other call these would read out of bounds.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -143,13 +146,14 @@ def variant(
         raise InputError("b_dtype", " or ".join(map(repr, _B_DTYPES)), shown(b_dtype), OPERATOR)
     if type(n) is not int or not 1 <= n <= MAX_N:
         raise InputError("n", f"an int from 1 to {MAX_N}", shown(n), OPERATOR)
-    if type(whole) is not bool or (whole and target(arch) not in WHOLE_TARGETS):
-        raise InputError("whole", f"False, or True on {', '.join(WHOLE_TARGETS)}", shown(whole), OPERATOR)
+    served = WHOLE if target(arch) in WHOLE_TARGETS else WHOLE[:1]
+    if type(whole) is not str or whole not in served:
+        raise InputError("whole", f"{' or '.join(map(repr, served))} on {arch.name}", shown(whole), OPERATOR)
     defines = (
         ("CUPYMLA_MXFP4", names.index(format)),
         ("CUPYMLA_VECTORS", _B_DTYPES.index(b_dtype)),
         ("CUPYMLA_MOST_COLUMNS", next(most for most in _MOST_COLUMNS if n <= most)),
-        ("CUPYMLA_WHOLE", int(whole)),
+        ("CUPYMLA_WHOLE", WHOLE.index(whole)),
     )
     return KernelSource(f"{_FOLDER}/{OPERATOR}.cu", OPERATOR, defines, target(arch))
 
@@ -174,7 +178,7 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
         for fmt in FORMATS
         for b_dtype in _B_DTYPES
         for n in _MOST_COLUMNS
-        for whole in (False, True)[: 2 if target(arch) in WHOLE_TARGETS else 1]
+        for whole in (WHOLE if target(arch) in WHOLE_TARGETS else WHOLE[:1])
     )
     blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
     tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
