@@ -13,7 +13,7 @@ class WholeOutput {
   static_assert(C::kMostColumns == 1 && C::kThreads >= C::kPassRows);
 
   __device__ __forceinline__ WholeOutput(const Parameters& params, const Pass<C>& pass)
-      : splits_log2_(C::kWarpsLog2 - pass.tiles_log2), out_type_(params.out_type) {
+      : params_(params), splits_log2_(C::kWarpsLog2 - pass.tiles_log2), out_type_(params.out_type) {
     const uint32_t tile = threadIdx.x / C::kTileRows, tile_row = threadIdx.x % C::kTileRows;
     const uint32_t row = tile * pass.tile_rows + tile_row;
     wanted_ = tile < 1u << pass.tiles_log2 && tile_row < pass.tile_rows && row < pass.rows;
@@ -24,11 +24,10 @@ class WholeOutput {
     if (params.bias != nullptr) {
       bias_ = load_float(params.bias, batch * params.bias_batch + c_row * params.bias_row, params.out_type);
     }
-    c_ = reinterpret_cast<int64_t>(params.c) +
-         (batch * params.c_batch + c_row * params.c_row) * (params.out_type == kFloat32 ? 4 : 2);
-    make_opaque(c_);
-    // The page that c is in would be looked up behind the stream, too.
-    prefetch_l2(reinterpret_cast<const uint8_t*>(c_));
+    place_ = (batch * params.c_batch + c_row * params.c_row) * (params.out_type == kFloat32 ? 4 : 2);
+    make_opaque(place_);
+    // The page that it is in would be looked up behind the stream, too.
+    prefetch_l2(params.c + place_);
     make_opaque(alpha_);
     make_opaque(bias_);
     make_opaque(out_type_);
@@ -45,16 +44,17 @@ class WholeOutput {
     }
     // Not contracted: the bits are those of any call.
     const float value = __fadd_rn(sum * kSumUnit<C> * alpha_, bias_);
-    store_float(reinterpret_cast<uint8_t*>(c_), 0, out_type_, value);
+    store_float(params_.c + place_, 0, out_type_, value);
   }
 
  private:
+  const Parameters& params_;
   const int32_t splits_log2_;
   int32_t out_type_;
   bool wanted_;
   float alpha_ = 0.0f;
   float bias_ = -0.0f;  // which changes no sum
-  int64_t c_ = 0;       // address
+  int64_t place_ = 0;   // byte of c
 };
 
 }  // namespace cupymla::nvfp4_gemv
