@@ -3,6 +3,7 @@
 // cupymla/ops/sparse_mla_fwd/README.md. And the stage ahead of it that puts slots into the order of tokens.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
+#include "../../common/prefetch.cuh"
 #include "../../common/registers.cuh"
 #include "few_heads_scores.cuh"
 #include "few_heads_values.cuh"
@@ -97,6 +98,11 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_fwd::ThisConfig
   if (threadIdx.x == 0) {
     tma_prefetch_descriptor(q_map);
     storage.init();
+    if constexpr (CUPYMLA_SPLIT != 0) {
+      // The pages of results, which few queries' calls would look up when all else is done.
+      prefetch_l2(params.out);
+      prefetch_l2(params.lse);
+    }
   }
   __syncthreads();
 
