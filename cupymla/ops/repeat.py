@@ -88,7 +88,10 @@ class Repeats(ThreadMemo[_Ready]):
                 address = memory.ptr
                 addresses.append(address)
                 bits |= address
-                facts.append((array.dtype, array.shape, array.strides, memory.device_id))
+                # Of a contiguous array the shape says where elements are. CuPy's own mark is there where strides have yet to
+                # be made; what has none of it gives its strides.
+                layout = getattr(array, "_c_contiguous", False) or array.strides
+                facts.append((array.dtype, array.shape, layout, memory.device_id))
             elif array is None:
                 facts.append(None)
             elif type(array) in _NUMBERS:
