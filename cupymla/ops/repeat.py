@@ -88,8 +88,8 @@ class Repeats(ThreadMemo[_Ready]):
                 address = memory.ptr
                 addresses.append(address)
                 bits |= address
-                # Of a contiguous array the shape says where elements are. CuPy's own mark is there where strides have yet to
-                # be made; what has none of it gives its strides.
+                # Of a contiguous array the shape says where elements are, and CuPy's own mark is at hand where strides
+                # have yet to be made. What has no such mark gives its strides.
                 layout = getattr(array, "_c_contiguous", False) or array.strides
                 facts.append((array.dtype, array.shape, layout, memory.device_id))
             elif array is None:
