@@ -32,7 +32,7 @@ class Deal(Protocol):
 
         Raises:
             InputError: a size that is unknown, missing or out of range.
-            UnsupportedError: the operator's plan deals out whole calls only, or more work than a launch can have.
+            UnsupportedError: the operator's plan deals out complete calls only, or more work than a launch can have.
         """
         ...
 
@@ -91,7 +91,7 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
 def _deal(operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int) -> Dealt:
     plan = import_module(f"cupymla.ops.{operator}.plan")
     if not hasattr(plan, "raw_deal"):
-        supported = "what plan.py and cuda.py of the operator do for whole calls"
+        supported = "what plan.py and cuda.py of the operator do for complete calls"
         raise UnsupportedError(f"a deal of {operator}'s work by sizes alone", source.arch, supported)
     known = inspect.signature(plan.raw_deal).parameters
     words = {word: entry for word, entry in known.items() if entry.kind is entry.KEYWORD_ONLY}

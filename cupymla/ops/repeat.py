@@ -2,7 +2,7 @@
 
 A loop calls an operator again and again with arrays of the same shapes, strides and dtypes at other addresses. All that
 is checked, planned and bound depends on these and on the options, but for the addresses' alignment. So each thread
-remembers what it has checked, and a call that comes again pays for one look-up, its addresses and the launch:
+remembers what it has checked, and a call that comes again pays for being recognised, its addresses and the launch:
 
     arguments --> layouts, options --> a call made ready --> addresses --> launch
 
@@ -102,7 +102,7 @@ class Repeats(ThreadMemo[_Ready]):
         if bits % _ALIGNMENT or 0 in addresses or not driver.is_current(arrays[0].data.device_id):
             return None
         last = self._last
-        # Most calls are like the one before, which is seen sooner than a key is made and hashed.
+        # Most calls are like the one before: then no key is made, and none hashed.
         if last is not None and facts == last[0] and all(map(operator.is_, options, last[1])):
             found = last[2]
         else:

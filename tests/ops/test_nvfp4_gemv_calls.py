@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupymla.ops.nvfp4_gemv import cases, cuda, nvfp4_gemv
-from cupymla.testing.interpreted import DeviceArray, interpreted
+from cupymla.testing.interpreted import DeviceArray, Interpreted, Kernel, interpreted
 
 
 @pytest.mark.compile
@@ -40,24 +40,44 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.compile
-def test_addresses_choose_the_variant_anew_in_each_call() -> None:
+def test_addresses_choose_the_variant_anew_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """One binding serves rows at multiples of 16 bytes and any others; which they are is not known before the call."""
-    case = next(c for c in cases.CASES if c.name == "m66_k256_l2_n1_whole_alpha_number_bias_none")
-    inputs = cases.inputs(case, 0)
-    expected = nvfp4_gemv(**inputs)
-    a = inputs["a"]
+    case = cases.make("whole", m=66, n=1, k=256)
+    inputs = {name: value for name, value in cases.inputs(case, 0).items() if name != "alpha"}
+    launched: list[object] = []
+    execute = Interpreted.execute
+
+    def noted(machine: Interpreted, kernel: Kernel, *rest: Any) -> None:
+        launched.append(dict(kernel.source.defines)["CUPYMLA_WHOLE"])
+        execute(machine, kernel, *rest)
+
+    monkeypatch.setattr(Interpreted, "execute", noted)
     with interpreted("sm_90", 3) as machine:
         machine.strict = False
         given = machine.arguments(inputs)
-        bytes_ = machine.array(np.zeros(a.nbytes + 1, np.uint8), name="a").host[1:]
-        odd = np.lib.stride_tricks.as_strided(bytes_.view(a.dtype), a.shape, a.strides)
-        odd[...] = a
-        moved = dict(given, a=DeviceArray(odd))
 
-        def calls() -> list[Any]:
-            return [nvfp4_gemv(**each).get() for each in (given, moved, given)]
+        def moved(name: str, by: int) -> dict[str, Any]:
+            """The arguments with one array so many bytes further on."""
+            array = inputs[name]
+            memory = machine.array(np.zeros(array.nbytes + by, np.uint8), name=name).host[by:]
+            there = np.lib.stride_tricks.as_strided(memory.view(array.dtype), array.shape, array.strides)
+            there[...] = array
+            return dict(given, **{name: DeviceArray(there)})
 
-        for have in machine.call(calls):
-            np.testing.assert_array_equal(have, expected)
-        served = [dict(machine.source(program).defines)["CUPYMLA_WHOLE"] for program in machine.programs]
-    assert served == [1, 0]
+        each = [given, moved("a", 1), moved("b", 8), moved("sfa", 1), moved("sfa", 4), moved("sfb", 1), given]
+        got = machine.call(lambda: [nvfp4_gemv(**arguments).get() for arguments in each])
+    for have in got:
+        np.testing.assert_array_equal(have, got[0])
+    np.testing.assert_array_equal(got[0], nvfp4_gemv(**inputs))
+    assert launched == [1, 0, 0, 0, 2, 1, 1]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("m", "batches", "loaded"), [(300, 1, [0]), (66, 2, [0]), (66, 1, [1])])
+def test_only_the_variant_that_runs_is_loaded(m: int, batches: int, loaded: list[int]) -> None:
+    case = cases.make("whole", m=m, n=1, k=256, batches=batches)
+    with interpreted("sm_90", 1) as machine:
+        machine.strict = False
+        given = machine.arguments(cases.inputs(case, 0))
+        machine.call(lambda: nvfp4_gemv(**given).get())
+        assert [dict(machine.source(made).defines)["CUPYMLA_WHOLE"] for made in machine.programs] == loaded

@@ -134,11 +134,11 @@ def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Su
     whole = [source for source in plan.sources("sm_90") if dict(source.defines).get("CUPYMLA_WHOLE")]
     assert len(whole) == 36
     for source in whole:
-        other = replace(source, defines=(*source.defines[:-1], ("CUPYMLA_WHOLE", 0)))
+        other = replace(source, defines=tuple({**dict(source.defines), "CUPYMLA_WHOLE": 0}.items()))
         with subtests.test(str(source.defines)):
             facts = build.cubin(source).facts
             assert facts == build.cubin(other).facts
-            assert facts["chunk"] == cuda._CHUNK
+            assert (facts["chunk"], facts["pass_rows"]) == (plan.CHUNK, plan.PASS_ROWS)
 
 
 def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
@@ -150,6 +150,12 @@ def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
     assert is_whole(7168, 16384) and is_whole(4096, 7168, 8) and is_whole(1, 256) and is_whole(132 * 256, 512)
     assert not is_whole(7168, 16384 - 2) and not is_whole(132 * 256 + 1, 512)
     assert not is_whole(64, 512, 133) and is_whole(64, 512, 132)
+    for m, k, batches in ((7168, 16384, 1), (4096, 7168, 8), (132 * 256, 512, 1), (64, 512, 132), (8, 0, 1)):
+        given = problem(m, 1, k, batches)
+        assert plan.may_be_whole(given, arch.named("sm_90"), 132) and is_whole(m, k, batches)
+        assert not plan.may_be_whole(given, arch.named("sm_80"), 132)
+    for m, k, batches in ((7168, 16382, 1), (132 * 256 + 1, 512, 1), (64, 512, 133), (8, 2**31, 1)):
+        assert not plan.may_be_whole(problem(m, 1, k, batches), arch.named("sm_90"), 132)
     assert is_whole(8, 2**31 - 256) and not is_whole(8, 2**31)
 
 

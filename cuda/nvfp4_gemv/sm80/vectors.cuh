@@ -345,7 +345,7 @@ class VectorLoader : VectorWriter<C> {
   Storage<C>& storage_;
   const Parameters& params_;
   const int32_t warp_;
-  const uint32_t reciprocal_;  // of n, in 2^-16, rounded up: exact for the 128 rows that there are at most
+  const uint32_t reciprocal_;  // of n, in 2^-16, rounded up: exact for as few rows as there are
   bool holds_ = false;
   Held held_[kHeld];
 };

@@ -1,4 +1,4 @@
-// The course of whole calls, which nearly all are: k is a multiple of kChunk and below 2^31, rows of a and b begin at
+// The course of whole calls, which most are: k is a multiple of kChunk and below 2^31, rows of a and b begin at
 // multiples of 16 bytes, scales of a may be copied by rows, or by words, and a CTA has one pass (`is_whole` in plan.py
 // and `point` in cuda.py of cupymla/ops/nvfp4_gemv). There is no code for anything else, so there is little to read
 // before the first copies, and what a CTA does in each phase is worked out once.

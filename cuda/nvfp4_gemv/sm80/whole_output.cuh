@@ -5,15 +5,15 @@
 
 namespace cupymla::nvfp4_gemv {
 
-// A thread's element of c. All but the sum is there before the stream is: behind it instructions, parameters, alpha and
-// bias would be waited for.
+// A thread's element of c. Where it is, alpha and bias are there before the stream is: behind it they would be waited
+// for.
 template <class C>
 class WholeOutput {
  public:
   static_assert(C::kMostColumns == 1 && C::kThreads >= C::kPassRows);
 
   __device__ __forceinline__ WholeOutput(const Parameters& params, const Pass<C>& pass)
-      : params_(params), splits_log2_(C::kWarpsLog2 - pass.tiles_log2), out_type_(params.out_type) {
+      : params_(params), splits_log2_(C::kWarpsLog2 - pass.tiles_log2) {
     const uint32_t tile = threadIdx.x / C::kTileRows, tile_row = threadIdx.x % C::kTileRows;
     const uint32_t row = tile * pass.tile_rows + tile_row;
     wanted_ = tile < 1u << pass.tiles_log2 && tile_row < pass.tile_rows && row < pass.rows;
@@ -30,7 +30,6 @@ class WholeOutput {
     prefetch_l2(params.c + place_);
     make_opaque(alpha_);
     make_opaque(bias_);
-    make_opaque(out_type_);
   }
 
   // Adds up the warps that share a tile, always in the same order. All their sums are in shared memory.
@@ -44,13 +43,12 @@ class WholeOutput {
     }
     // Not contracted: the bits are those of any call.
     const float value = __fadd_rn(sum * kSumUnit<C> * alpha_, bias_);
-    store_float(params_.c + place_, 0, out_type_, value);
+    store_float(params_.c + place_, 0, params_.out_type, value);
   }
 
  private:
   const Parameters& params_;
   const int32_t splits_log2_;
-  int32_t out_type_;
   bool wanted_;
   float alpha_ = 0.0f;
   float bias_ = -0.0f;  // which changes no sum

@@ -20,10 +20,15 @@ class WholeVectors : VectorWriter<C> {
     const uint32_t group = pass.group_of(warp), threads = pass.group_threads();
     // Where pieces are few, groups give them to warps of different schedulers.
     const uint32_t thread = ((warp + group) * 32 + lane) & (threads - 1);
-    const uint32_t reciprocal = (65535u + params.n) / params.n;  // exact for the 128 rows that there are at most
+    const uint32_t reciprocal = (65535u + params.n) / params.n;  // exact for as few rows as there are
     const uint8_t* b = params.b + pass.batch * params.b_batch_bytes;
     const uint8_t* sfb = params.sfb + pass.batch * params.sfb_batch_bytes;
     piece_ = thread % kChunkPieces;
+    // Pieces past k are decoded as well, whatever they hold; which way it is done goes by their scales.
+    if constexpr (C::kPowers && kCodes) {
+#pragma unroll
+      for (int held = 0; held < kHeld; ++held) held_[held].scales[0] = 0;
+    }
 #pragma unroll
     for (int held = 0; held < kHeld; ++held) {
       const uint32_t row = thread / kChunkPieces + held * (threads / kChunkPieces);

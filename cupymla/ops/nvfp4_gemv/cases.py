@@ -53,6 +53,7 @@ class GemvCase(Case):
         b_rows: rows of the array that b is the first n of; 0 for n.
         strided: arrays are parts of larger ones, at odd addresses.
         padded: a and b are parts of larger arrays, their rows at multiples of 16 bytes.
+        words: rows of linear scales are at multiples of 4 bytes, and not of more.
     """
 
     m: int
@@ -70,6 +71,7 @@ class GemvCase(Case):
     b_rows: int = 0
     strided: bool = False
     padded: bool = False
+    words: bool = False
 
     @property
     def scale_columns(self) -> int:
@@ -191,6 +193,9 @@ def _whole() -> Iterator[GemvCase]:
         yield make("whole", "phases", m=20, n=16, k=9216, **operands)
         yield make("whole", "long", m=4, n=1, k=65_536, **operands)
         yield make("whole", "padded", m=131, n=2, k=512, batches=3, batch="first", padded=True, **operands)
+        for n in (1, 5):
+            yield make("whole", "words", m=141, n=n, k=1280, batches=2, words=True, **operands)
+    yield make("whole", m=5, n=1, k=0)
     out_dtypes = ("float16", "bfloat16", "float32")
     for i, alpha in enumerate(("number", "scalar", "rows", "batch")):
         for j, bias in enumerate(("none", "rows", "batch")):
@@ -326,6 +331,10 @@ class _Maker:
             codes -= (codes & 0x7F) == 0x7F
         if case.data == "nan":
             codes[-1:, nan_rows, -1:] = POISON
+        if case.words:
+            larger = self.xp.full((*codes.shape[:2], codes.shape[2] + 4), POISON, codes.dtype)
+            larger[:, :, :-4] = codes
+            return self._in_order(larger[:, :, :-4])
         if case.scale_layout == "linear":
             return self._placed(codes)
         all_rows, all_columns = padded(rows, case.scale_columns)

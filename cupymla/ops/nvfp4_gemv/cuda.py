@@ -17,10 +17,7 @@ from .tiles import TileBinding, fits, row_and_batch
 
 _BY_BYTES, _BY_ROWS, _BY_WORDS = 0, 1, 2
 
-_WHOLE = ("words", "rows")
-
-_CHUNK = 256
-"""Of k, in all variants; a test compares it with their facts."""
+_WHOLE = {_BY_BYTES: "no", _BY_ROWS: "rows", _BY_WORDS: "words"}
 
 
 class Parameters(ctypes.Structure):
@@ -54,26 +51,34 @@ class StreamBinding:
     def __init__(self, views: Views, problem: Problem, c_strides: tuple[int, int, int]) -> None:
         self._problem = problem
         arch, device = driver.arch_of(problem.device), problem.device.index
-        # The one that is likely to run; what both have in common is taken from it.
-        linear = problem.scale_layout == "linear"
-        likely = "no" if problem.k % _CHUNK or plan.target(arch) not in plan.WHOLE_TARGETS else _WHOLE[linear]
-        source = plan.plan(problem, arch, likely)
-        kernel = build.kernel(source, device)
-        facts = kernel.facts
-        check_record(source, facts, Parameters)
         multiprocessors = driver.multiprocessor_count(device)
-        work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
-        self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k, facts)
-        self._parameters = _parameters(views, problem, work, c_strides)
         element_bytes = 2 if problem.weight_only else 1
         self._a_steps = _steps(views.a, 1)
         self._b_steps = _steps(views.b, element_bytes)
         self._sfa_steps = _steps(views.sfa, 1) if problem.scale_layout == "linear" else _batch_steps(views.sfa)
         self._swizzled = problem.scale_layout != "linear"
-        self._row_scales = facts["chunk"] // problem.format.block
+        self._row_scales = plan.CHUNK // problem.format.block
+        # The variant that is likely to run, at addresses that are multiples of 16; what all have in common is its.
+        likely = "no"
+        if plan.may_be_whole(problem, arch, multiprocessors) and (self._a_steps | self._b_steps) % 16 == 0:
+            likely = _WHOLE[self._sfa_access(0)]
+        source = plan.plan(problem, arch, likely)
+        kernel = build.kernel(source, device)
+        facts = kernel.facts
+        check_record(source, facts, Parameters)
+        work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
+        self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k, facts)
+        self._parameters = _parameters(views, problem, work, c_strides)
         self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
         self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
         self.launcher = self._launchers[likely]
+
+    def _sfa_access(self, address: int) -> int:
+        """In what pieces scales of a may be copied that begin at an address."""
+        places = address | self._sfa_steps
+        if not self._swizzled and places % self._row_scales == 0:
+            return _BY_ROWS
+        return _BY_WORDS if places % 4 == 0 else _BY_BYTES
 
     def point(self, views: Views, c: int) -> None:
         """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding.
@@ -91,19 +96,16 @@ class StreamBinding:
         parameters.c = c
         parameters.a_aligned = (a | self._a_steps) % 16 == 0
         parameters.b_aligned = (b | self._b_steps) % 16 == 0
-        places = sfa | self._sfa_steps
-        if not self._swizzled and places % self._row_scales == 0:
-            parameters.sfa_access = _BY_ROWS
-        else:
-            parameters.sfa_access = _BY_WORDS if places % 4 == 0 else _BY_BYTES
-        whole = "no"
-        if self._may_be_whole and parameters.a_aligned and parameters.b_aligned and parameters.sfa_access != _BY_BYTES:
-            whole = _WHOLE[parameters.sfa_access == _BY_ROWS]
+        parameters.sfa_access = access = self._sfa_access(sfa)
+        fits = self._may_be_whole and parameters.a_aligned and parameters.b_aligned
+        whole = _WHOLE[access] if fits else "no"
         self.launcher = self._launchers.get(whole) or self._laid_out(whole)
 
     def _laid_out(self, whole: str) -> Launcher:
         device = self._problem.device
-        kernel = build.kernel(plan.plan(self._problem, driver.arch_of(device), whole), device.index)
+        # Another variant than that of the call which made the binding may be wanted first while a graph is captured.
+        with driver.beside_captures():
+            kernel = build.kernel(plan.plan(self._problem, driver.arch_of(device), whole), device.index)
         return self._launchers.setdefault(whole, Launcher(kernel, self._geometry, (self._parameters,)))
 
     def launch(self, stream: int) -> None:

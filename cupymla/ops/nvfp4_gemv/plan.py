@@ -26,6 +26,9 @@ TENSOR_TARGETS = ("sm_100a", "sm_103a")
 WHOLE_TARGETS = ("sm_90",)
 """Targets that have variants of the streaming kernel for whole calls only: where they were measured to be faster."""
 
+CHUNK, PASS_ROWS = 256, 256
+"""Launch facts of all variants for these targets; a test compares them."""
+
 WHOLE = ("no", "rows", "words")
 """Which calls a variant serves: any, or whole ones whose scales of a may be copied by rows, or by words."""
 
@@ -135,7 +138,8 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
         n: columns, 1 to 16; one variant serves 1, one up to 8, one up to 16.
         whole: "no" for a variant that serves any call; "rows" or "words" for whole ones (`is_whole`) in which rows of a
             and b begin at multiples of 16 bytes, and linear scales of a at multiples of a chunk's (16, with MXFP4 8),
-            or scales in either layout at multiples of 4. In any other call these would read out of bounds.
+            or scales in either layout at multiples of 4, launched as `raw_deal` says. In any other call these would
+            read out of bounds.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -209,6 +213,12 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
     return Work(parts, part_rows, long_parts, items, min(items, multiprocessors), _phase_chunks(n, k, facts))
 
 
+def may_be_whole(problem: Problem, arch: Arch, multiprocessors: int) -> bool:
+    """Whether a call is likely to be whole, before there is a kernel whose facts say so (`is_whole`)."""
+    few = problem.batches <= multiprocessors and problem.m * problem.batches <= PASS_ROWS * multiprocessors
+    return target(arch) in WHOLE_TARGETS and problem.k % CHUNK == 0 and problem.k < 2**31 and few
+
+
 def is_whole(work: Work, k: int, facts: Mapping[str, int]) -> bool:
     """Whether a call is whole as far as its sizes say: k has no tail, and no CTA has more than one pass.
 
@@ -234,7 +244,7 @@ def raw_deal(
     """The deal of the streaming kernel for a launch on its own.
 
     Args:
-        source: the variant.
+        source: the variant. One for whole calls is to be launched as dealt: it has no look at how many CTAs there are.
         facts: its launch facts.
         multiprocessors: of the device.
         m: rows of a batch.
@@ -251,7 +261,8 @@ def raw_deal(
         raise InputError("k", "an even number", shown(k), OPERATOR)
     work = deal(m, n, k, batches, multiprocessors, facts)
     if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k, facts):
-        raise InputError("sizes", "those of a whole call, as this variant is for them alone", f"m={m}, k={k}", OPERATOR)
+        given = f"m={m}, k={k}, batches={batches} on {multiprocessors} multiprocessors"
+        raise InputError("sizes", "those of a whole call, as this variant is for them alone", given, OPERATOR)
     return Dealt(work.ctas, work.fields)
 
 
