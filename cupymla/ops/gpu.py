@@ -226,7 +226,7 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_launch", "_like", "_wanted", "_workspace")
+    __slots__ = ("_launch", "_like", "_make", "_make_workspace")
 
     def __init__(
         self,
@@ -244,18 +244,18 @@ class ReadyKernel:
                 bytes of workspace the call is to have, whose address then comes last.
         """
         self._like = like
-        self._wanted = tuple(wanted)
+        self._make = tensor.CupyMaker(wanted)
         self._launch, size = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
-        self._workspace = (((size,), "uint8"),) if size else ()
+        self._make_workspace = tensor.CupyMaker([((size,), "uint8")]) if size else None
 
     def __call__(self) -> Any:
         """Launch on the current stream, without waiting for the result. Raises DriverError."""
         like = self._like
-        arrays, pointers = tensor.cupy_arrays(self._wanted)
+        arrays, pointers = self._make()
         memory: list[Any] = []
-        if self._workspace:
+        if self._make_workspace is not None:
             # By itself: its memory is given back when this returns, and handed out again in the order of the stream.
-            memory, places = tensor.cupy_arrays(self._workspace)
+            memory, places = self._make_workspace()
             pointers += places
         stream = tensor.current_stream(like)
         self._launch(pointers, stream)

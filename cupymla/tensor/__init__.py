@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from ..device import Device
 from .checks import overlap
-from .make import Allocation, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
+from .make import Allocation, CupyMaker, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
 from .read import cupy_kinds, view, view_output
 from .streams import current_stream, hold, launch_stream, release, stream_pointer
 from .types import View, contiguous
 
 __all__ = [
     "Allocation",
+    "CupyMaker",
     "Device",
     "View",
     "allocate",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -242,38 +241,48 @@ TOGETHER_BYTES = 1 << 20
 _CUPY_ALIGNMENT = 512  # of what CuPy's pools give
 
 
-def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any], list[int]]:
-    """Uninitialised CuPy arrays of these (shape, dtype label)s on the current device, and their addresses.
+class CupyMaker:
+    """Makes uninitialised CuPy arrays of fixed shapes and dtypes on the current device.
 
     What `allocate` makes, the short way: ordinary calls with CuPy arrays come through here. Small ones share one
     allocation, which takes more time than all else about an array: up to TOGETHER_BYTES, held for as long as any of
     them.
     """
-    cupy: Any = sys.modules["cupy"]
-    # The bare constructor is what cupy.empty ends in.
-    make = cupy.ndarray
-    size, places = _together(tuple(wanted))
-    if len(places) > 1 and 0 < size <= TOGETHER_BYTES:
-        memory = cupy.cuda.alloc(size)
-        first = memory.ptr
-        arrays = [make(shape, dtype, memory + offset) for shape, dtype, offset in places]
-        return arrays, [first + offset for _, _, offset in places]
-    arrays = [make(shape, dtype) for shape, dtype, _ in places]
-    return arrays, [array.data.ptr for array in arrays]
+
+    __slots__ = ("_bytes", "_offsets", "_places")
+
+    def __init__(self, wanted: Sequence[tuple[tuple[int, ...], str]]) -> None:
+        """Work out where arrays of these (shape, dtype label)s lie in an allocation that they share."""
+        self._bytes = 0
+        self._offsets: list[int] = []
+        # Shapes, dtypes as CuPy takes them: a letter is taken faster than a dtype; ml_dtypes' have none that it knows.
+        self._places: list[tuple[tuple[int, ...], np.dtype[Any] | str]] = []
+        for shape, label in wanted:
+            dtype = _CUPY_DTYPES[label]
+            self._places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype))
+            self._offsets.append(self._bytes)
+            self._bytes += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
+
+    def __call__(self) -> tuple[list[Any], list[int]]:
+        """The arrays, and their addresses."""
+        cupy: Any = sys.modules["cupy"]
+        # The bare constructor is what cupy.empty ends in.
+        make = cupy.ndarray
+        if len(self._places) > 1 and 0 < self._bytes <= TOGETHER_BYTES:
+            memory = cupy.cuda.alloc(self._bytes)
+            first = memory.ptr
+            arrays = [
+                make(shape, dtype, memory + offset if offset else memory)
+                for (shape, dtype), offset in zip(self._places, self._offsets, strict=True)
+            ]
+            return arrays, [first + offset for offset in self._offsets]
+        arrays = [make(shape, dtype) for shape, dtype in self._places]
+        return arrays, [array.data.ptr for array in arrays]
 
 
-@functools.lru_cache(maxsize=1024)
-def _together(
-    wanted: tuple[tuple[tuple[int, ...], str], ...],
-) -> tuple[int, tuple[tuple[tuple[int, ...], np.dtype[Any] | str, int], ...]]:
-    """Bytes of an allocation that arrays share; their shapes, their dtypes as CuPy takes them, and where they lie."""
-    size, places = 0, []
-    for shape, label in wanted:
-        dtype = _CUPY_DTYPES[label]
-        # A letter is taken faster than a dtype; ml_dtypes' have none that CuPy knows.
-        places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype, size))
-        size += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
-    return size, tuple(places)
+def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any], list[int]]:
+    """Uninitialised CuPy arrays of these (shape, dtype label)s on the current device, and their addresses."""
+    return CupyMaker(wanted)()
 
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:
