@@ -60,7 +60,7 @@ def test_ctas_of_an_sm_by_hand(target: str, threads: int, registers: int, smem_b
 
 def test_variants_are_chosen_by_their_definitions() -> None:
     every = operators.variants(registry.named("nvfp4_gemv"), ["sm_90"])
-    chosen = operators.defining(every, ["CUPYMLA_MXFP4=1", "CUPYMLA_MOST_COLUMNS=8"])
+    chosen = operators.defining(every, ["CUPYMLA_MXFP4=1", "CUPYMLA_MOST_COLUMNS=8", "CUPYMLA_WHOLE=0"])
     assert [dict(source.defines)["CUPYMLA_VECTORS"] for source in chosen] == [0, 1, 2]
     assert operators.defining(every, []) == every
     with pytest.raises(InputError, match="CUPYMLA_MOST_COLUMNS=1, CUPYMLA_MOST_COLUMNS=16, CUPYMLA_MOST_COLUMNS=8"):
@@ -69,7 +69,7 @@ def test_variants_are_chosen_by_their_definitions() -> None:
         operators.defining(every, ["kStages=4"])
 
 
-VARIANT = ("CUPYMLA_MXFP4=0", "CUPYMLA_VECTORS=0", "CUPYMLA_MOST_COLUMNS=1")
+VARIANT = ("CUPYMLA_MXFP4=0", "CUPYMLA_VECTORS=0", "CUPYMLA_MOST_COLUMNS=1", "CUPYMLA_WHOLE=0")
 ONE = ("--arch", "sm_90", *(word for define in VARIANT for word in ("--define", define)))
 
 
@@ -88,14 +88,14 @@ def test_a_change_is_seen_beside_what_it_changed(tmp_path: Path, capsys: pytest.
     words = ("nvfp4_gemv", *ONE, "--against", str(other), "--out", str(out))
     assert machine_code.main(words) == 0
     _, variant, here, there, *more = capsys.readouterr().out.splitlines()
-    assert variant == "nvfp4_gemv sm_90 CUPYMLA_MXFP4=0 CUPYMLA_VECTORS=0 CUPYMLA_MOST_COLUMNS=1"
+    assert variant == "nvfp4_gemv sm_90 CUPYMLA_MXFP4=0 CUPYMLA_VECTORS=0 CUPYMLA_MOST_COLUMNS=1 CUPYMLA_WHOLE=0"
     assert here.startswith("here ") and there.startswith(str(other))
     registers = [int(line.removeprefix(str(other)).removeprefix("here").split()[0]) for line in (here, there)]
     assert registers[1] <= 64 < registers[0]
     if machine_code.disassembler() is not None:
         assert " -> here: " in more[0] and "the same code" not in more[0]
         texts = [
-            (folder / "nvfp4_gemv-sm_90-mxfp40-vectors0-most_columns1.sass").read_text()
+            (folder / "nvfp4_gemv-sm_90-mxfp40-vectors0-most_columns1-whole0.sass").read_text()
             for folder in (out, out / "against-1")
         ]
         assert all("EXIT" in text for text in texts) and texts[0] != texts[1]
