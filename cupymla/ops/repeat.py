@@ -2,7 +2,7 @@
 
 A loop calls an operator again and again with arrays of the same shapes, strides and dtypes at other addresses. All that
 is checked, planned and bound depends on these and on the options, but for the addresses' alignment. So each thread
-remembers what it has checked, and a call that comes again pays for being recognised, its addresses and the launch:
+remembers what it has checked, and a call that comes again pays for one look-up, its addresses and the launch:
 
     arguments --> layouts, options --> a call made ready --> addresses --> launch
 
@@ -12,7 +12,6 @@ Every other call goes through the operator's door each time (`spec.read`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,8 +60,6 @@ class Repeats(ThreadMemo[_Ready]):
                 which have no owner. Called with the device's context current; raises what the operator raises.
         """
         super().__init__()
-        # What arrays and options the last call had, and what ran it.
-        self._last: tuple[list[object], tuple[Any, ...], _Ready] | None = None
         self._names = names
         self._options = options
         self._ready = ready
@@ -79,7 +76,8 @@ class Repeats(ThreadMemo[_Ready]):
         kind = type(arrays[0])
         if kind not in tensor.cupy_kinds:
             return None
-        facts: list[object] = []
+        # Types are part of it: True equals 1 and 1.0, which no operator takes for each other.
+        facts: list[object] = [options, *map(type, options)]
         addresses = []
         bits = 0
         for array in arrays:
@@ -88,10 +86,7 @@ class Repeats(ThreadMemo[_Ready]):
                 address = memory.ptr
                 addresses.append(address)
                 bits |= address
-                # Of a contiguous array the shape says where elements are, and CuPy's own mark is at hand where strides
-                # have yet to be made. What has no such mark gives its strides.
-                layout = getattr(array, "_c_contiguous", False) or array.strides
-                facts.append((array.dtype, array.shape, layout, memory.device_id))
+                facts.append((array.dtype, array.shape, array.strides, memory.device_id))
             elif array is None:
                 facts.append(None)
             elif type(array) in _NUMBERS:
@@ -101,27 +96,19 @@ class Repeats(ThreadMemo[_Ready]):
                 return None
         if bits % _ALIGNMENT or 0 in addresses or not driver.is_current(arrays[0].data.device_id):
             return None
-        last = self._last
-        # Most calls are like the one before: then no key is made, and none hashed.
-        if last is not None and facts == last[0] and all(map(operator.is_, options, last[1])):
-            found = last[2]
-        else:
-            # Types are part of it: True equals 1 and 1.0, which no operator takes for each other.
-            key = (options, *map(type, options), *facts)
-            try:
-                known = self.entries.get(key)
-            except Exception:
-                # Options of a caller's own kind may refuse to be hashed or compared in any way.
+        key = tuple(facts)
+        try:
+            found = self.entries.get(key)
+        except Exception:
+            # Options of a caller's own kind may refuse to be hashed or compared in any way.
+            return None
+        if found is None:
+            found = self._checked(arrays, options)
+            if found is None:
                 return None
-            if known is None:
-                known = self._checked(arrays, options)
-                if known is None:
-                    return None
-                self.add(key, known)
-            found = known
-            self._last = facts, options, found
-        for view, address in zip(found.views, addresses, strict=True):
-            view.ptr = address
+            self.add(key, found)
+        for number, view in enumerate(found.views):
+            view.ptr = addresses[number]
         return found.run()
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:

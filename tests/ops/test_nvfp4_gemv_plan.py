@@ -142,10 +142,8 @@ def test_variants_for_whole_calls_are_launched_as_the_others(subtests: pytest.Su
 
 
 def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
-    facts = {"chunk": 256, "pass_rows": 256}
-
     def is_whole(m: int, k: int, batches: int = 1) -> bool:
-        return plan.is_whole(dealt(problem(m, 1, k, batches)), k, facts)
+        return plan.is_whole(dealt(problem(m, 1, k, batches)), k)
 
     assert is_whole(7168, 16384) and is_whole(4096, 7168, 8) and is_whole(1, 256) and is_whole(132 * 256, 512)
     assert not is_whole(7168, 16384 - 2) and not is_whole(132 * 256 + 1, 512)

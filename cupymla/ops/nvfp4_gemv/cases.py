@@ -292,11 +292,14 @@ class _Maker:
             larger[1:, 1:-1, 3:-2] = array
             array = larger[1:, 1:-1, 3:-2]
         if self.case.padded:
-            batches, rows, columns = array.shape
-            larger = self.xp.full((batches, rows, -(-columns // 16) * 16 + 16), POISON, array.dtype)
-            larger[:, :, :columns] = array
-            array = larger[:, :, :columns]
+            array = self._widened(array, -(-array.shape[2] // 16) * 16 + 16)
         return self._in_order(array)
+
+    def _widened(self, array: Any, columns: int) -> Any:
+        """The array as part of a poisoned one with more columns."""
+        larger = self.xp.full((*array.shape[:2], columns), POISON, array.dtype)
+        larger[:, :, : array.shape[2]] = array
+        return larger[:, :, : array.shape[2]]
 
     def _in_order(self, array: Any) -> Any:
         if self.case.batch == "none":
@@ -332,9 +335,7 @@ class _Maker:
         if case.data == "nan":
             codes[-1:, nan_rows, -1:] = POISON
         if case.words:
-            larger = self.xp.full((*codes.shape[:2], codes.shape[2] + 4), POISON, codes.dtype)
-            larger[:, :, :-4] = codes
-            return self._in_order(larger[:, :, :-4])
+            return self._in_order(self._widened(codes, codes.shape[2] + 4))
         if case.scale_layout == "linear":
             return self._placed(codes)
         all_rows, all_columns = padded(rows, case.scale_columns)

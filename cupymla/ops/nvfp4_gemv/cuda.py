@@ -67,7 +67,7 @@ class StreamBinding:
         facts = kernel.facts
         check_record(source, facts, Parameters)
         work = plan.deal(problem.m, problem.n, problem.k, problem.batches, multiprocessors, facts)
-        self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k, facts)
+        self._may_be_whole = likely != "no" and plan.is_whole(work, problem.k)
         self._parameters = _parameters(views, problem, work, c_strides)
         self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
         self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}

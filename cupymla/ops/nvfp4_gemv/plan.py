@@ -150,7 +150,7 @@ def variant(arch: Arch, *, format: str = "nvfp4", b_dtype: str = "e2m1", n: int 
         raise InputError("b_dtype", " or ".join(map(repr, _B_DTYPES)), shown(b_dtype), OPERATOR)
     if type(n) is not int or not 1 <= n <= MAX_N:
         raise InputError("n", f"an int from 1 to {MAX_N}", shown(n), OPERATOR)
-    served = WHOLE if target(arch) in WHOLE_TARGETS else WHOLE[:1]
+    served = _whole(arch)
     if type(whole) is not str or whole not in served:
         raise InputError("whole", f"{' or '.join(map(repr, served))} on {arch.name}", shown(whole), OPERATOR)
     defines = (
@@ -171,6 +171,11 @@ def companion(name: str, arch: Arch, fmt: BlockFormat | None = None) -> KernelSo
     return KernelSource(f"{_FOLDER}/{name}.cu", f"nvfp4_{name}", defines, target(arch))
 
 
+def _whole(arch: Arch) -> tuple[str, ...]:
+    """Of WHOLE, what a target has variants for."""
+    return WHOLE if target(arch) in WHOLE_TARGETS else WHOLE[:1]
+
+
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant and every companion's kernel, of one target or of all."""
     return tuple(source for name in TARGETS if arch_name in (None, name) for source in _sources_of(arches.named(name)))
@@ -182,7 +187,7 @@ def _sources_of(arch: Arch) -> tuple[KernelSource, ...]:
         for fmt in FORMATS
         for b_dtype in _B_DTYPES
         for n in _MOST_COLUMNS
-        for whole in (WHOLE if target(arch) in WHOLE_TARGETS else WHOLE[:1])
+        for whole in _whole(arch)
     )
     blocks = (companion(name, arch, fmt) for name in _COMPANIONS for fmt in FORMATS)
     tensor = (tensor_variant(arch, fmt, n) for fmt in FORMATS for n in _TENSOR_COLUMNS if arch.name in TENSOR_TARGETS)
@@ -214,21 +219,19 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
 
 
 def may_be_whole(problem: Problem, arch: Arch, multiprocessors: int) -> bool:
-    """Whether a call is likely to be whole, before there is a kernel whose facts say so (`is_whole`)."""
+    """Whether a call is likely to be whole, before there is a kernel for whose facts it can be dealt (`is_whole`)."""
     few = problem.batches <= multiprocessors and problem.m * problem.batches <= PASS_ROWS * multiprocessors
-    return target(arch) in WHOLE_TARGETS and problem.k % CHUNK == 0 and problem.k < 2**31 and few
+    return target(arch) in WHOLE_TARGETS and _has_no_tail(problem.k) and few
 
 
-def is_whole(work: Work, k: int, facts: Mapping[str, int]) -> bool:
-    """Whether a call is whole as far as its sizes say: k has no tail, and no CTA has more than one pass.
-
-    Args:
-        work: its deal.
-        k: elements of a row.
-        facts: the kernel's launch facts: "chunk" and "pass_rows", as for `deal`.
-    """
+def is_whole(work: Work, k: int) -> bool:
+    """Whether a call with rows of k elements is whole as far as its sizes and deal say: no CTA has a second pass."""
     rows = work.part_rows + (work.long_parts > 0)
-    return k % facts["chunk"] == 0 and k < 2**31 and work.items <= work.ctas and rows <= facts["pass_rows"]
+    return _has_no_tail(k) and work.items <= work.ctas and rows <= PASS_ROWS
+
+
+def _has_no_tail(k: int) -> bool:
+    return k % CHUNK == 0 and k < 2**31
 
 
 def raw_deal(
@@ -260,7 +263,7 @@ def raw_deal(
     if k % 2:
         raise InputError("k", "an even number", shown(k), OPERATOR)
     work = deal(m, n, k, batches, multiprocessors, facts)
-    if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k, facts):
+    if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k):
         given = f"m={m}, k={k}, batches={batches} on {multiprocessors} multiprocessors"
         raise InputError("sizes", "those of a whole call, as this variant is for them alone", given, OPERATOR)
     return Dealt(work.ctas, work.fields)
