@@ -62,6 +62,40 @@ __device__ __forceinline__ uint4 pack_columns(const float (&columns)[kPackedColu
                     with_exponent(words[2], spread, 2), with_exponent(words[3], spread, 3));
 }
 
+// Several eights at once, one branch for all: what is rare stands aside, and the rest can be interleaved.
+template <int kCount>
+__device__ __forceinline__ void pack_eights(const float (&columns)[kCount][kPackedColumns], uint4 (&packed)[kCount]) {
+  uint32_t exponents[kCount], highest = 0;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    float pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = max_nan(fabsf(columns[n][2 * i]), fabsf(columns[n][2 * i + 1]));
+    const float largest = max_nan(max_nan(pairs[0], pairs[1]), max_nan(pairs[2], pairs[3]));
+    exponents[n] = max((__float_as_uint(largest) + 0x200u) >> 23, kPackedLeast);
+    highest = max(highest, exponents[n]);
+  }
+  if (highest >= kPackedNotFinite) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) packed[n] = pack_columns(columns[n]);
+    return;
+  }
+  constexpr float kLarge = 12582912.f + kPackedZero;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const float scale = __uint_as_float((267u - exponents[n]) << 23);
+    const uint32_t spread = spread_exponent(exponents[n]);
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = __float_as_uint(fmaf(columns[n][2 * i], scale, kLarge));
+      const uint32_t high = __float_as_uint(fmaf(columns[n][2 * i + 1], scale, kLarge));
+      words[i] = with_exponent(__byte_perm(low, high, 0x5410), spread, i);
+    }
+    packed[n] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 // The exponent of packed columns, as `spread_exponent` leaves it.
 __device__ __forceinline__ uint32_t packed_spread(const uint4& packed) {
   return (packed.x >> 3 & 0x10001000u) | (packed.y >> 2 & 0x20002000u) | (packed.z >> 1 & 0x40004000u) |

@@ -61,6 +61,8 @@ struct Parameters {
   float unit_rest;    // the rest of it
   float lse_to_log2;  // 1 for base 2, log2(e) for base e
   float sink_to_lse;  // log2(e) for base 2, 1 for base e
+
+  uint8_t* weights;  // workspace: P and dS of the slots of the launch's queries (sm90/stored_weights.cuh)
 };
 
 }  // namespace cupymla::sparse_mla_bwd

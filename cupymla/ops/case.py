@@ -33,12 +33,12 @@ class Choice:
     """What makes one of a target's kernels run wherever it can, whatever the plan would choose.
 
     Attributes:
-        setting: a constant of the operator's package with its value, as `bench --set` takes it.
+        setting: constants of the operator's package with their values, as `bench --set` takes them, one or several.
         intents: of the cases that the kernel can run; empty for all.
         further: for cases of an intent another setting, which has the kernel do what they are about.
     """
 
-    setting: str
+    setting: str | tuple[str, ...]
     intents: tuple[str, ...] = ()
     further: tuple[tuple[str, str], ...] = ()
 
@@ -46,6 +46,11 @@ class Choice:
         """Whether the kernel can run a case."""
         return not self.intents or case.intent in self.intents
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """What every case wants."""
+        return (self.setting,) if isinstance(self.setting, str) else self.setting
+
     def settings(self, case: Case) -> tuple[str, ...]:
         """All that a case wants."""
-        return (self.setting, *(setting for intent, setting in self.further if intent == case.intent))
+        return (*self.chosen, *(setting for intent, setting in self.further if intent == case.intent))

@@ -25,8 +25,8 @@ FEW = 6
 def settings_of(subject: Subject) -> list[tuple[str, ...]]:
     """None, and what makes plans choose one kernel or another way through it, whatever a problem's sizes are."""
     choices = getattr(subject.cases, "CHOICES", {}).values()
-    ways = [(choice.setting, setting) for choice in choices for _, setting in choice.further]
-    return [(), *((choice.setting,) for choice in choices), *ways]
+    ways = [(*choice.chosen, setting) for choice in choices for _, setting in choice.further]
+    return [(), *(choice.chosen for choice in choices), *ways]
 
 
 def draw_problems(

@@ -187,6 +187,12 @@ struct PackedPlaces {
     store_uint4(reinterpret_cast<uint8_t*>(multiply_add_wide(row, Config::kDQk * 2, here)) + column * 2,
                 pack_columns(eight));
   }
+
+  // What is packed already.
+  __device__ __forceinline__ void put_packed(int32_t row, int32_t column, const uint4& packed) const {
+    if (row < 0) return;
+    store_uint4(reinterpret_cast<uint8_t*>(multiply_add_wide(row, Config::kDQk * 2, here)) + column * 2, packed);
+  }
 };
 
 template <typename Config>

@@ -20,8 +20,11 @@ WRITTEN = ARGUMENTS.written
 """What a call writes beside them, an argument of the cases that ask for it."""
 
 CHOICES = {
-    "sparse_mla_bwd": Choice("plan._MARGIN=0.0", further=(("order", "plan._ORDER_GAIN=-1.0"),)),
+    "sparse_mla_bwd": Choice(
+        ("plan._MARGIN=0.0", "halves._WHEN='never'"), further=(("order", "plan._ORDER_GAIN=-1.0"),)
+    ),
     "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
+    "sparse_mla_bwd_halves": Choice("halves._WHEN='always'", intents=("halves",)),
 }
 
 
@@ -77,6 +80,32 @@ def _order() -> Iterator[MlaCase]:
     yield make(2, 140, 600, 30000, wants_dist=True, name="_dist")
 
 
+def _halves() -> Iterator[MlaCase]:
+    """65 to 128 heads, whose P and dS come first, and dQ and dKV from them."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_halves{name}", "halves", **traits)
+
+    # Both consumers of the first stage more than once, and the last stretch, or its second block, not full.
+    yield make(128, 3, 700, 900)
+    yield make(128, 3, 513, 600, d=512, dtype="float16", layout="strided")
+    yield make(100, 4, 390, 500, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
+    yield make(65, 5, 64, 80, d=512, lengths="hostile")
+    yield make(128, 2, 1, 1, selection="full", sink="infinite")
+    yield make(66, 4, 130, 50, selection="duplicates", wants_dist=True, name="_dist_duplicates")
+    yield make(127, 3, 260, 300, selection="few", dkv_dtype="float32", layout="strided", name="_fp32_few")
+    yield make(80, 3, 200, 300, selection="nothing", wants_dist=True, name="_dist_nothing")
+    yield make(72, 9, 140, 150, selection="empty", lengths="hostile", lse_base="2", sink="infinite", name="_empty")
+    yield make(96, 20, 66, 70, causal=True, k_stride=4, q_start=3, name="_causal_stride4")
+    yield make(128, 4, 330, 400, deterministic=True, selection="duplicates", name="_det_duplicates")
+    yield make(
+        70, 5, 270, 300, d=512, batch=2, lengths="hostile", deterministic=True, wants_dist=True, name="_det_dist"
+    )
+    yield make(65, 3, 150, 200, dtype="float16", deterministic=True, selection="few", name="_det_few")
+    # The benchmark's slots.
+    yield make(128, 20, 2048, 3000)
+
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
@@ -98,6 +127,7 @@ CASES: tuple[MlaCase, ...] = (
     sized(16, 512, 1300, 4, 3, "_det_duplicates", "options", deterministic=True, selection="duplicates"),
     *_joint(),
     *_order(),
+    *_halves(),
 )
 
 BENCH: tuple[MlaCase, ...] = (

@@ -31,7 +31,7 @@ from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
 from . import plan
-from .launches import Launch, Stage
+from .launches import ATTENDING, Launch, Stage
 from .spec import ARGUMENTS, OPERATOR, Problem, Views
 
 Result = tuple[Any, ...]
@@ -60,6 +60,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("passes", "batch_rows", "token_rows", "causal", "followed")),
         *((name, ctypes.c_float) for name in ("sm_scale", "scale_log2", "unit", "unit_rest")),
         *((name, ctypes.c_float) for name in ("lse_to_log2", "sink_to_lse")),
+        ("weights", ctypes.c_void_p),
     )
 
 
@@ -139,7 +140,7 @@ def point(record: Parameters, chosen: plan.Plan, views: Views, outputs: Sequence
         record.partials = workspace + layout.partials
         record.row_ends = workspace + layout.row_ends
         record.slot_list = workspace + layout.slot_list
-    for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows"):
+    for name in ("rows", "row_slots", "row_counts", "listed_dist", "strange_rows", "weights"):
         start: int | None = getattr(layout, name)
         setattr(record, name, None if start is None else workspace + start)
 
@@ -171,7 +172,7 @@ class Binding:
 
     Attributes:
         plan: how the problem is computed.
-        launcher: the laid-out launch of the attention stage; None when there is no query.
+        launcher: the laid-out launch of the attention stage, or its first half; None when there is no query.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Binding:
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
         self._launchers: dict[tuple[Stage, int, int, bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
-        attends = [launcher for launcher, step in self._steps if step.stage == "attention"]
+        attends = [launcher for launcher, step in self._steps if step.stage in ATTENDING]
         self.launcher: Launcher | None = attends[0] if attends else None
 
     def _launcher(self, step: Launch, device: Device) -> Launcher:
@@ -200,13 +201,13 @@ class Binding:
         kernel = build.kernel(source, device.index)
         facts = kernel.facts
         check_record(source, facts, Parameters)
-        if step.stage == "attention" and facts["pass_heads"] != self.plan.pass_heads:
+        if step.stage in ATTENDING and facts["pass_heads"] != self.plan.pass_heads:
             raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
         grid, cluster = (step.ctas, step.lists, 1), facts["cluster"]
         geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
-        count = self.plan.maps if step.stage == "attention" else 0
+        count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
-        record = self._listed if step.stage == "attention" else self._parameters
+        record = self._listed if step.stage in ATTENDING else self._parameters
         given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
@@ -221,7 +222,7 @@ class Binding:
             return
         shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
         wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
-        if self.plan.is_pair:
+        if self.plan.maps > 2 and self.plan.is_pair:
             wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
         maps = []
         for name, view, channels, box_channels in wanted:
@@ -232,7 +233,7 @@ class Binding:
             # Without a token no slot is valid, so nothing is read, but a map wants an address.
             maps.append(encoded(self.plan.kv_map.tiles(views.kv.ptr if shared.s_kv else views.q.ptr)))
         for (stage, *_), launcher in self._launchers.items():
-            if stage == "attention":
+            if stage in ATTENDING:
                 for number, made in enumerate(maps):
                     launcher.replace(number, made)
         self._pointers = pointers
@@ -241,7 +242,7 @@ class Binding:
         """Run on `stream`, with the device's context current. Raises DriverError."""
         for launcher, step in self._steps:
             record = self._parameters
-            if self.plan.in_order and step.stage == "attention":
+            if self.plan.in_order and step.stage in ATTENDING:
                 record = self._listed
                 put_in_order(record, self._parameters, self.plan, step.query_begin)
             elif self.plan.lists > 1:

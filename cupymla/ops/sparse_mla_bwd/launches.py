@@ -5,9 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Stage = Literal["attention", "zero", "round", "sink", "clear", "count", "scan", "place", "sum", "merge", "sort", "deal"]
+Stage = Literal[
+    "attention",
+    "zero",
+    "round",
+    "sink",
+    "clear",
+    "count",
+    "scan",
+    "place",
+    "sum",
+    "merge",
+    "sort",
+    "deal",
+    "weights",
+    "columns",
+]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""What the translation unit can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
+"""What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
+
+ATTENDING: tuple[Stage, ...] = ("attention", "weights", "columns")
+"""Those of them that take tensor maps, of q and dout among them, and a query's slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,7 @@ class Workspace:
         row_counts: uint32 [chunk].
         listed_dist: fp32 [chunk, topk], in order with a distribution.
         strange_rows: uint8 [batch * s_kv], together.
+        weights: 16-bit [chunk, blocks of 64 slots, 2, 2, 64 * 64], P and dS, where the attention is in halves.
         bytes: all of it.
     """
 
@@ -63,4 +82,5 @@ class Workspace:
     row_counts: int | None
     listed_dist: int | None
     strange_rows: int | None
+    weights: int | None
     bytes: int

@@ -14,7 +14,9 @@ from ..kv_rows import KvRows
 from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
+from . import halves
 from .launches import STAGES, Launch, Stage, Workspace
+from .sizes import all_bunches, all_kv_rows, all_tokens, fitting, list_bytes, partial_bytes
 from .spec import OPERATOR, Problem
 
 MAX_CTAS = 2**31 - 1
@@ -128,6 +130,7 @@ class Plan:
         kv_map: how their rows are numbered in a tensor map; None where the kernel does not gather by TMA.
         cluster: CTAs that share a query.
         queries: how many neighbouring ones take their rows together; 1 where each takes its own.
+        in_halves: whether P and dS come first, and dQ and dKV from them.
         in_order: whether each takes its rows in the order of tokens, not of slots.
         bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
@@ -146,6 +149,7 @@ class Plan:
     kv_map: KvRows | None
     cluster: int
     queries: int
+    in_halves: bool
     in_order: bool
     bunches: int
     pass_heads: int
@@ -158,18 +162,18 @@ class Plan:
 
     @property
     def is_pair(self) -> bool:
-        """Whether two CTAs on sm_90a have half of the columns each, and sums in an order of columns of their own."""
+        """Whether sums are in the order of columns of a pair of CTAs on sm_90a, which halves have as well."""
         return _is_pair(self.arch.name, self.pass_heads)
 
     @property
     def box_heads(self) -> int:
         """Heads that one tensor copy of q or dout brings in."""
-        return PAIR_RUN if self.is_pair else CTA_HEADS // self.queries
+        return PAIR_RUN if self.is_pair and not self.in_halves else CTA_HEADS // self.queries
 
     @property
     def maps(self) -> int:
         """Tensor maps that the attention takes: of q, of dout, and of kv, or for a pair of the RoPE's columns of q."""
-        return 2 + (self.is_pair or self.kv_map is not None)
+        return 2 + ((self.is_pair and not self.in_halves) or self.kv_map is not None)
 
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
@@ -204,13 +208,17 @@ class Plan:
                 yield Launch("merge", last - first, first, last)
             if self.in_order:
                 yield Launch("sort", last - first, first, last)
-            yield self._attention(first, last)
+            yield from self._attention(first, last)
             if self.in_order and self.problem.has_attn_dist:
                 yield Launch("deal", last - first, first, last)
         yield from self._last()
 
-    def _attention(self, first: int, last: int) -> Launch:
-        return Launch("attention", (last - first) * self.cluster, first, last)
+    def _attention(self, first: int, last: int) -> Iterator[Launch]:
+        if self.in_halves:
+            yield Launch("weights", (last - first) * self.pass_heads // CTA_HEADS, first, last)
+            yield Launch("columns", (last - first) * halves.column_ctas(self.problem), first, last)
+        else:
+            yield Launch("attention", (last - first) * self.cluster, first, last)
 
     def _in_fixed_order(self) -> Iterator[Launch]:
         """Lists of several chunks' slots, then these chunks."""
@@ -224,7 +232,7 @@ class Plan:
             for number in range(lists):
                 first = listed + number * self.chunk
                 last = min(first + self.chunk, end)
-                yield self._attention(first, last)
+                yield from self._attention(first, last)
                 yield Launch("sum", self.kv_rows, first, last, list=number)
 
     def _last(self) -> Iterator[Launch]:
@@ -240,7 +248,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     Raises UnsupportedError when the architecture has no kernel, or a grid cannot be that large.
     """
     shared = problem.shared
-    tokens, kv_rows = _tokens(problem), _kv_rows(problem)
+    tokens, kv_rows = all_tokens(problem), all_kv_rows(problem)
     pass_heads = next((heads for heads in PASS_HEADS if shared.h_q <= heads), PASS_HEADS[-1])
     gathers = arch.name != "sm_90a"
     cluster = 2 if gathers else pass_heads // CTA_HEADS
@@ -250,17 +258,24 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if _is_pair(arch.name, pass_heads) and shared.topk > PAIR_SLOTS:
         wanted = f"{OPERATOR} with a topk of {shown(shared.topk)} and {shared.h_q} heads"
         raise UnsupportedError(wanted, arch.name, f"up to {PAIR_SLOTS} with more than {CTA_HEADS} heads")
-    fitting = _queries_together(problem) if arch.name in JOINT_SOURCES else ()
-    queries = next((n for n in fitting if takes_rows_together(problem, n, multiprocessors)), 1)
-    bunches = _bunches(problem, queries)
+    together = _queries_together(problem) if arch.name in JOINT_SOURCES else ()
+    queries = next((n for n in together if takes_rows_together(problem, n, multiprocessors)), 1)
+    bunches = all_bunches(problem, queries)
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
-    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, multiprocessors // cluster)
-    chunk = max(bunches, 1)
     packed = packs_rows(problem, arch.name)
+    in_halves = _takes_halves(problem, arch.name, multiprocessors)
+    cluster = 1 if in_halves else cluster
+    at_once = max(1, multiprocessors // (halves.column_ctas(problem) if in_halves else cluster))
+    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
+    chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
-        chunk = _chunk(tokens, _partial_bytes(problem, packed), PARTIAL_BYTES, max(1, multiprocessors // cluster))
+        chunk = fitting(
+            tokens, partial_bytes(problem, packed), PARTIAL_BYTES, multiprocessors if in_halves else at_once
+        )
     elif queries > 1 or in_order:
-        chunk = _chunk(bunches, _list_bytes(problem, queries), LIST_BYTES, max(1, multiprocessors // cluster))
+        chunk = fitting(bunches, list_bytes(problem, queries), LIST_BYTES, at_once)
+    if in_halves:
+        chunk = fitting(chunk, halves.weight_bytes(problem), halves.WEIGHT_BYTES, multiprocessors)
     lists = _lists(problem, chunk, arch.name in MANY_LISTS_ARCHS)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
@@ -275,6 +290,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         kv_map=kv_map,
         cluster=cluster,
         queries=queries,
+        in_halves=in_halves,
         in_order=in_order,
         bunches=bunches,
         pass_heads=pass_heads,
@@ -284,7 +300,14 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         lists=lists,
         row_ctas=row_ctas,
         workspace=workspace(
-            problem, chunk, queries, in_order, in_runs=_is_pair(arch.name, pass_heads), packed=packed, lists=lists
+            problem,
+            chunk,
+            queries,
+            in_order,
+            in_runs=_is_pair(arch.name, pass_heads),
+            packed=packed,
+            lists=lists,
+            in_halves=in_halves,
         ),
     )
 
@@ -305,8 +328,8 @@ def takes_rows_together(problem: Problem, queries: int, multiprocessors: int) ->
     """
     shared = problem.shared
     rows = shared.s_kv * named_by_any(min(queries, shared.s_q), shared.topk / shared.s_kv)
-    together = -(-_bunches(problem, queries) // multiprocessors) * (_BUNCH + rows / 64 * _BLOCK)
-    apart = -(-_bunches(problem, 1) // multiprocessors) * (_QUERY + shared.topk / 64 * _BLOCK)
+    together = -(-all_bunches(problem, queries) // multiprocessors) * (_BUNCH + rows / 64 * _BLOCK)
+    apart = -(-all_bunches(problem, 1) // multiprocessors) * (_QUERY + shared.topk / 64 * _BLOCK)
     return together < _MARGIN * apart
 
 
@@ -339,9 +362,17 @@ def packs_rows(problem: Problem, arch_name: str) -> bool:
     )
 
 
-def _partial_bytes(problem: Problem, packed: bool) -> int:
-    """Of the rows that one query's slots add."""
-    return problem.shared.topk * problem.shared.d_qk * (2 if packed else 4)
+def _takes_halves(problem: Problem, arch_name: str, multiprocessors: int) -> bool:
+    """Whether the attention is in halves."""
+    if not _can_take_halves(problem, arch_name):
+        return False
+    return halves.takes(takes_rows_in_order(problem, multiprocessors // (PASS_HEADS[1] // CTA_HEADS)))
+
+
+def _can_take_halves(problem: Problem, arch_name: str) -> bool:
+    """Unless rows are stored that are not packed."""
+    packed_as_stored = packs_rows(problem, arch_name) == problem.shared.options.deterministic
+    return packed_as_stored and halves.can_take(problem, arch_name)
 
 
 def _lists(problem: Problem, chunk: int, many: bool) -> int:
@@ -349,38 +380,9 @@ def _lists(problem: Problem, chunk: int, many: bool) -> int:
     shared = problem.shared
     if not (many and shared.options.deterministic):
         return 1
-    each = 4 * (chunk * shared.topk + _kv_rows(problem))
-    chunks = -(-_tokens(problem) // chunk)
+    each = 4 * (chunk * shared.topk + all_kv_rows(problem))
+    chunks = -(-all_tokens(problem) // chunk)
     return max(1, min(chunks, MAX_LISTS, LIST_BYTES // max(each, 1)))
-
-
-def _batch(problem: Problem) -> int:
-    return 1 if problem.shared.batch is None else problem.shared.batch
-
-
-def _tokens(problem: Problem) -> int:
-    return problem.shared.s_q * _batch(problem)
-
-
-def _kv_rows(problem: Problem) -> int:
-    return problem.shared.s_kv * _batch(problem)
-
-
-def _bunches(problem: Problem, queries: int) -> int:
-    return -(-problem.shared.s_q // queries) * _batch(problem)
-
-
-def _list_bytes(problem: Problem, queries: int) -> int:
-    """Of the lists of one bunch."""
-    slots = queries * problem.shared.topk
-    listed_dist = 4 if queries == 1 else 0
-    return slots * (4 + (queries * 2 + listed_dist if problem.has_attn_dist else 0))
-
-
-def _chunk(count: int, each_bytes: int, limit_bytes: int, wave: int) -> int:
-    """Queries or bunches whose rows are stored at a time: as many as have room, in whole waves of CTAs if possible."""
-    room = max(1, limit_bytes // each_bytes)
-    return max(1, min(count, room // wave * wave if room > wave else room))
 
 
 def workspace(
@@ -392,13 +394,14 @@ def workspace(
     in_runs: bool = False,
     packed: bool = False,
     lists: int = 1,
+    in_halves: bool = False,
 ) -> Workspace:
     """Lay out the workspace of a problem whose slots are stored for `chunk` queries at a time, or whose rows are listed
     for `chunk` bunches of `queries`, or queries by themselves `in_order`. `in_runs`: whether sums have their columns in
     a pair's order, so that no dkv can be the sums, and have spare rows. `packed`: whether stored rows have 16 bits a
-    column. `lists`: of how many chunks slots are listed at a time."""
+    column. `lists`: of how many chunks slots are listed at a time. `in_halves`: whether P and dS are stored."""
     shared = problem.shared
-    kv_rows, slots = _kv_rows(problem), chunk * shared.topk
+    kv_rows, slots = all_kv_rows(problem), chunk * shared.topk
     end = 0
 
     def part(wanted: bool, words: int) -> int | None:
@@ -412,8 +415,8 @@ def workspace(
     ordered = problem.shared.options.deterministic
     sum_rows = kv_rows + (SPARE_ROWS if in_runs else 0)
     sums = part(in_runs or problem.dkv_dtype != "float32", sum_rows * shared.d_qk)
-    sink_terms = part(shared.has_sink, _tokens(problem) * shared.h_q)
-    partials = part(ordered, chunk * _partial_bytes(problem, packed) // 4)
+    sink_terms = part(shared.has_sink, all_tokens(problem) * shared.h_q)
+    partials = part(ordered, chunk * partial_bytes(problem, packed) // 4)
     row_ends, slot_list = part(ordered, lists * kv_rows), part(ordered, lists * slots)
     joint = queries > 1
     listed = joint or in_order
@@ -428,33 +431,43 @@ def workspace(
         row_counts=part(listed, chunk),
         listed_dist=part(in_order and problem.has_attn_dist, slots),
         strange_rows=part(joint, -(-kv_rows // 4)),
+        weights=part(in_halves, chunk * halves.weight_bytes(problem) // 4),
         bytes=end,
     )
 
 
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
     """What lists of slots take at most where those of several chunks are made at once."""
-    smallest = max(1, PARTIAL_BYTES // _partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
-    return min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * _kv_rows(problem))) + 1024
+    smallest = max(1, PARTIAL_BYTES // partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
+    return (
+        min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * all_kv_rows(problem))) + 1024
+    )
+
+
+def _weights_limit(problem: Problem) -> int:
+    """What P and dS take at most, where the attention is in halves."""
+    if not any(_can_take_halves(problem, name) for name in FOLDERS):
+        return 0
+    return min(all_tokens(problem) * halves.weight_bytes(problem), halves.WEIGHT_BYTES) + _PART_ALIGNMENT
 
 
 def workspace_limit(problem: Problem) -> int:
     """Bytes of workspace that are enough on every GPU, for a caller who does not know on which one a call will run."""
     shared = problem.shared
-    tokens = _tokens(problem)
+    tokens = all_tokens(problem)
     in_runs = shared.h_q > CTA_HEADS  # on sm_90a
     if shared.options.deterministic:
         sizes = []
         for packed in {packs_rows(problem, name) for name in FOLDERS}:
-            chunk = _chunk(tokens, _partial_bytes(problem, packed), PARTIAL_BYTES, 1)
+            chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, 1)
             sizes.append(workspace(problem, chunk, in_runs=in_runs, packed=packed).bytes)
-        return max(sizes) + _further_lists_limit(problem, tokens)
+        return max(sizes) + _further_lists_limit(problem, tokens) + _weights_limit(problem)
     in_order = (1,) if takes_rows_in_order(problem, tokens) else ()
     sizes = [workspace(problem, 1, in_runs=in_runs).bytes]
     for n in (*_queries_together(problem), *in_order):
-        chunk = _chunk(_bunches(problem, n), _list_bytes(problem, n), LIST_BYTES, 1)
+        chunk = fitting(all_bunches(problem, n), list_bytes(problem, n), LIST_BYTES, 1)
         sizes.append(workspace(problem, chunk, n, n == 1, in_runs=in_runs).bytes)
-    return max(sizes)
+    return max(sizes) + _weights_limit(problem)
 
 
 def variant(
@@ -508,6 +521,8 @@ def variant(
     dtypes = _dtypes(stage, is_pair)
     if type(dtype) is not str or dtype not in dtypes:
         raise InputError("dtype", " or ".join(map(repr, dtypes)), shown(dtype), OPERATOR)
+    if stage in halves.STAGES and queries == 1 and arch.name in halves.SOURCES:
+        return halves.variant(arch, stage, d_qk, dtype, partials, packed)
     if queries > 1:
         return _joint_variant(arch, stage, d_qk, dtype, partials, queries)
     if stage not in _stages_alone(arch.name):
@@ -567,7 +582,7 @@ def _dtypes(stage: str, is_pair: bool) -> tuple[str, ...]:
 
 def _stages_alone(arch_name: str) -> tuple[Stage, ...]:
     """Stages of queries that take their rows by themselves."""
-    left_out = ("merge",) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES)
+    left_out = ("merge", *halves.STAGES) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES, *halves.STAGES)
     return tuple(stage for stage in STAGES if stage not in left_out)
 
 
@@ -578,5 +593,8 @@ def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]
             yield _stages_alone(arch_name), {"pass_heads": pass_heads, "partials": partials}
     if _is_pair(arch_name, PASS_HEADS[1]):
         yield ("attention", "sum"), {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
+        if arch_name in halves.SOURCES:
+            yield halves.STAGES, {"pass_heads": PASS_HEADS[1]}
+            yield ("columns",), {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
     for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
         yield JOINT_STAGES, {"pass_heads": PASS_HEADS[0], "queries": queries}

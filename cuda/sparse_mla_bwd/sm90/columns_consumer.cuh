@@ -1,0 +1,291 @@
+// A consumer warpgroup of the stage `columns`: dQ of 64 heads, and dKV of every other block.
+#pragma once
+
+#include "../../common/math.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/sm90/narrow_tiles.cuh"
+#include "../../common/sparse_query.cuh"
+#include "columns_storage.cuh"
+#include "pair_rows.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Query: dQ, heads x columns, keys read across their rows. Key: dKV, slots x columns, both operands read across.
+template <typename Element, int kTiles>
+struct ColumnAtoms;
+
+template <>
+struct ColumnAtoms<__nv_bfloat16, 3> {
+  using Query = cute::SM90::GMMA::MMA_64x192x16_F32BF16BF16_SS<sm90::Major::K, sm90::Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x192x16_F32BF16BF16_SS<sm90::Major::MN, sm90::Major::MN>;
+};
+template <>
+struct ColumnAtoms<__nv_bfloat16, 2> {
+  using Query = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<sm90::Major::K, sm90::Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<sm90::Major::MN, sm90::Major::MN>;
+};
+template <>
+struct ColumnAtoms<__half, 3> {
+  using Query = cute::SM90::GMMA::MMA_64x192x16_F32F16F16_SS<sm90::Major::K, sm90::Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x192x16_F32F16F16_SS<sm90::Major::MN, sm90::Major::MN>;
+};
+template <>
+struct ColumnAtoms<__half, 2> {
+  using Query = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<sm90::Major::K, sm90::Major::MN>;
+  using Key = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<sm90::Major::MN, sm90::Major::MN>;
+};
+
+// kLast: of the CTA that has the query's last columns.
+template <typename Config, typename Element, int kWho, bool kLast>
+struct ColumnsConsumer {
+  static constexpr int kTiles = Share<Config>::tiles(kLast), kValueTiles = Share<Config>::value_tiles(kLast);
+  static constexpr bool kHasRope = kTiles > kValueTiles;
+  using Atoms = ColumnAtoms<Element, kTiles>;
+  using ValueAtoms = ColumnAtoms<Element, kValueTiles>;
+  static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
+  static constexpr int kSums = kTiles * kTileSums, kValueSums = kValueTiles * kTileSums;
+  static constexpr int kSteps = Config::kSlots / 16;             // wgmma k steps over 64 slots, or 64 heads
+  static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;  // from sixteen rows of a tile to the next
+
+  ColumnsStorage<Config>& storage;
+  const Parameters& params;
+  // Through a shuffle, or ptxas asks for it anew wherever it is wanted, in one queue with reductions.
+  const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x % Config::kWarpgroup, threadIdx.x % 32);
+
+  float dq[kSums];  // of 64 heads
+  int32_t rows[2];  // where sums of this thread's two slots of its last block go, see PairPlaces
+  Ring<Config::kSets> ring;
+
+  __device__ __forceinline__ ColumnsConsumer(ColumnsStorage<Config>& storage, const Parameters& params)
+      : storage(storage), params(params) {
+#pragma unroll
+    for (float& sum : dq) sum = 0.f;
+  }
+
+  // The first of its accumulator rows; the other one is eight further down.
+  __device__ __forceinline__ int32_t row() const { return static_cast<int32_t>(thread / 32 * 16 + thread % 32 / 4); }
+
+  // Where the storage lies, for descriptors, through a reduction, so that they are in uniform registers.
+  __device__ __forceinline__ uint32_t uniform_base() const {
+    return __reduce_max_sync(0xffffffffu, smem_address(&storage));
+  }
+  __device__ __forceinline__ uint32_t place_from(uint32_t base, const void* place) const {
+    return base +
+           static_cast<uint32_t>(static_cast<const uint8_t*>(place) - reinterpret_cast<const uint8_t*>(&storage));
+  }
+  __device__ __forceinline__ uint32_t uniform_set() const { return __reduce_max_sync(0xffffffffu, ring.stage); }
+
+  __device__ __forceinline__ void wait_for_block() {
+    storage.full[ring.stage].wait(ring.full);
+    fence_async_shared();
+  }
+
+  __device__ __forceinline__ void give_back() {
+    storage.free[ring.stage].arrive();
+    ring.advance();
+  }
+
+  __device__ __forceinline__ uint32_t weights_at(uint32_t base, uint32_t set, int group, int which) const {
+    return place_from(base, storage.weights[0][group][which]) + set * static_cast<uint32_t>(sizeof(storage.weights[0]));
+  }
+
+  // dQ += dS K.
+  __device__ __forceinline__ void issue_query_gradient(uint32_t base, uint32_t set) {
+    const uint64_t ds = sm90::k_major_descriptor(weights_at(base, set, kWho, 1));
+    const uint32_t keys = place_from(base, storage.k[0]) + set * static_cast<uint32_t>(sizeof(storage.k[0]));
+    const uint64_t k = sm90::mn_major_descriptor(keys, Config::kTileBytes);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      sm90::mma<typename Atoms::Query>(dq, sm90::descriptor_advance(ds, step * 32),
+                                       sm90::descriptor_advance(k, step * kStepBytes));
+    }
+  }
+
+  // sums = dS^T Q + P^T dO.
+  __device__ __forceinline__ void issue_key_gradient(float (&sums)[kSums], uint32_t base, uint32_t set) {
+    const auto across = [&](uint32_t tile) { return sm90::mn_major_descriptor(tile, Config::kTileBytes); };
+#pragma unroll
+    for (int group = 0; group < Config::kGroups; ++group) {
+      const uint64_t a = across(weights_at(base, set, group, 1)), b = across(place_from(base, storage.q[group][0]));
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        sm90::mma<typename Atoms::Key>(sums, sm90::descriptor_advance(a, step * kStepBytes),
+                                       sm90::descriptor_advance(b, step * kStepBytes), group == 0 && step == 0);
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < Config::kGroups; ++group) {
+      const uint64_t a = across(weights_at(base, set, group, 0)), b = across(place_from(base, storage.dout[group][0]));
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        // Of the RoPE's columns there are no values: the first sums alone.
+        sm90::mma_unpacked<typename ValueAtoms::Key>(
+            sums, sm90::descriptor_advance(a, step * kStepBytes), sm90::descriptor_advance(b, step * kStepBytes),
+            sm90::ScaleOut::One, cuda::std::make_index_sequence<kValueSums>{});
+      }
+    }
+  }
+
+  // Which rows this thread's slots of the block are.
+  __device__ __forceinline__ void read_rows(const QueryPosition& query, int32_t block) {
+    const int32_t first_row = row();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t place_of_slot = first_row + 8 * r, token = storage.tokens[ring.stage][place_of_slot];
+      if (Config::kPartials) {
+        const int32_t place = static_cast<int32_t>(Share<Config>::place());
+        rows[r] = token >= 0 ? place * params.topk + block * Config::kSlots + slot_of_place(place_of_slot) : -1;
+      } else {
+        const int32_t spare = static_cast<int32_t>(params.kv_rows) + place_of_slot;
+        rows[r] = token >= 0 ? query.batch * params.s_kv + token : spare;
+      }
+    }
+  }
+
+  // A block whose dKV is this consumer's: its dQ, and the sums, which are sent with the next one.
+  __device__ __forceinline__ void take_own(float (&sums)[kSums], const QueryPosition& query, int32_t block) {
+    wait_for_block();
+    const uint32_t base = uniform_base(), set = uniform_set();
+    sm90::pin_registers(dq);
+    sm90::forget_registers(sums);
+    sm90::wgmma_fence();
+    issue_query_gradient(base, set);
+    issue_key_gradient(sums, base, set);
+    sm90::wgmma_commit();
+    read_rows(query, block);
+    sm90::wgmma_wait<0>();
+    sm90::pin_registers(dq);
+    sm90::pin_registers(sums);
+    give_back();
+  }
+
+  // A block of the other consumer's: its dQ.
+  __device__ __forceinline__ void issue_other() {
+    wait_for_block();
+    const uint32_t base = uniform_base(), set = uniform_set();
+    sm90::pin_registers(dq);
+    sm90::wgmma_fence();
+    issue_query_gradient(base, set);
+    sm90::wgmma_commit();
+  }
+  __device__ __forceinline__ void finish_other() {
+    sm90::wgmma_wait<0>();
+    sm90::pin_registers(dq);
+    give_back();
+  }
+
+  __device__ __forceinline__ void send(const float (&sums)[kSums]) const {
+    PairPlaces<Config> places(params, rows, Share<Config>::first_tile() * Config::kTileColumns, thread);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float of_tile[kTileSums];
+#pragma unroll
+      for (int i = 0; i < kTileSums; ++i) of_tile[i] = sums[tile * kTileSums + i];
+      if constexpr (Config::kPacked) {
+        if (kHasRope && tile == kTiles - 1) {
+          send_packed_rope(of_tile, places);
+        } else {
+          send_packed_values(of_tile, places);
+        }
+      } else {
+        PairPlaces<Config>::arrange(of_tile, thread);
+#pragma unroll
+        for (int part = 0; part < PairPlaces<Config>::kTileParts; ++part) places.send(of_tile, part, false);
+      }
+      places.here += Config::kTileColumns * (Config::kPacked ? 2 : 4);
+    }
+  }
+
+  // A tile of values: of every 32 columns a thread's eight of either row.
+  __device__ __forceinline__ void send_packed_values(const float (&sums)[kTileSums],
+                                                     const PairPlaces<Config>& places) const {
+    float eights[4][kPackedColumns];
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+#pragma unroll
+      for (int i = 0; i < kPackedColumns; ++i) {
+        eights[part][i] = sums[(part % 2 * 4 + i / 2) * 4 + part / 2 * 2 + i % 2];
+      }
+    }
+    uint4 packed[4];
+    pack_eights(eights, packed);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      places.put_packed(rows[part / 2], part % 2 * PairPlaces<Config>::kGroup + thread % 4 * kPackedColumns,
+                        packed[part]);
+    }
+  }
+
+  // Packed columns of the RoPE lie in another order than those of values.
+  __device__ __forceinline__ void send_packed_rope(const float (&sums)[kTileSums],
+                                                   const PairPlaces<Config>& places) const {
+    float eights[4][kPackedColumns];
+#pragma unroll
+    for (int run = 0; run < 4; ++run) {
+#pragma unroll
+      for (int i = 0; i < kPackedColumns; ++i) eights[run][i] = sums[run * 8 + i];
+      PairPlaces<Config>::arrange_half(eights[run], thread);
+    }
+    uint4 packed[4];
+    pack_eights(eights, packed);
+#pragma unroll
+    for (int run = 0; run < 4; ++run) {
+      places.put_packed((thread & 1) != 0 ? rows[1] : rows[0], run * kColumnRun + thread % 4 / 2 * kPackedColumns,
+                        packed[run]);
+    }
+  }
+
+  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query) {
+    storage.heads_full.wait(0);
+    int32_t block = 0;
+    if (kWho == 1 && query.blocks > 0) {
+      issue_other();
+      finish_other();
+      block = 1;
+    }
+    for (; block + 1 < query.blocks; block += 2) {
+      float sums[kSums];
+      take_own(sums, query, block);
+      issue_other();
+      // Packing has branches, at which ptxas would have all products waited for.
+      if constexpr (Config::kPartials) finish_other();
+      send(sums);
+      if constexpr (!Config::kPartials) finish_other();
+    }
+    if (block < query.blocks) {
+      float sums[kSums];
+      take_own(sums, query, block);
+      send(sums);
+    }
+    store_query_gradient(query);
+  }
+
+  // Each thread has two neighbouring columns of every eight in its rows; the four lanes of a row exchange them so that
+  // each stores sixteen bytes, and the quad 64 bytes side by side.
+  __device__ __forceinline__ void store_query_gradient(const QueryPosition& query) const {
+    uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
+    const int quad_lane = static_cast<int>(thread % 4);
+#pragma unroll
+    for (int part = 0; part < kTiles * 2; ++part) {
+      const int32_t column = Share<Config>::first_tile() * Config::kTileColumns + part * 32;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t head = kWho * Config::kHeads + row() + 8 * r;
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* v = dq + part * 16 + j * 4 + 2 * r;
+          words[j] = pack_pair<Element>(v[0], v[1]);
+        }
+        quad_transpose(words, quad_lane);
+        if (head < params.h_q) {
+          uint8_t* line = start + head * params.dq_head_bytes + column * 2 + quad_lane * 16;
+          *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,116 @@
+// The producer warpgroup of the stage `columns`: Q and dO, P and dS of every block, and these columns of its keys.
+#pragma once
+
+#include "../../common/async_copy.cuh"
+#include "../../common/bulk_copy.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../../common/stream_copy.cuh"
+#include "../../common/tma.cuh"
+#include "columns_storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Each warp serves sixteen places of a block: lane l knows the token of place l % 16, and in each of four turns eight
+// lanes copy 128 bytes of a row.
+template <typename Config>
+struct ColumnsProducer {
+  static constexpr int kWarpSlots = 16;
+  static constexpr int kTurns = kWarpSlots / 4;
+
+  ColumnsStorage<Config>& storage;
+  const Parameters& params;
+  const SparseQuery<Config::kSlots>& query;
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int tiles = Share<Config>::tiles(Share<Config>::is_last());
+  Ring<Config::kSets> ring;
+
+  __device__ __forceinline__ bool is_first() const { return warp == 0 && lane == 0; }
+
+  __device__ __forceinline__ void load_heads(const TensorMap& q_map, const TensorMap& dout_map) {
+    if (is_first()) {
+      const int value_tiles = Share<Config>::value_tiles(Share<Config>::is_last());
+      storage.heads_full.arrive_and_expect(Config::kGroups * (tiles + value_tiles) * Config::kTileBytes);
+      for (int group = 0; group < Config::kGroups; ++group) {
+        for (int tile = 0; tile < tiles; ++tile) {
+          const int32_t column = (Share<Config>::first_tile() + tile) * Config::kTileColumns;
+          const int32_t head = group * Config::kHeads;
+          tma_load_4d(storage.q[group][tile], q_map, storage.heads_full, column, head, query.query, query.batch);
+          if (tile < value_tiles) {
+            tma_load_4d(storage.dout[group][tile], dout_map, storage.heads_full, column, head, query.query,
+                        query.batch);
+          }
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // An ordinary load: in the place of indices there may be lists that the kernel before has written.
+  __device__ __forceinline__ int32_t load_token(int32_t block) const {
+    const int32_t* indices = params.indices + query.batch * params.indices_batch + query.query * params.indices_query;
+    const int32_t place = static_cast<int32_t>(warp * kWarpSlots + lane % kWarpSlots);
+    const int32_t slot = block * Config::kSlots + slot_of_place(place);
+    return slot < query.slots ? indices[slot] : -1;
+  }
+
+  __device__ __forceinline__ void run(uint32_t place) {
+    int32_t token = load_token(0);
+    for (int32_t block = 0; block < query.blocks; ++block) {
+      const int32_t next = load_token(block + 1);
+      fill(token, stored_weights(params, place, block));
+      ring.advance();
+      token = next;
+    }
+  }
+
+  __device__ __forceinline__ void fill(int32_t token, const uint8_t* weights) {
+    const uint32_t set = ring.stage;
+    const bool is_valid = static_cast<uint32_t>(token) < query.token_limit;
+    const uint32_t valid = __ballot_sync(0xffffffffu, is_valid);
+    const uint8_t* rows = params.kv + query.batch * params.kv_batch_bytes +
+                          Share<Config>::first_tile() * static_cast<int>(kSwizzleRowBytes) + lane % 8 * 16;
+    make_opaque(rows);  // so that each row's offset is added to it in one instruction
+    const uint8_t* source[kTurns];
+    uint32_t destination[2];  // rows eight apart are swizzled alike
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const uint32_t slot = turn * 4 + lane / 8;
+      const uint32_t row = __shfl_sync(0xffffffffu, token, slot);
+      source[turn] = rows + static_cast<int64_t>((valid >> slot & 1u) != 0 ? row : 0u) * params.kv_token_bytes;
+      if (turn < 2) destination[turn] = swizzle_128(warp * kWarpSlots + slot, lane % 8);
+    }
+    storage.free[set].wait(ring.free());
+    if (is_first()) {
+      storage.full[set].arrive_and_expect(sizeof(storage.weights[set]));
+      // Other CTAs of the query read them at about the same time; nobody does later.
+      bulk_load(storage.weights[set], weights, sizeof(storage.weights[set]), storage.full[set],
+                l2_policy_evict_first());
+    }
+    if (lane < kWarpSlots) storage.tokens[set][warp * kWarpSlots + lane] = is_valid ? token : -1;
+    __syncwarp();
+    if (lane == 0) storage.full[set].arrive();
+    // Through a reduction, for what is told of `KeyBuffer::address` in producer.cuh.
+    const uint32_t keys = __reduce_max_sync(0xffffffffu, smem_address(storage.k[set][0]));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      destination[i] += keys;
+      make_opaque(destination[i]);
+    }
+    const uint64_t l2_policy = l2_policy_evict_last();
+#pragma unroll
+    for (int tile = 0; tile < Config::kTiles; ++tile) {
+      if (tile >= tiles) break;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        copy_async_16_or_zero(destination[turn % 2] + tile * Config::kTileBytes + turn / 2 * kSwizzleAtomBytes,
+                              source[turn] + tile * static_cast<int>(kSwizzleRowBytes),
+                              (valid >> (turn * 4 + lane / 8) & 1u) != 0, l2_policy);
+      }
+    }
+    storage.full[set].arrive_after_copies();
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

@@ -1,0 +1,101 @@
+// Numbers, shared memory and barriers of the stage `columns`: 192 columns of a query's dQ and of what its slots add to
+// dKV.
+//
+// barrier    | arrivals                                  | who waits | what it says
+// -----------+-------------------------------------------+-----------+----------------------------------------------
+// heads_full | 1 and bytes (TMA)                         | consumers | Q and dO are in
+// full[set]  | 1 and bytes (P and dS), 128 producers,    | consumers | a block is in: P, dS, keys and tokens
+//            | when their copies of keys have landed, 4  |           |
+//            | for the tokens                            |           |
+// free[set]  | 256 consumers                             | producer  | nothing reads the block any more
+//
+// Of dQ each consumer has 64 heads, of every block. Of dKV they have blocks in turn, all columns: while one sends its
+// block's rows, which takes L2 as long as all products take tensor cores, the other multiplies its own.
+//
+//   time | consumer 0                             | consumer 1                             | producer
+//   -----+----------------------------------------+----------------------------------------+----------------------
+//    |   | dQ and dKV of block 0                  | dQ of block 0                          | P, dS, keys of block 1
+//    |   | dQ of block 1; dKV of block 0 -> L2    | dQ and dKV of block 1                  | of block 2, behind 0
+//    v   | dQ and dKV of block 2                  | dQ of block 2; dKV of block 1 -> L2    | of block 3, behind 1
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "../../common/registers.cuh"
+#include "stored_weights.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+template <int kDQkArg, int kPartialsArg>
+struct ColumnsConfig {
+  static constexpr bool kPartials = kPartialsArg != 0;  // whether every slot's dKV row is stored on its own
+  static constexpr bool kPacked = kPartialsArg == 2;    // in 16 bits a column
+  static constexpr int kDQk = kDQkArg;
+  static constexpr int kDV = 512;
+  static constexpr int kGroups = kWeightGroups;  // of 64 heads, one for each consumer's dQ
+  static constexpr int kHeads = kWeightHeads;    // of a group
+  static constexpr int kSlots = kWeightSlots;
+  static constexpr int kTileColumns = 64;
+  static constexpr int kKeyTiles = kDQk / kTileColumns;
+  static constexpr int kValueTiles = kDV / kTileColumns;
+  static constexpr int kTiles = 3;  // of a CTA; the last one of a query may have fewer
+  static constexpr int kShares = (kKeyTiles + kTiles - 1) / kTiles;  // CTAs of a query
+  static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
+  static constexpr int kSets = 2;
+
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;
+  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
+
+  static_assert(kDQk == 576 || kDQk == 512);
+  static_assert(kTileBytes == kWeightTileBytes, "query, key and weight tiles share one size");
+  static_assert(kGroups == kConsumers);
+  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
+};
+
+template <typename Config>
+struct alignas(1024) ColumnsStorage {
+  uint8_t q[Config::kGroups][Config::kTiles][Config::kTileBytes];
+  uint8_t dout[Config::kGroups][Config::kTiles][Config::kTileBytes];
+  uint8_t k[Config::kSets][Config::kTiles][Config::kTileBytes];
+  uint8_t weights[Config::kSets][Config::kGroups][2][Config::kTileBytes];  // P, dS
+  int32_t tokens[Config::kSets][Config::kSlots];                           // -1 where a slot is not valid
+  int32_t slots;                                                           // that can be valid
+
+  Mbarrier heads_full;
+  Mbarrier full[Config::kSets];
+  Mbarrier free[Config::kSets];
+
+  __device__ __forceinline__ void init() {
+    heads_full.init(1);
+    for (int set = 0; set < Config::kSets; ++set) {
+      full[set].init(1 + Config::kWarpgroup + 4);
+      free[set].init(Config::kConsumerThreads);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+static_assert(sizeof(ColumnsStorage<ColumnsConfig<576, 0>>) <= 227 * 1024);
+
+// Which columns of its query a CTA has.
+template <typename Config>
+struct Share {
+  static __device__ __forceinline__ uint32_t place() { return blockIdx.x / Config::kShares; }  // of its query
+  static __device__ __forceinline__ int first_tile() {
+    return static_cast<int>(blockIdx.x % Config::kShares) * Config::kTiles;
+  }
+  static __device__ __forceinline__ bool is_last() { return blockIdx.x % Config::kShares == Config::kShares - 1; }
+  // Tiles of the CTA that has the last columns, or of any other one, and how many of them are values.
+  static __host__ __device__ constexpr int tiles(bool last) {
+    return last ? Config::kKeyTiles - (Config::kShares - 1) * Config::kTiles : Config::kTiles;
+  }
+  static __host__ __device__ constexpr int value_tiles(bool last) {
+    return last ? Config::kValueTiles - (Config::kShares - 1) * Config::kTiles : Config::kTiles;
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd

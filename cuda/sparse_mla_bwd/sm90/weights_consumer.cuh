@@ -1,0 +1,293 @@
+// A consumer warpgroup of the stage `weights`: S and dP of its stretches, and P and dS from them, to global memory.
+#pragma once
+
+#include "../../common/dot.cuh"
+#include "../../common/global_store_words.cuh"
+#include "../../common/log2_lse.cuh"
+#include "../../common/math.cuh"
+#include "../../common/opaque.cuh"
+#include "../../common/prefetch.cuh"
+#include "../../common/reduction.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/sm90/narrow_tiles.cuh"
+#include "../../common/sparse_query.cuh"
+#include "../sink.cuh"
+#include "weights_storage.cuh"
+
+namespace cupymla::sparse_mla_bwd {
+
+// Scores: heads x slots.
+template <typename Element>
+struct WeightsAtoms;
+
+template <>
+struct WeightsAtoms<__nv_bfloat16> {
+  using Scores = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_SS<sm90::Major::K, sm90::Major::K>;
+};
+
+template <>
+struct WeightsAtoms<__half> {
+  using Scores = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<sm90::Major::K, sm90::Major::K>;
+};
+
+// Which scores of a thread count.
+struct EveryScore {
+  static __device__ __forceinline__ bool counts(int) { return true; }
+};
+
+struct ValidScores {
+  uint32_t words[4];  // a bit for each slot, shifted so that a thread's first is bit 0
+  bool heads[2];      // whether there are this thread's two heads
+
+  __device__ __forceinline__ bool counts(int i) const {
+    return heads[i / 2 % 2] && (words[i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1u) != 0;
+  }
+};
+
+template <typename Config, typename Element, int kWho>
+struct WeightsConsumer {
+  using Mma = typename WeightsAtoms<Element>::Scores;
+  static constexpr int kScores = Config::kHeads * Config::kSlots / Config::kWarpgroup;
+  static constexpr int kTileSteps = Config::kTileColumns / 16;  // wgmma k steps in a tile
+  static constexpr int kGroups = kScores / 4;                   // of eight slots
+  static constexpr uint32_t kDistribution = 1 + kWho;           // named barrier
+
+  WeightsStorage<Config>& storage;
+  const Parameters& params;
+  const int32_t first_head;
+  // From one lane, so that the compiler knows it to be the same in all.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) % 4;
+  const int lane = threadIdx.x % 32;
+  const int row = warp * 16 + lane / 4;  // this thread has scores of that head and of the one eight further down
+
+  float scores[kScores], gradients[kScores];
+  Ring<Config::kStages> ring;
+
+  __device__ __forceinline__ WeightsConsumer(WeightsStorage<Config>& storage, const Parameters& params,
+                                             int32_t first_head)
+      : storage(storage), params(params), first_head(first_head) {}
+
+  // Before the first product, by consumer 1, which has the second stretch: two threads to a head, each with every other
+  // 16 bytes of its channels.
+  __device__ __forceinline__ void make_statistics(const QueryPosition& query) {
+    constexpr int kChunks = Config::kDV / 8 / 2;
+    const int own = (warp * 32 + lane) / 2, part = lane % 2;
+    const int32_t head = first_head + own;
+    const int64_t batch = query.batch, token = query.query;
+    const bool exists = head < params.h_q;
+    const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
+                         head * params.out_head_bytes;
+    // Into L2 while dO is waited for: to ask for all of it at once there are no registers.
+    if (exists) {
+#pragma unroll
+      for (int line = 0; line < Config::kDV * 2 / 128 / 2; ++line) prefetch_l2(out + (line * 2 + part) * 128);
+    }
+    for (Mbarrier& full : storage.heads_full) full.wait(0);
+    Log2Lse lse{positive_infinity(), 1.f};
+    float delta = 0.f, share = 1.f;
+    if (exists) {
+#pragma unroll 16
+      for (int i = 0; i < kChunks; ++i) {
+        const int chunk = i * 2 + part;
+        const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
+        const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(own, chunk % 8));
+        delta += dot_eight<Element>(left, right);
+      }
+      const float given = read_lse(params, query, head);
+      lse = log2_lse(given, params.unit, params.unit_rest);
+      share = share_beside_sink(params, head, given);
+    }
+    delta += __shfl_xor_sync(0xffffffffu, delta, 1);
+    if (part == 0) {
+      storage.lse[own] = lse.rounded;
+      storage.factor[own] = lse.factor;
+      storage.share[own] = share * lse.factor;
+      storage.delta[own] = delta;
+    }
+    storage.statistics_out.arrive();
+  }
+
+  // The tiles of a stretch that the other consumer has.
+  __device__ __forceinline__ void pass_by() {
+    ring.stage += Config::kKeyTiles % Config::kStages;
+    ring.full ^= Config::kKeyTiles / Config::kStages & 1u;
+    if (ring.stage >= Config::kStages) {
+      ring.stage -= Config::kStages;
+      ring.full ^= 1u;
+    }
+  }
+
+  // S and dP of a stretch, tile by tile.
+  __device__ __forceinline__ void multiply(int32_t stretch) {
+    const bool is_first = stretch == kWho;
+    if (stretch > 0) storage.turn[kWho].wait((stretch - 1) / Config::kConsumers & 1);
+    // Through a reduction, so that descriptors are in uniform registers.
+    const uint32_t base = __reduce_max_sync(0xffffffffu, smem_address(&storage));
+    const auto place_from = [&](const void* place) {
+      return base + static_cast<uint32_t>(static_cast<const uint8_t*>(place) -
+                                          reinterpret_cast<const uint8_t*>(&storage));
+    };
+    const uint64_t q = sm90::k_major_descriptor(place_from(storage.q[0]));
+    const uint64_t dout = sm90::k_major_descriptor(place_from(storage.dout[0]));
+    sm90::forget_registers(scores);
+    sm90::forget_registers(gradients);
+    uint32_t last = 0;
+#pragma unroll
+    for (int tile = 0; tile < Config::kKeyTiles; ++tile) {
+      if (is_first && tile % Config::kPartTiles == 0) storage.heads_full[tile / Config::kPartTiles].wait(0);
+      storage.full[ring.stage].wait(ring.full);
+      if (tile == Config::kKeyTiles - 1) storage.turn[1 - kWho].arrive();
+      fence_async_shared();
+      const uint32_t stage = __reduce_max_sync(0xffffffffu, ring.stage);
+      const uint64_t k = sm90::k_major_descriptor(place_from(storage.k[0]) + stage * Config::kTileBytes);
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kTileSteps; ++step) {
+        const uint32_t offset = tile * Config::kHeadTileBytes + step * 32;
+        const uint64_t columns = sm90::descriptor_advance(k, step * 32);
+        sm90::mma<Mma>(scores, sm90::descriptor_advance(q, offset), columns, tile == 0 && step == 0);
+        if (tile < Config::kValueTiles) {
+          sm90::mma<Mma>(gradients, sm90::descriptor_advance(dout, offset), columns, tile == 0 && step == 0);
+        }
+      }
+      sm90::wgmma_commit();
+      if (tile > 0) {
+        sm90::wgmma_wait<1>();
+        storage.free[last].arrive();
+      }
+      last = ring.stage;
+      ring.advance();
+    }
+    sm90::wgmma_wait<0>();
+    sm90::pin_registers(scores);
+    sm90::pin_registers(gradients);
+    storage.free[last].arrive();
+  }
+
+  // P and dS of the stretch, to where the stage `columns` reads them.
+  __device__ __forceinline__ void weigh(const SparseQuery<Config::kSlots>& query, int32_t stretch, uint32_t place) {
+    const uint4 words = *reinterpret_cast<const uint4*>(storage.valid[stretch % Config::kWordSets]);
+    const bool heads[2] = {first_head + row < params.h_q, first_head + row + 8 < params.h_q};
+    const bool every = (words.x & words.y & words.z & words.w) == ~0u && heads[0] && heads[1];
+    // All being valid is the rule, and has code of its own: a test for each number is a third of all instructions.
+    if (__all_sync(0xffffffffu, every)) {
+      weigh_where(EveryScore(), query, stretch, place);
+    } else {
+      const int shift = 2 * (lane % 4);
+      const ValidScores valid{{words.x >> shift, words.y >> shift, words.z >> shift, words.w >> shift},
+                              {heads[0], heads[1]}};
+      weigh_where(valid, query, stretch, place);
+    }
+  }
+
+  template <typename Mask>
+  __device__ __forceinline__ void weigh_where(const Mask& mask, const SparseQuery<Config::kSlots>& query,
+                                              int32_t stretch, uint32_t place) {
+    const float lse[2] = {storage.lse[row], storage.lse[row + 8]};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const float p = exp2_approx(fmaf(scores[i], params.scale_log2, -lse[i / 2 % 2]));
+      scores[i] = mask.counts(i) ? p : 0.f;
+    }
+    if (params.attn_dist != nullptr) add_distribution(query, stretch);
+    const float share[2] = {storage.share[row], storage.share[row + 8]};
+    const float delta[2] = {storage.delta[row], storage.delta[row + 8]};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = i / 2 % 2;
+      scores[i] *= share[r];
+      const float gradient = scores[i] * (gradients[i] - delta[r]) * params.sm_scale;
+      // P is zero there, but zero times a number that is not finite is none.
+      gradients[i] = mask.counts(i) ? gradient : 0.f;
+    }
+    const int32_t block = stretch * 2;
+    uint8_t* tiles = stored_weights(params, place, block) + first_head / Config::kHeads % kWeightGroups *
+                                                                (2 * kWeightTileBytes);
+    store_block<0>(tiles);
+    if (block * kWeightSlots + kWeightSlots < query.slots) store_block<1>(tiles + kWeightBlockBytes);
+  }
+
+  // P and dS of one of the stretch's blocks, places as `slot_of_place` has them: of every 32 slots a thread stores
+  // sixteen bytes, and the quad 64 bytes side by side.
+  template <int kBlock>
+  __device__ __forceinline__ void store_block(uint8_t* tiles) const {
+    const int quad_lane = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint8_t* to = tiles + swizzle_128(row + 8 * r, half * 4 + quad_lane);
+        store_chunks<kBlock>(to, scores, half, r);
+        store_chunks<kBlock>(to + kWeightTileBytes, gradients, half, r);
+      }
+    }
+  }
+
+  template <int kBlock>
+  __device__ __forceinline__ void store_chunks(uint8_t* to, const float (&values)[kScores], int half, int r) const {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* v = values + (kBlock * 8 + half * 4 + j) * 4 + 2 * r;
+      words[j] = pack_pair<Element>(v[0], v[1]);
+    }
+    store_uint4(to, make_uint4(words[0], words[1], words[2], words[3]));
+  }
+
+  // Adds up with the lane that far away: of twice that many sums the lower lane keeps the first half, the other one
+  // the second.
+  template <int kCount>
+  __device__ __forceinline__ void halve(float (&sums)[2 * kGroups], int apart) const {
+    const bool upper = (lane & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float got = __shfl_xor_sync(0xffffffffu, upper ? sums[i] : sums[i + kCount], apart);
+      sums[i] = (upper ? sums[i + kCount] : sums[i]) + got;
+    }
+  }
+
+  // Adds the sums of the stretch's P (without the sink) over heads to the query's distribution, `scores` being P but
+  // for the factors of its heads. Two CTAs add to a query's, two numbers to zero, so the order does not matter.
+  __device__ __forceinline__ void add_distribution(const SparseQuery<Config::kSlots>& query, int32_t stretch) {
+    const float factor[2] = {storage.factor[row], storage.factor[row + 8]};
+    float sums[2 * kGroups];
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      const float* s = scores + i / 2 * 4 + i % 2;
+      sums[i] = fmaf(s[2], factor[1], s[0] * factor[0]);
+    }
+    // Eight lanes have the same slots, of other heads. Each ends with the sums of an eighth of them.
+    halve<kGroups>(sums, 16);
+    halve<kGroups / 2>(sums, 8);
+    halve<kGroups / 4>(sums, 4);
+    auto& of_warps = storage.distribution[kWho][stretch / 2 % 2];
+    const int first = lane / 16 * kGroups + lane / 8 % 2 * (kGroups / 2) + lane / 4 % 2 * (kGroups / 4);
+#pragma unroll
+    for (int i = 0; i < kGroups / 4; i += 2) {
+      float* to = of_warps[warp] + (first + i) / 2 * 8 + 2 * (lane % 4);
+      *reinterpret_cast<float2*>(to) = make_float2(sums[i], sums[i + 1]);
+    }
+    named_barrier_sync(kDistribution, Config::kWarpgroup);
+    const int32_t slot = warp * 32 + lane, first_slot = stretch * Config::kSlots;
+    if (first_slot + slot < query.slots) {
+      float* start = params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
+      reduce_add_float(start + first_slot + slot,
+                       (of_warps[0][slot] + of_warps[1][slot]) + (of_warps[2][slot] + of_warps[3][slot]));
+    }
+  }
+
+  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, uint32_t place) {
+    if constexpr (kWho == 1) {
+      make_statistics(query);
+      pass_by();
+    }
+    for (int32_t stretch = kWho; stretch < query.blocks; stretch += Config::kConsumers) {
+      multiply(stretch);
+      if (stretch == kWho) storage.statistics_out.wait(0);
+      weigh(query, stretch, place);
+      pass_by();
+    }
+  }
+};
+
+}  // namespace cupymla::sparse_mla_bwd
