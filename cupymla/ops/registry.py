@@ -69,7 +69,6 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(
             KernelEntry("sparse_mla_bwd", "sm_90a"),
             KernelEntry("sparse_mla_bwd_joint", "sm_90a"),
-            KernelEntry("sparse_mla_bwd_halves", "sm_90a"),
             KernelEntry("sparse_mla_bwd", "sm_100a"),
             KernelEntry("sparse_mla_bwd", "sm_103a", first="sm_100a"),
         ),

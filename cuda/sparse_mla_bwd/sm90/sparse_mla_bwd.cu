@@ -5,7 +5,9 @@
 #include "../stages.cuh"
 #include "../sum_packed_rows.cuh"
 #include "attention.cuh"
+#include "columns_stage.cuh"
 #include "pair_attention.cuh"
+#include "weights_stage.cuh"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "this kernel is for sm_90a"
@@ -14,7 +16,7 @@
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16; 2 where `round` of a pair's sums makes fp32.
 // CUPYMLA_STAGE: which stage this is, see `Stage`. CUPYMLA_CLUSTER: CTAs that share a query, 1 or 2, for the attention
 // stage, and `zero` and `round` of its sums. CUPYMLA_PARTIALS: 1 where every slot's dKV row is stored on its own, for
-// the attention stage; 2 where these rows are packed, for the attention stage of a pair, and `sum`.
+// the attention stage; 2 where these rows are packed, for the attention stage of a pair, `columns`, and `sum`.
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -25,17 +27,28 @@ using ThisStorage = PairStorage<ThisConfig>;
 using ThisConfig = Config<CUPYMLA_D_QK, CUPYMLA_PARTIALS != 0>;
 using ThisStorage = Storage<ThisConfig>;
 #endif
+using ThisWeights = WeightsConfig<CUPYMLA_D_QK>;
+using ThisColumns = ColumnsConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 // A float32 dkv of a pair comes from the order of its sums by the stage `round`.
 using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
+constexpr bool kIsWeights = CUPYMLA_STAGE == kWeights, kIsColumns = CUPYMLA_STAGE == kColumns;
 constexpr bool kSumsPacked = CUPYMLA_STAGE == kSum && CUPYMLA_PARTIALS == 2;
 constexpr unsigned kStageThreads = kIsAttention  ? ThisConfig::kThreads
+                                   : kIsWeights  ? ThisWeights::kThreads
+                                   : kIsColumns  ? ThisColumns::kThreads
                                    : kSumsPacked ? kPackedSumThreads
                                                  : kCompanionThreads[CUPYMLA_STAGE];
 constexpr unsigned kStageCluster = kIsAttention ? CUPYMLA_CLUSTER : 1;
-constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
+constexpr unsigned kStagePassHeads = (kIsWeights || kIsColumns ? kWeightGroups : CUPYMLA_CLUSTER) * 64;
+constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters  // where setmaxnreg is used
+                                     : kIsWeights ? ThisWeights::kWarpgroupRegisters
+                                     : kIsColumns ? ThisColumns::kWarpgroupRegisters
+                                                  : 0;
 constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
+                                     : kIsWeights              ? sizeof(WeightsStorage<ThisWeights>)
+                                     : kIsColumns              ? sizeof(ColumnsStorage<ThisColumns>)
                                      : CUPYMLA_STAGE == kSort ? sizeof(MergeStorage<1>)
                                                                : 0;  // dynamic
 
@@ -43,9 +56,9 @@ constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStor
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThreads, 1)
     sparse_mla_bwd(
-#if CUPYMLA_STAGE == 0
+#if CUPYMLA_STAGE == 0 || CUPYMLA_STAGE == 12 || CUPYMLA_STAGE == 13
         const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
-#if CUPYMLA_CLUSTER == 2
+#if CUPYMLA_STAGE == 0 && CUPYMLA_CLUSTER == 2
         const __grid_constant__ cupymla::TensorMap rope_map,
 #endif
 #endif
@@ -59,6 +72,12 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
                                  , rope_map
 #endif
   );
+#elif CUPYMLA_STAGE == 12
+  make_weights<ThisWeights, Element>(*reinterpret_cast<WeightsStorage<ThisWeights>*>(shared_memory), params, q_map,
+                                     dout_map);
+#elif CUPYMLA_STAGE == 13
+  make_columns<ThisColumns, Element>(*reinterpret_cast<ColumnsStorage<ThisColumns>*>(shared_memory), params, q_map,
+                                     dout_map);
 #else
   if constexpr (CUPYMLA_STAGE == kSort) {
     sort(*reinterpret_cast<MergeStorage<1>*>(shared_memory), params);
@@ -82,5 +101,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::sparse_mla_bwd::kStageThreads,
                      cluster = cupymla::sparse_mla_bwd::kStageCluster,
                      smem_bytes = cupymla::sparse_mla_bwd::kStageSmemBytes,
                      parameter_bytes = sizeof(cupymla::sparse_mla_bwd::Parameters),
-                     pass_heads = CUPYMLA_CLUSTER * 64,
+                     pass_heads = cupymla::sparse_mla_bwd::kStagePassHeads,
                      warpgroup_registers = cupymla::sparse_mla_bwd::kStageRegisters);

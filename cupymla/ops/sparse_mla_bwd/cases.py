@@ -21,10 +21,10 @@ WRITTEN = ARGUMENTS.written
 
 CHOICES = {
     "sparse_mla_bwd": Choice(
-        ("plan._MARGIN=0.0", "halves._WHEN='never'"), further=(("order", "plan._ORDER_GAIN=-1.0"),)
+        ("plan._MARGIN=0.0", "halves._WHEN='never'"),
+        further=(("order", "plan._ORDER_GAIN=-1.0"), ("halves", "halves._WHEN='always'")),
     ),
     "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
-    "sparse_mla_bwd_halves": Choice("halves._WHEN='always'", intents=("halves",)),
 }
 
 

@@ -5,22 +5,14 @@ Each half is a stage of its own; the kernels' page tells how they work (cuda/spa
 
 from __future__ import annotations
 
-from ...arch import Arch
-from ...build.source import KernelSource
-from ...errors import InputError, shown
-from ..mla import DTYPES
-from .launches import STAGES as ALL_STAGES
 from .launches import Stage
-from .spec import OPERATOR, Problem
+from .spec import Problem
 
-ENTRY = "sparse_mla_bwd_halves"
-"""The kernel."""
-
-SOURCES = {"sm_90a": "sparse_mla_bwd/sm90/sparse_mla_bwd_halves.cu"}
-"""Its source for each target that has it."""
+ARCHS = ("sm_90a",)
+"""Targets that have these stages."""
 
 STAGES: tuple[Stage, ...] = ("weights", "columns")
-"""What is compiled from that source."""
+"""What there is only for them."""
 
 HEADS = (65, 128)
 """The fewest and the most heads."""
@@ -37,14 +29,13 @@ _WHEN = "unless in order"
 order of tokens: P and dS go through L2, which then has too little room for keys and sums as it is."""
 
 _BLOCK_SLOTS = 64
-_PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
 
 
 def can_take(problem: Problem, arch_name: str) -> bool:
     """Whether there are kernels for a problem, whose rows, if they are stored, are packed."""
     few, many = HEADS
     return (
-        arch_name in SOURCES
+        arch_name in ARCHS
         and _WHEN != "never"
         and few <= problem.shared.h_q <= many
         and weight_bytes(problem) <= WEIGHT_BYTES
@@ -64,16 +55,3 @@ def weight_bytes(problem: Problem) -> int:
 def column_ctas(problem: Problem) -> int:
     """CTAs of the stage `columns` to a query."""
     return -(-problem.shared.d_qk // COLUMN_CTA_COLUMNS)
-
-
-def variant(arch: Arch, stage: Stage, d_qk: int, dtype: str, partials: bool, packed: bool) -> KernelSource:
-    """One of the kernels, of numbers that `plan.variant` has checked. Raises InputError for rows stored whole."""
-    if partials and not packed:
-        raise InputError("partials", f"False, or packed as well, with stage={stage!r}", shown(partials), OPERATOR)
-    defines = (
-        ("CUPYMLA_STAGE", ALL_STAGES.index(stage)),
-        ("CUPYMLA_D_QK", d_qk),
-        ("CUPYMLA_FP16", DTYPES.index(dtype)),
-        ("CUPYMLA_PARTIALS", _PACKED if packed and stage == "columns" else 0),
-    )
-    return KernelSource(SOURCES[arch.name], ENTRY, defines, arch.name)

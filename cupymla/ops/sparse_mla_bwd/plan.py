@@ -15,7 +15,7 @@ from ..kv_rows import kv_rows as numbered
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more, named_by_any
 from . import halves
-from .launches import STAGES, Launch, Stage, Workspace
+from .launches import ATTENDING, STAGES, Launch, Stage, Workspace
 from .sizes import all_bunches, all_kv_rows, all_tokens, fitting, list_bytes, partial_bytes
 from .spec import OPERATOR, Problem
 
@@ -109,6 +109,7 @@ _L2_BYTES = 50e6  # of an H200
 
 _ELEMENTS = (*DTYPES, "float32")  # by their CUPYMLA_FP16
 _PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
+_PACKED_STAGES: tuple[Stage, ...] = ("attention", "columns", "sum")
 _PAIR_STAGES = ("zero", "round")  # beside the attention, that pairs on sm_90a have of their own
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
@@ -255,7 +256,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     if max(tokens * max(shared.h_q, cluster), kv_rows) > MAX_CTAS:
         wanted = f"{OPERATOR} on {tokens} queries of {shared.h_q} heads and {kv_rows} tokens"
         raise UnsupportedError(wanted, arch.name, f"up to {MAX_CTAS} heads, and as many tokens, in all")
-    if _is_pair(arch.name, pass_heads) and shared.topk > PAIR_SLOTS:
+    is_pair = _is_pair(arch.name, pass_heads)
+    if is_pair and shared.topk > PAIR_SLOTS:
         wanted = f"{OPERATOR} with a topk of {shown(shared.topk)} and {shared.h_q} heads"
         raise UnsupportedError(wanted, arch.name, f"up to {PAIR_SLOTS} with more than {CTA_HEADS} heads")
     together = _queries_together(problem) if arch.name in JOINT_SOURCES else ()
@@ -300,14 +302,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         lists=lists,
         row_ctas=row_ctas,
         workspace=workspace(
-            problem,
-            chunk,
-            queries,
-            in_order,
-            in_runs=_is_pair(arch.name, pass_heads),
-            packed=packed,
-            lists=lists,
-            in_halves=in_halves,
+            problem, chunk, queries, in_order, in_runs=is_pair, packed=packed, lists=lists, in_halves=in_halves
         ),
     )
 
@@ -491,9 +486,10 @@ def variant(
             may be "float32", too.
         pass_heads: heads of one pass over a query's slots, 64 or 128 (more are taken in several passes); for the
             attention stage, and on sm_90a for the stages `zero` and `round` of its sums.
-        partials: whether every slot's row is stored on its own instead of added up; for the attention stage.
+        partials: whether every slot's row is stored on its own instead of added up; for the stages `attention` and,
+            with `packed`, `columns`.
         packed: whether these rows have 16 bits a column; with `partials`, on sm_90a with 128 heads a pass, for the
-            stages `attention` and `sum`.
+            stages `attention`, `columns` and `sum`.
         queries: neighbouring ones that take their rows together: 1, or on sm_90a 4 of up to 16 heads or 2 of up to 32,
             whatever `pass_heads` is; without `partials`.
 
@@ -521,22 +517,22 @@ def variant(
     dtypes = _dtypes(stage, is_pair)
     if type(dtype) is not str or dtype not in dtypes:
         raise InputError("dtype", " or ".join(map(repr, dtypes)), shown(dtype), OPERATOR)
-    if stage in halves.STAGES and queries == 1 and arch.name in halves.SOURCES:
-        return halves.variant(arch, stage, d_qk, dtype, partials, packed)
     if queries > 1:
         return _joint_variant(arch, stage, d_qk, dtype, partials, queries)
     if stage not in _stages_alone(arch.name):
         expected = "one of " + ", ".join(_stages_alone(arch.name)) + f" with queries=1 on {arch.name}"
         raise InputError("stage", expected, shown(stage), OPERATOR)
-    attends = stage == "attention"
+    if stage in halves.STAGES and partials and not packed:
+        raise InputError("partials", f"False, or packed as well, with stage={stage!r}", shown(partials), OPERATOR)
+    attends = stage in ATTENDING
     wide = attends or stage in ("zero", "round", "sum")
-    heads = pass_heads if attends or (is_pair and stage in _PAIR_STAGES) else PASS_HEADS[0]
+    heads = pass_heads if stage == "attention" or (is_pair and stage in _PAIR_STAGES) else PASS_HEADS[0]
     defines = (
         ("CUPYMLA_STAGE", STAGES.index(stage)),
         ("CUPYMLA_D_QK", d_qk if wide else 576),
-        ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if stage in ("attention", "round") else 0),
+        ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if attends or stage == "round" else 0),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
-        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in ("attention", "sum") else int(partials and attends)),
+        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in _PACKED_STAGES else int(partials and attends)),
     )
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 
@@ -582,7 +578,9 @@ def _dtypes(stage: str, is_pair: bool) -> tuple[str, ...]:
 
 def _stages_alone(arch_name: str) -> tuple[Stage, ...]:
     """Stages of queries that take their rows by themselves."""
-    left_out = ("merge", *halves.STAGES) if arch_name in ORDER_ARCHS else ("merge", *ORDER_STAGES, *halves.STAGES)
+    further = ORDER_STAGES if arch_name in ORDER_ARCHS else ()
+    further += halves.STAGES if arch_name in halves.ARCHS else ()
+    left_out = {"merge", *ORDER_STAGES, *halves.STAGES}.difference(further)
     return tuple(stage for stage in STAGES if stage not in left_out)
 
 
@@ -590,11 +588,9 @@ def _variants(arch_name: str) -> Iterator[tuple[Iterable[Stage], dict[str, Any]]
     """What there is of a target beside types: stages, and further numbers of their variants."""
     for pass_heads in PASS_HEADS:
         for partials in (False, True):
-            yield _stages_alone(arch_name), {"pass_heads": pass_heads, "partials": partials}
+            stages = (stage for stage in _stages_alone(arch_name) if not (partials and stage in halves.STAGES))
+            yield stages, {"pass_heads": pass_heads, "partials": partials}
     if _is_pair(arch_name, PASS_HEADS[1]):
-        yield ("attention", "sum"), {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
-        if arch_name in halves.SOURCES:
-            yield halves.STAGES, {"pass_heads": PASS_HEADS[1]}
-            yield ("columns",), {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
+        yield _PACKED_STAGES, {"pass_heads": PASS_HEADS[1], "partials": True, "packed": True}
     for queries in JOINT_HEADS if arch_name in JOINT_SOURCES else ():
         yield JOINT_STAGES, {"pass_heads": PASS_HEADS[0], "queries": queries}
