@@ -149,9 +149,42 @@ struct Merge {
     return rows;
   }
 
+  // Which slot of each query an entry stands for.
+  struct alignas(2 * kQueries) Slots {
+    uint16_t of[kQueries];
+  };
+  static_assert(kMaxEntries * sizeof(Slots) <= sizeof(MergeStorage<kQueries>::members));
+
   // Lists tokens that are named once more, and says of every entry which slots of the queries it stands for.
   __device__ __forceinline__ void place_slots(uint32_t rows) {
     if (params.row_slots == nullptr && named_before == 0) return;
+    find_places(rows);
+    if (params.row_slots == nullptr) return;
+    // Nobody needs the bits any more. What is put together in their place leaves in a row: two bytes here and there in
+    // global memory would take L2 a sector each.
+    auto* const slots = reinterpret_cast<Slots*>(storage.members);
+    __syncthreads();
+    const uint32_t entries = rows + storage.repeated;
+    if constexpr (kQueries > 1) {
+      // A query that an entry does not stand for has no slot there.
+      for (uint32_t place = threadIdx.x; place < entries; place += kMergeThreads) slots[place] = Slots{};
+      __syncthreads();
+    }
+#pragma unroll
+    for (int own = 0; own < kQueries; ++own) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int32_t place = tokens[own][i];
+        if (place >= 0) slots[place].of[own] = static_cast<uint16_t>(i * kMergeThreads + threadIdx.x);
+      }
+    }
+    __syncthreads();
+    auto* const to = reinterpret_cast<Slots*>(params.row_slots) + bunch.first_entry(params, blockIdx.x);
+    for (uint32_t place = threadIdx.x; place < entries; place += kMergeThreads) to[place] = slots[place];
+  }
+
+  // Of this thread's slots that are valid the entry's place, in the place of the token.
+  __device__ __forceinline__ void find_places(uint32_t rows) {
 #pragma unroll
     for (int own = 0; own < kQueries; ++own) {
 #pragma unroll
@@ -165,10 +198,7 @@ struct Merge {
         } else {
           place = storage.before[token / 32] + __popc(any(token / 32) & ((1u << token % 32) - 1));
         }
-        if (params.row_slots != nullptr) {
-          const int64_t of_all = bunch.first_entry(params, blockIdx.x) + place;
-          params.row_slots[of_all * kQueries + own] = static_cast<uint16_t>(i * kMergeThreads + threadIdx.x);
-        }
+        tokens[own][i] = static_cast<int32_t>(place);
       }
     }
   }

@@ -20,18 +20,27 @@ __device__ __forceinline__ void sort(MergeStorage<1>& storage, const Parameters&
   Merge<1>(storage, params).run();
 }
 
-// From a query's list to its slots. Those that are not valid have their zeros from `zero`. A CTA to a query.
+// From a query's list to its slots, zeros to those that are not valid. Put together in shared memory, so that all of it
+// leaves in a row. A CTA to a query.
 __device__ __forceinline__ void deal(const Parameters& params) {
+  __shared__ float sums[kMaxEntries];
   const uint32_t token = params.query_begin + blockIdx.x;
   if (token >= params.query_end) return;
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t slot = thread; slot < params.topk; slot += kDealThreads) sums[slot] = 0.f;
+  __syncthreads();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * params.topk;
+  const int32_t rows = rows_of(params.row_counts[blockIdx.x]);
+#pragma unroll 4
+  for (int32_t place = thread; place < rows; place += kDealThreads) {
+    sums[params.row_slots[first + place]] = params.listed_dist[first + place];
+  }
+  __syncthreads();
   const QueryPosition query(params, token);
   float* const attn_dist =
       params.attn_dist + query.batch * params.attn_dist_batch + query.query * params.attn_dist_query;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * params.topk;
-  const int32_t rows = rows_of(params.row_counts[blockIdx.x]);
-  for (int32_t place = threadIdx.x; place < rows; place += kDealThreads) {
-    attn_dist[params.row_slots[first + place]] = params.listed_dist[first + place];
-  }
+#pragma unroll 4
+  for (int32_t slot = thread; slot < params.topk; slot += kDealThreads) attn_dist[slot] = sums[slot];
 }
 
 }  // namespace cupymla::sparse_mla_bwd

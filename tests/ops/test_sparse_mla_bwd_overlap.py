@@ -165,7 +165,7 @@ def test_what_the_call_writes_is_not_read_past_the_cache(source: build.KernelSou
     stage = launches.STAGES[int(dict(source.defines)["CUPYMLA_STAGE"])]
     found = uncached(build.ptx(source))
     joint = ("zero", "merge") if source.entry == plan.JOINT else ()
-    assert bool(found) == (stage in ("attention", "count", "place", "sort", *joint))
+    assert bool(found) == (stage in ("attention", "weights", "count", "place", "sort", *joint))
     # indices; rows of out, on sm_90a and Blackwell, and of kv
     row = "reinterpret_cast<const uint4*>({}) + chunk"
     callers = ("indices + slot", row.format("out"), "left + tile * 8", row.format("start"))

@@ -29,12 +29,9 @@ __device__ __forceinline__ void make_columns(ColumnsStorage<Config>& storage, co
     storage.init();
   }
   wait_for_grid_ahead(params.followed != 0);
-  // One thread reads how many slots there are: all must wait for the same blocks, whoever writes to topk_length.
-  if (threadIdx.x == 0) {
-    storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
-  }
+  const int32_t* const slots = stored_slots(params, place);
+  const SparseQuery<Config::kSlots> query(params, token, min(slots[0], slots[1]));
   __syncthreads();
-  const SparseQuery<Config::kSlots> query(params, token, storage.slots);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == Config::kConsumers) {
     registers_give_back<Config::kProducerRegisters>();

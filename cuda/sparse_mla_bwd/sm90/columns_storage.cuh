@@ -63,7 +63,6 @@ struct alignas(1024) ColumnsStorage {
   uint8_t k[Config::kSets][Config::kTiles][Config::kTileBytes];
   uint8_t weights[Config::kSets][Config::kGroups][2][Config::kTileBytes];  // P, dS
   int32_t tokens[Config::kSets][Config::kSlots];                           // -1 where a slot is not valid
-  int32_t slots;                                                           // that can be valid
 
   Mbarrier heads_full;
   Mbarrier full[Config::kSets];

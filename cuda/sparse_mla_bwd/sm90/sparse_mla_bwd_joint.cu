@@ -22,6 +22,7 @@ using ThisMergeStorage = MergeStorage<CUPYMLA_QUERIES>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr unsigned kStageThreads = kIsAttention ? ThisConfig::kThreads : kCompanionThreads[CUPYMLA_STAGE];
+constexpr unsigned kStageCtas = CUPYMLA_STAGE == kMerge ? 2 : 1;  // of a multiprocessor, at least
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters : 0;  // where setmaxnreg is used
 constexpr unsigned kStageSmemBytes = kIsAttention               ? sizeof(ThisStorage)
                                      : CUPYMLA_STAGE == kMerge ? sizeof(ThisMergeStorage)
@@ -29,7 +30,8 @@ constexpr unsigned kStageSmemBytes = kIsAttention               ? sizeof(ThisSto
 
 }  // namespace cupymla::sparse_mla_bwd
 
-extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThreads, 1)
+extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThreads,
+                                              cupymla::sparse_mla_bwd::kStageCtas)
     sparse_mla_bwd_joint(
 #if CUPYMLA_STAGE == 0
         const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,

@@ -28,4 +28,11 @@ __device__ __forceinline__ uint8_t* stored_weights(const Parameters& params, uin
   return params.weights + (place * blocks + block) * kWeightBlockBytes;
 }
 
+// Behind all tiles: how many slots of a query either half of the heads has P and dS of. Whoever writes to topk_length
+// between the stages, nothing is read that was not written.
+__device__ __forceinline__ int32_t* stored_slots(const Parameters& params, uint32_t place) {
+  return reinterpret_cast<int32_t*>(stored_weights(params, params.query_end - params.query_begin, 0)) +
+         place * kWeightGroups;
+}
+
 }  // namespace cupymla::sparse_mla_bwd

@@ -24,6 +24,7 @@ __device__ __forceinline__ void make_weights(WeightsStorage<Config>& storage, co
   // One thread reads how many slots there are: all must wait for the same tiles, whoever writes to topk_length.
   if (threadIdx.x == 0) {
     storage.slots = SparseQuery<Config::kSlots>::read_slots(params, QueryPosition(params, token));
+    stored_slots(params, place)[blockIdx.x % kWeightGroups] = storage.slots;
   }
   __syncthreads();
   const SparseQuery<Config::kSlots> query(params, token, storage.slots);

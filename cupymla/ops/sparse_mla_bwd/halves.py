@@ -48,8 +48,8 @@ def takes(in_order: bool) -> bool:
 
 
 def weight_bytes(problem: Problem) -> int:
-    """Of P and dS of one query."""
-    return -(-problem.shared.topk // _BLOCK_SLOTS) * HEADS[1] * _BLOCK_SLOTS * 2 * 2
+    """Of P and dS of one query, and of how many slots either half of its heads has them."""
+    return -(-problem.shared.topk // _BLOCK_SLOTS) * HEADS[1] * _BLOCK_SLOTS * 2 * 2 + 2 * 4
 
 
 def column_ctas(problem: Problem) -> int:

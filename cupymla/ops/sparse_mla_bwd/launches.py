@@ -68,7 +68,8 @@ class Workspace:
         row_counts: uint32 [chunk].
         listed_dist: fp32 [chunk, topk], in order with a distribution.
         strange_rows: uint8 [batch * s_kv], together.
-        weights: 16-bit [chunk, blocks of 64 slots, 2, 2, 64 * 64], P and dS, where the attention is in halves.
+        weights: 16-bit [chunk, blocks of 64 slots, 2, 2, 64 * 64], P and dS, and int32 [chunk, 2], how many slots there
+            are, where the attention is in halves.
         bytes: all of it.
     """
 

@@ -266,18 +266,17 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
     packed = packs_rows(problem, arch.name)
     in_halves = _takes_halves(problem, arch.name, multiprocessors)
+    # Their CTAs are no clusters, and take slots as they come.
     cluster = 1 if in_halves else cluster
-    at_once = max(1, multiprocessors // (halves.column_ctas(problem) if in_halves else cluster))
-    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
+    at_once = max(1, multiprocessors // cluster)
+    in_order = arch.name in ORDER_ARCHS and not in_halves and queries == 1 and takes_rows_in_order(problem, at_once)
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
-        chunk = fitting(
-            tokens, partial_bytes(problem, packed), PARTIAL_BYTES, multiprocessors if in_halves else at_once
-        )
+        chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
     elif queries > 1 or in_order:
         chunk = fitting(bunches, list_bytes(problem, queries), LIST_BYTES, at_once)
     if in_halves:
-        chunk = fitting(chunk, halves.weight_bytes(problem), halves.WEIGHT_BYTES, multiprocessors)
+        chunk = fitting(chunk, halves.weight_bytes(problem), halves.WEIGHT_BYTES, at_once)
     lists = _lists(problem, chunk, arch.name in MANY_LISTS_ARCHS)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
     row_ctas = min(-(-rows // _ROW_CTA_ROWS), multiprocessors * _CTAS_PER_MULTIPROCESSOR)
@@ -532,7 +531,7 @@ def variant(
         ("CUPYMLA_D_QK", d_qk if wide else 576),
         ("CUPYMLA_FP16", _ELEMENTS.index(dtype) if attends or stage == "round" else 0),
         ("CUPYMLA_CLUSTER", heads // CTA_HEADS) if arch.name == "sm_90a" else ("CUPYMLA_HEADS", heads),
-        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in _PACKED_STAGES else int(partials and attends)),
+        ("CUPYMLA_PARTIALS", _PACKED if packed and stage in _PACKED_STAGES else int(partials and stage == "attention")),
     )
     return KernelSource(f"sparse_mla_bwd/{FOLDERS[arch.name]}/sparse_mla_bwd.cu", OPERATOR, defines, arch.name)
 

@@ -1,0 +1,109 @@
+"""The backward's attention in halves: when, in which launches, with which workspace; and what no case brings about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from backward_plan_kit import HOPPER, LISTS, ORDERED, PROBLEM, planned
+from plan_kit import CUDA
+from writer_kit import turns_of_a_call
+
+from cupymla import InputError, arch
+from cupymla.ops.mla_cases import sized
+from cupymla.ops.sparse_mla_bwd import halves, plan
+from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.operators import Subject
+
+FOLDER = CUDA / "sparse_mla_bwd" / "sm90"
+SUBJECT = Subject("sparse_mla_bwd")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"h_q": 64}, False),
+        ({"h_q": 65}, True),
+        ({"h_q": 128}, True),
+        ({"h_q": 129}, False),
+        ({"options": ORDERED}, True),
+        ({"topk": (2 << 20) - 64}, True),
+        ({"topk": 2 << 20}, False),  # a gibibyte and eight bytes for one query
+        ({"s_q": 4096, "s_kv": 8192, "topk": 2048}, True),
+        ({"s_q": 4096, "s_kv": 32768, "topk": 2048}, False),  # in the order of tokens
+        ({"s_q": 4096, "s_kv": 32768, "topk": 2048, "options": ORDERED}, True),
+    ],
+    ids=str,
+)
+def test_the_plan_takes_halves_where_they_are_faster(sizes: dict[str, Any], expected: bool) -> None:
+    chosen = planned(**sizes)
+    assert chosen.in_halves == expected
+    assert not (chosen.in_halves and chosen.in_order)
+
+
+def test_rows_that_are_stored_whole_have_an_attention_in_one_piece() -> None:
+    assert not planned(replace(PROBLEM, dkv_dtype="float32"), options=ORDERED).in_halves
+    assert planned(replace(PROBLEM, dkv_dtype="float32")).in_halves
+
+
+def test_blackwell_has_none() -> None:
+    assert not planned(target=arch.named("sm_100a")).in_halves
+    with pytest.raises(InputError, match="stage"):
+        plan.variant(arch.named("sm_100a"), stage="weights")
+
+
+def test_one_half_follows_the_other() -> None:
+    """P and dS are overwritten by the next queries': dQ and dKV have to be made of them before."""
+    chosen = planned(s_q=3000, topk=2048, s_kv=4096)
+    launches = chosen.launches()
+    assert chosen.chunk == 924  # whole waves, of a gibibyte
+    assert [launch.stage for launch in launches] == ["zero", *["weights", "columns"] * 4, "round"]
+    begins = [(x.query_begin, x.query_end) for x in launches if x.stage == "columns"]
+    assert begins == [(0, 924), (924, 1848), (1848, 2772), (2772, 3000)]
+    assert begins == [(x.query_begin, x.query_end) for x in launches if x.stage == "weights"]
+
+
+def test_p_and_ds_have_a_place_of_their_own() -> None:
+    chosen = planned(options=ORDERED, s_q=1000, topk=2000, s_kv=4096, has_sink=True)
+    layout = chosen.workspace
+    assert layout.weights is not None and layout.weights % 256 == 0
+    assert layout.bytes - layout.weights >= chosen.chunk * 32 * 32768  # blocks of 64 slots, 32 KiB each
+    others = (layout.sums, layout.sink_terms, layout.partials, layout.row_ends, layout.slot_list)
+    assert all(start is not None and start < layout.weights for start in others)
+    assert [x.stage for x in chosen.launches()][1:5] == LISTS
+
+
+def test_numbers_are_those_of_the_kernels() -> None:
+    text = "".join((FOLDER / name).read_text() for name in ("stored_weights.cuh", "columns_storage.cuh"))
+    found = {name: int(value) for name, value in re.findall(r"constexpr int (k\w+) = (\d+);", text)}
+    assert found["kTiles"] * found["kTileColumns"] == halves.COLUMN_CTA_COLUMNS
+    assert found["kWeightGroups"] * found["kWeightHeads"] == halves.HEADS[1] == plan.PASS_HEADS[1]
+    block = found["kWeightGroups"] * found["kWeightHeads"] * found["kWeightSlots"] * 2 * 2 + 4 * found["kWeightGroups"]
+    one = replace(PROBLEM.shared, topk=found["kWeightSlots"])
+    assert halves.weight_bytes(replace(PROBLEM, shared=one)) == block
+
+
+def test_stored_rows_are_packed() -> None:
+    source = plan.variant(HOPPER, stage="columns", partials=True, packed=True)
+    assert dict(source.defines)["CUPYMLA_PARTIALS"] == 2
+    assert plan.variant(HOPPER, stage="weights", partials=True, packed=True) == plan.variant(HOPPER, stage="weights")
+    with pytest.raises(InputError, match="partials"):
+        plan.variant(HOPPER, stage="columns", partials=True)
+
+
+@pytest.fixture
+def machine() -> Iterator[Interpreted]:
+    with interpreted(multiprocessors=2, seed=3) as made:
+        yield made
+
+
+@pytest.mark.compile
+def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+    """Between the halves as well. No hang, and no access out of bounds, whatever they hold by then."""
+    case = sized(70, 512, 300, 3, 400, "_x", "halves", lengths="hostile", wants_dist=True)
+    arguments = machine.arguments(SUBJECT.cases.inputs(case, 2), SUBJECT.written)
+    limits = {"indices": 400, "topk_length": 301}
+    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, 1 << 20)) > 1000
