@@ -42,9 +42,8 @@ struct ColumnsConsumer {
   static constexpr int kTiles = Share<Config>::tiles(kLast), kValueTiles = Share<Config>::value_tiles(kLast);
   static constexpr bool kHasRope = kTiles > kValueTiles;
   using Atoms = ColumnAtoms<Element, kTiles>;
-  using ValueAtoms = ColumnAtoms<Element, kValueTiles>;
   static constexpr int kTileSums = Config::kSlots * Config::kTileColumns / Config::kWarpgroup;
-  static constexpr int kSums = kTiles * kTileSums, kValueSums = kValueTiles * kTileSums;
+  static constexpr int kSums = kTiles * kTileSums;
   static constexpr int kSteps = Config::kSlots / 16;             // wgmma k steps over 64 slots, or 64 heads
   static constexpr uint32_t kStepBytes = 2 * kSwizzleAtomBytes;  // from sixteen rows of a tile to the next
 
@@ -119,10 +118,10 @@ struct ColumnsConsumer {
       const uint64_t a = across(weights_at(base, set, group, 0)), b = across(place_from(base, storage.dout[group][0]));
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        // Of the RoPE's columns there are no values: the first sums alone.
-        sm90::mma_unpacked<typename ValueAtoms::Key>(
-            sums, sm90::descriptor_advance(a, step * kStepBytes), sm90::descriptor_advance(b, step * kStepBytes),
-            sm90::ScaleOut::One, cuda::std::make_index_sequence<kValueSums>{});
+        // Of the RoPE's columns there are no values, but zeros, which stay zeros as P is 1 at most: products of another
+        // shape could not add to these sums without waiting for the ones before.
+        sm90::mma<typename Atoms::Key>(sums, sm90::descriptor_advance(a, step * kStepBytes),
+                                       sm90::descriptor_advance(b, step * kStepBytes));
       }
     }
   }

@@ -30,17 +30,14 @@ struct ColumnsProducer {
 
   __device__ __forceinline__ void load_heads(const TensorMap& q_map, const TensorMap& dout_map) {
     if (is_first()) {
-      const int value_tiles = Share<Config>::value_tiles(Share<Config>::is_last());
-      storage.heads_full.arrive_and_expect(Config::kGroups * (tiles + value_tiles) * Config::kTileBytes);
+      storage.heads_full.arrive_and_expect(2 * Config::kGroups * tiles * Config::kTileBytes);
       for (int group = 0; group < Config::kGroups; ++group) {
         for (int tile = 0; tile < tiles; ++tile) {
           const int32_t column = (Share<Config>::first_tile() + tile) * Config::kTileColumns;
           const int32_t head = group * Config::kHeads;
           tma_load_4d(storage.q[group][tile], q_map, storage.heads_full, column, head, query.query, query.batch);
-          if (tile < value_tiles) {
-            tma_load_4d(storage.dout[group][tile], dout_map, storage.heads_full, column, head, query.query,
-                        query.batch);
-          }
+          // Zeros past the values.
+          tma_load_4d(storage.dout[group][tile], dout_map, storage.heads_full, column, head, query.query, query.batch);
         }
       }
     }

@@ -136,8 +136,8 @@ struct PlainPlaces {
 // Where rows go that are packed: eight columns of a thread leave at once.
 //
 // Of 32 columns of the values a thread of a quad has two neighbours of every eight, and these are packed together, so
-// sums lie in the order of runs if threads' halves of eight sums take turns (`sum_packed_rows`). Of the RoPE a consumer
-// has sixteen columns: neighbouring threads exchange halves of their two rows, which then lie in the order of runs.
+// sums lie in the order of runs if threads' halves of eight sums take turns (`sum_packed_rows`). The RoPE comes by
+// sixteen columns: neighbouring threads exchange halves of their two rows, which then lie in the order of runs.
 template <typename Config>
 struct PackedPlaces {
   static constexpr int kGroup = 32;

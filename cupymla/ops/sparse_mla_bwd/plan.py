@@ -433,6 +433,8 @@ def workspace(
 def _further_lists_limit(problem: Problem, tokens: int) -> int:
     """What lists of slots take at most where those of several chunks are made at once."""
     smallest = max(1, PARTIAL_BYTES // partial_bytes(problem, False) // 2)  # chunk, in whole waves of CTAs
+    if any(_can_take_halves(problem, name) for name in FOLDERS):
+        smallest = min(smallest, max(1, halves.WEIGHT_BYTES // halves.weight_bytes(problem) // 2))
     return (
         min(LIST_BYTES, 4 * (2 * tokens * problem.shared.topk + -(-tokens // smallest) * all_kv_rows(problem))) + 1024
     )
