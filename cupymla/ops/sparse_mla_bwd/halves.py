@@ -1,6 +1,6 @@
 """The attention of 65 to 128 heads in halves: P and dS of some queries are stored first, then dQ and dKV made of them.
 
-Each half is a stage of its own; the kernels' page tells how they work (cuda/sparse_mla_bwd/sm90/halves.md).
+Each half is a stage of its own; the kernels' page tells how they work (cuda/sparse_mla_bwd/sm90/README.md).
 """
 
 from __future__ import annotations
