@@ -3,7 +3,7 @@
     python -m cupymla.testing.spread --out docs/benchmarks
 
 Writes <out>/<gpu>/spread.json. By default dkv is summed by atomics, in an order that other work on the GPU decides too,
-so there is some beside the runs. Not run on a GPU yet.
+so there is some beside the runs.
 """
 
 from __future__ import annotations
