@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cupymla.interpret.memory import GlobalMemory
-from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
+from cupymla.ops.sparse_mla_bwd import cases, halves, sparse_mla_bwd
 from cupymla.testing.interpreted import interpreted
 
 NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
@@ -15,8 +15,16 @@ QUERIES = 2
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", NAMES, ids=["one CTA", "two CTAs"])
-def test_lengths_that_change_under_way_leave_the_roles_in_agreement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "when", "reads"),
+    [(NAMES[0], "never", 1), (NAMES[1], "never", 1), (NAMES[1], "always", 2)],
+    ids=["one CTA", "two CTAs", "halves"],
+)
+def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
+    name: str, when: str, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In halves either CTA of the first stage reads them for itself, and the second stage goes by what these took."""
+    monkeypatch.setattr(halves, "_WHEN", when)
     case = next(case for case in cases.CASES if case.name == name)
     with interpreted(multiprocessors=3) as machine:
         few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}
@@ -39,4 +47,4 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(name: str, m
 
         monkeypatch.setattr(GlobalMemory, "load", changing)
         machine.call(sparse_mla_bwd, **given)
-    assert sorted(read) == [begin, begin + 4]
+    assert sorted(read) == [begin] * reads + [begin + 4] * reads

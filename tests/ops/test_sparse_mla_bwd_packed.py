@@ -37,7 +37,7 @@ def test_lists_are_made_again_where_they_have_no_room(monkeypatch: pytest.Monkey
     chosen = planned(options=ORDERED, s_q=1500, topk=2048, s_kv=4096)
     stages = [launch.stage for launch in chosen.launches()]
     assert (chosen.chunk, chosen.lists) == (396, 2)
-    assert stages == ["zero", *[*LISTS, *["attention", "sum"] * 2] * 2, "round"]
+    assert stages == ["zero", *[*LISTS, *["weights", "columns", "sum"] * 2] * 2, "round"]
     lists = [(x.query_begin, x.query_end, x.lists) for x in chosen.launches() if x.stage == "place"]
     assert lists == [(0, 792, 2), (792, 1500, 2)]
 
