@@ -222,7 +222,7 @@ class Binding:
             return
         shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
         wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
-        if self.plan.maps > 2 and self.plan.is_pair:
+        if self.plan.attends_in_pairs:
             wanted.append(("q", views.q, shared.d_qk, plan.ROPE_COLUMNS))
         maps = []
         for name, view, channels, box_channels in wanted:

@@ -167,14 +167,19 @@ class Plan:
         return _is_pair(self.arch.name, self.pass_heads)
 
     @property
+    def attends_in_pairs(self) -> bool:
+        """Whether such a pair has the attention, too."""
+        return self.is_pair and not self.in_halves
+
+    @property
     def box_heads(self) -> int:
         """Heads that one tensor copy of q or dout brings in."""
-        return PAIR_RUN if self.is_pair and not self.in_halves else CTA_HEADS // self.queries
+        return PAIR_RUN if self.attends_in_pairs else CTA_HEADS // self.queries
 
     @property
     def maps(self) -> int:
         """Tensor maps that the attention takes: of q, of dout, and of kv, or for a pair of the RoPE's columns of q."""
-        return 2 + ((self.is_pair and not self.in_halves) or self.kv_map is not None)
+        return 2 + (self.attends_in_pairs or self.kv_map is not None)
 
     def source(self, stage: Stage) -> KernelSource:
         """What to compile for a stage."""
@@ -265,11 +270,11 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     bunches = all_bunches(problem, queries)
     pass_heads = JOINT_HEADS.get(queries, pass_heads)
     packed = packs_rows(problem, arch.name)
-    in_halves = _takes_halves(problem, arch.name, multiprocessors)
-    # Their CTAs are no clusters, and take slots as they come.
-    cluster = 1 if in_halves else cluster
     at_once = max(1, multiprocessors // cluster)
-    in_order = arch.name in ORDER_ARCHS and not in_halves and queries == 1 and takes_rows_in_order(problem, at_once)
+    in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
+    in_halves = _can_take_halves(problem, arch.name) and halves.takes(in_order)
+    if in_halves:  # whose CTAs are no clusters, and take slots as they come
+        in_order, cluster, at_once = False, 1, multiprocessors
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
         chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
@@ -356,15 +361,8 @@ def packs_rows(problem: Problem, arch_name: str) -> bool:
     )
 
 
-def _takes_halves(problem: Problem, arch_name: str, multiprocessors: int) -> bool:
-    """Whether the attention is in halves."""
-    if not _can_take_halves(problem, arch_name):
-        return False
-    return halves.takes(takes_rows_in_order(problem, multiprocessors // (PASS_HEADS[1] // CTA_HEADS)))
-
-
 def _can_take_halves(problem: Problem, arch_name: str) -> bool:
-    """Unless rows are stored that are not packed."""
+    """Whether the attention can be in halves: not where rows are stored that are not packed."""
     packed_as_stored = packs_rows(problem, arch_name) == problem.shared.options.deterministic
     return packed_as_stored and halves.can_take(problem, arch_name)
 
