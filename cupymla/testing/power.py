@@ -1,0 +1,299 @@
+"""What a call costs in energy, beside the bf16 matrix product that benchmarks are compared with.
+
+    python -m cupymla.testing.power [OP ...] [--case NAME] --out docs/benchmarks
+    python -m cupymla.testing.power --page docs/power.md --out docs/benchmarks/h200
+
+A GPU at its power limit keeps to it by its clock, so there time is energy over watts, whatever a kernel waits for. The
+first command calls each benchmark case again and again for some seconds and writes <out>/<gpu>/power.json; the second
+renews a page's table. Energy is the driver's own count, which differs less between cards and between a cool and a warm
+GPU than times do: `--against FOLDER` compares kernels of another `cuda/` folder by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..cli.terminal import Terminal, exit_with
+from ..errors import CupymlaError, InputError, UnsupportedError
+from . import against, bench, machine, profile, report, timing
+from .operators import Subject
+
+OPERATORS = ("sparse_mla_fwd", "sparse_mla_bwd")
+"""Whose cases are measured where none is named: those that work tensor cores hard enough to come to the limit."""
+
+LEAST_US = 1000.0
+"""A shorter call is left out where none is named: between such the GPU rests."""
+
+SECONDS = 3.0
+WARM_SECONDS = 0.7
+_BATCH_SECONDS = 0.02
+_SAMPLE_SECONDS = 0.02
+_POWER_REASONS = 0x4 | 0x80  # nvmlClocksEventReasonSwPowerCap, nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+
+
+@dataclass(frozen=True, slots=True)
+class PowerRow:
+    """One case, called back to back.
+
+    Attributes:
+        operator, case: their names; the matrix product's stand first.
+        us: of a call, in microseconds; caches are as the call before left them.
+        watts: of the whole GPU, its memory included.
+        sm_mhz: the median clock.
+        limited: the share of samples in which the power limit held the clock.
+        joules: of a call.
+        picojoules_per_flop: of a call's counted operations.
+        of_matmul: the matrix product's energy of an operation over this one's: the share of its rate that a GPU can
+            reach where both are held to the same power.
+    """
+
+    operator: str
+    case: str
+    us: float
+    watts: float
+    sm_mhz: float
+    limited: float
+    joules: float
+    picojoules_per_flop: float
+    of_matmul: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a loop of calls took: how many there were, seconds, joules, and samples of the clock and its limit."""
+
+    calls: int
+    seconds: float
+    joules: float
+    clocks: tuple[float, ...]
+    limited: tuple[bool, ...]
+
+    def row(self, operator: str, case: str, flops: int, matmul: PowerRow | None = None) -> PowerRow:
+        """As a row of the file; `flops` of a call."""
+        joules = self.joules / self.calls
+        per_flop = joules / flops * 1e12
+        return PowerRow(
+            operator,
+            case,
+            us=round(self.seconds / self.calls * 1e6, 1),
+            watts=round(self.joules / self.seconds, 1),
+            sm_mhz=statistics.median(self.clocks) if self.clocks else 0.0,
+            limited=round(statistics.mean(self.limited), 3) if self.limited else 0.0,
+            joules=round(joules, 4),
+            picojoules_per_flop=round(per_flop, 4),
+            of_matmul=round(matmul.picojoules_per_flop / per_flop, 4) if matmul else 1.0,
+        )
+
+
+class Meter:
+    """A GPU's energy, clock and what holds the clock, as its driver tells them (NVML, of which this needs five calls).
+
+    Raises UnsupportedError where NVML is not there or does not tell.
+    """
+
+    def __init__(self, bus_id: str) -> None:
+        try:
+            self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise UnsupportedError("measuring energy", str(error), "a driver with NVML") from None
+        self._device = ctypes.c_void_p()
+        self._call("nvmlInit_v2")
+        self._call("nvmlDeviceGetHandleByPciBusId_v2", bus_id.encode(), ctypes.byref(self._device))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._nvml, name)(*arguments)
+        if code:
+            raise UnsupportedError("measuring energy", f"{name} returns {code}", "a GPU and a driver that count it")
+
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+        millijoules = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(millijoules))
+        return millijoules.value / 1e3
+
+    def clock_mhz(self) -> float:
+        """Of the SMs, now."""
+        mhz = ctypes.c_uint()
+        self._call("nvmlDeviceGetClockInfo", self._device, _SM_CLOCK, ctypes.byref(mhz))
+        return float(mhz.value)
+
+    def is_limited(self) -> bool:
+        """Whether power holds the clock down now."""
+        reasons = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._device, ctypes.byref(reasons))
+        return bool(reasons.value & _POWER_REASONS)
+
+    def limit_watts(self) -> float:
+        """What the GPU may take."""
+        milliwatts = ctypes.c_uint()
+        self._call("nvmlDeviceGetEnforcedPowerLimit", self._device, ctypes.byref(milliwatts))
+        return milliwatts.value / 1e3
+
+
+def back_to_back(call: Callable[[], object], seconds: float) -> int:
+    """Call for so long without a rest between calls, and wait for the last one; returns how many there were."""
+    import cupy
+
+    batch, calls, running = 1, 0, deque[Any]()
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for _ in range(batch):
+            call()
+        calls += batch
+        running.append(cupy.cuda.Event())
+        running[-1].record()
+        if len(running) > 2:
+            running.popleft().synchronize()
+            each = (time.perf_counter() - begin) / calls
+            batch = max(1, int(_BATCH_SECONDS / each))
+    cupy.cuda.get_current_stream().synchronize()
+    return calls
+
+
+def measure(call: Callable[[], object], meter: Any, seconds: float = SECONDS) -> Measured:
+    """Energy and clock over calls for so many seconds, after some that bring the GPU to the temperature of work."""
+    back_to_back(call, WARM_SECONDS)
+    clocks: list[float] = []
+    limited: list[bool] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(_SAMPLE_SECONDS):
+            clocks.append(meter.clock_mhz())
+            limited.append(meter.is_limited())
+
+    sampling = threading.Thread(target=sample, daemon=True)
+    begin, joules = time.perf_counter(), meter.joules()
+    sampling.start()
+    try:
+        calls = back_to_back(call, seconds)
+        took, spent = time.perf_counter() - begin, meter.joules() - joules
+    finally:
+        over.set()
+        sampling.join()
+    return Measured(calls, took, spent, tuple(clocks), tuple(limited))
+
+
+def rows(operators: Sequence[str], cases: Sequence[str], folders: Sequence[Path], meter: Any) -> Iterator[PowerRow]:
+    """The matrix product, then each operator's cases; with folders, each case with their kernels too."""
+    import cupy
+
+    flops, timer = 2 * timing.MATMUL_SIZE**3, timing.Timer()
+    matmul = measure(timing.matmul(), meter).row("matmul", profile.CEILING, flops)
+    yield matmul
+    variants = [against.here(), *(against.kernels_of(folder) for folder in folders)]
+    for subject in map(Subject, operators):
+        for case in bench.chosen(subject, cases):
+            inputs = subject.cases.inputs(case, 0, cupy)
+            for variant in variants:
+                with variant.applied():
+                    prepared = subject.call.prepare(**inputs)
+                    prepared()
+                    if not cases and timer.us(prepared) < LEAST_US:
+                        break
+                name = f"{case.name} {variant.label}" if folders else case.name
+                yield measure(prepared, meter).row(subject.name, name, subject.cases.flops(case), matmul)
+                del prepared
+            del inputs
+            cupy.get_default_memory_pool().free_all_blocks()
+
+
+COLUMNS = ("operator", "case", "us", "W", "GHz", "held by power", "J", "pJ a flop", "of the matrix product's")
+
+_BEGIN, _END = "<!-- power:begin -->", "<!-- power:end -->"
+
+
+def cells(row: PowerRow) -> tuple[str, ...]:
+    """A row as `COLUMNS` have it."""
+    return (
+        row.operator,
+        row.case,
+        f"{row.us:.0f}",
+        f"{row.watts:.0f}",
+        f"{row.sm_mhz / 1e3:.2f}",
+        f"{row.limited:.0%}",
+        f"{row.joules:.2f}",
+        f"{row.picojoules_per_flop:.2f}",
+        f"{row.of_matmul:.2f}",
+    )
+
+
+def renewed(page: str, file: Path) -> str:
+    """A page with the file's table between its markers. Raises ValueError for a page without them."""
+    content = json.loads(file.read_text())
+    lines = [
+        _BEGIN,
+        f"{content['gpu']}, {content['limit_watts']:.0f} W at most, driver {content['driver']}, {content['date']}.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{' --- |' * len(COLUMNS)}",
+        *(f"| {' | '.join(cells(PowerRow(**row)))} |" for row in content["rows"]),
+        _END,
+    ]
+    begin, end = page.index(_BEGIN), page.index(_END) + len(_END)
+    return page[:begin] + "\n".join(lines) + page[end:]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 2 where nothing can be measured."""
+    parser = argparse.ArgumentParser(prog="python -m cupymla.testing.power", description=__doc__)
+    parser.add_argument("operators", nargs="*", metavar="OP", help="default: " + ", ".join(OPERATORS))
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
+    parser.add_argument("--against", action="append", default=[], type=Path, metavar="FOLDER", help="see above")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/power.json")
+    parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
+    parser.add_argument("--page", type=Path, help="renew this page's table from power.json in FOLDER, no more")
+    options = parser.parse_args(arguments)
+    try:
+        return _page(options) if options.page is not None else _measure(options)
+    except CupymlaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _page(options: argparse.Namespace) -> int:
+    if options.out is None:
+        raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
+    options.page.write_text(renewed(options.page.read_text(), options.out / "power.json"))
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from .. import driver
+
+    operators = options.operators or list(OPERATORS)
+    for name in operators:
+        if name not in bench.MATRIX_BOUND:
+            raise InputError("OP", "one of " + ", ".join(sorted(bench.MATRIX_BOUND)), repr(name))
+    if options.case and len(operators) != 1:
+        raise InputError("--case", "one operator beside it", ", ".join(operators))
+    if not driver.available():
+        raise UnsupportedError("measuring energy", "a machine without a CUDA GPU", "one with it")
+    import cupy
+
+    meter = Meter(cupy.cuda.Device().pci_bus_id)
+    found: list[PowerRow] = []
+    for row in rows(operators, options.case, options.against, meter):
+        found.append(row)
+        print("  ".join(cells(row)), flush=True)
+    Terminal(False).table("energy", COLUMNS, [cells(row) for row in found])
+    if options.out is not None and not options.case and not options.against:
+        content = {**machine.provenance(options.commit), "limit_watts": meter.limit_watts()}
+        report.write(options.out, "power", {**content, "rows": [asdict(row) for row in found]})
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
