@@ -13,7 +13,7 @@ import pytest
 from cupymla import driver
 from cupymla.errors import UnsupportedError
 from cupymla.testing import machine, power, timing
-from cupymla.testing.power import Measured, Meter, PowerRow
+from cupymla.testing.power import Measured, Meter, PowerRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,18 +35,30 @@ class FakeMeter:
         return self.looks > 2
 
 
+def samples(*joules: float) -> tuple[Sample, ...]:
+    """A tenth of a second apart, with a clock that goes down, held from the second one on."""
+    return tuple(Sample(i / 10, j, 1700.0 - 100 * i, i > 0) for i, j in enumerate(joules))
+
+
 def test_a_row_is_of_one_call() -> None:
-    """100 calls of 2 GFLOP in half a second with 300 J are 3 J and 1500 pJ a FLOP, at 600 W."""
-    taken = Measured(100, 0.5, 300.0, (1500.0, 1700.0, 1600.0), (True, False, True))
+    """100 calls of 2 GFLOP in half a second at 600 W are 3 J and 1500 pJ a FLOP."""
+    taken = Measured(100, 0.5, samples(0.0, 60.0, 120.0))
     matmul = PowerRow("matmul", "", 1.0, 1.0, 1.0, 1.0, 1.0, picojoules_per_flop=1200.0, of_matmul=1.0)
     found = taken.row("op", "case", 2_000_000_000, matmul)
     assert found == PowerRow("op", "case", 5000.0, 600.0, 1600.0, 0.667, 3.0, 1500.0, 0.8)
     assert taken.row("matmul", "", 2_000_000_000).of_matmul == 1.0
 
 
-def test_nothing_sampled_is_no_clock() -> None:
-    found = Measured(1, 1.0, 1.0, (), ()).row("op", "case", 10**12)
-    assert (found.sm_mhz, found.limited) == (0.0, 0.0)
+def test_watts_are_between_changes_of_the_count() -> None:
+    """The count stands still until the driver renews it: what was before the first change is not known."""
+    taken = Measured(1, 1.0, samples(5.0, 5.0, 100.0, 100.0, 100.0, 220.0, 220.0))
+    assert taken.watts == pytest.approx(120 / 0.3)
+
+
+@pytest.mark.parametrize("joules", [(), (1.0,), (1.0, 1.0), (1.0, 2.0, 2.0)])
+def test_too_few_changes_are_no_measurement(joules: tuple[float, ...]) -> None:
+    with pytest.raises(UnsupportedError, match="a longer measurement"):
+        _ = Measured(1, 1.0, samples(*joules)).watts
 
 
 def test_energy_is_counted_over_the_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +74,9 @@ def test_energy_is_counted_over_the_calls_alone(monkeypatch: pytest.MonkeyPatch)
     taken = power.measure(lambda: None, FakeMeter(), 4.0)
     assert asked == [power.WARM_SECONDS, 4.0]
     assert taken.calls == 7 and 0.15 <= taken.seconds < 1.0
-    assert taken.joules == pytest.approx(500 * taken.seconds, rel=0.05)
-    assert len(taken.clocks) == len(taken.limited) >= 3
-    assert taken.clocks[0] == 1990.0 and taken.limited[:3] == (False, False, True)
+    assert taken.watts == pytest.approx(500, rel=0.05)
+    assert taken.samples[0].clock_mhz == 1990.0
+    assert [sample.is_limited for sample in taken.samples[:3]] == [False, False, True]
 
 
 def test_sampling_ends_with_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ OPERATORS = ("sparse_mla_fwd", "sparse_mla_bwd")
 LEAST_US = 1000.0
 """A shorter call is left out where none is named: between such the GPU rests."""
 
-SECONDS = 3.0
+SECONDS = 2.5
 WARM_SECONDS = 0.7
 _BATCH_SECONDS = 0.02
-_SAMPLE_SECONDS = 0.02
+_SAMPLE_SECONDS = 0.01
 _POWER_REASONS = 0x4 | 0x80  # nvmlClocksEventReasonSwPowerCap, nvmlClocksThrottleReasonHwPowerBrakeSlowdown
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
@@ -71,26 +72,47 @@ class PowerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """What a meter told at a time: seconds, joules, the clock in MHz, whether power held it."""
+
+    seconds: float
+    joules: float
+    clock_mhz: float
+    is_limited: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """What a loop of calls took: how many there were, seconds, joules, and samples of the clock and its limit."""
+    """What a loop of calls took: how many there were, seconds, samples meanwhile."""
 
     calls: int
     seconds: float
-    joules: float
-    clocks: tuple[float, ...]
-    limited: tuple[bool, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def watts(self) -> float:
+        """Between the first and the last change of the count, which comes in steps of up to a tenth of a second.
+
+        Raises UnsupportedError where it changed less than twice.
+        """
+        changes = [now for before, now in pairwise(self.samples) if now.joules != before.joules]
+        if len(changes) < 2:
+            raise UnsupportedError("measuring energy", f"{len(changes)} changes of the count", "a longer measurement")
+        first, last = changes[0], changes[-1]
+        return (last.joules - first.joules) / (last.seconds - first.seconds)
 
     def row(self, operator: str, case: str, flops: int, matmul: PowerRow | None = None) -> PowerRow:
         """As a row of the file; `flops` of a call."""
-        joules = self.joules / self.calls
+        seconds = self.seconds / self.calls
+        joules = self.watts * seconds
         per_flop = joules / flops * 1e12
         return PowerRow(
             operator,
             case,
-            us=round(self.seconds / self.calls * 1e6, 1),
-            watts=round(self.joules / self.seconds, 1),
-            sm_mhz=statistics.median(self.clocks) if self.clocks else 0.0,
-            limited=round(statistics.mean(self.limited), 3) if self.limited else 0.0,
+            us=round(seconds * 1e6, 1),
+            watts=round(self.watts, 1),
+            sm_mhz=statistics.median(sample.clock_mhz for sample in self.samples),
+            limited=round(statistics.mean(sample.is_limited for sample in self.samples), 3),
             joules=round(joules, 4),
             picojoules_per_flop=round(per_flop, 4),
             of_matmul=round(matmul.picojoules_per_flop / per_flop, 4) if matmul else 1.0,
@@ -165,25 +187,24 @@ def back_to_back(call: Callable[[], object], seconds: float) -> int:
 def measure(call: Callable[[], object], meter: Any, seconds: float = SECONDS) -> Measured:
     """Energy and clock over calls for so many seconds, after some that bring the GPU to the temperature of work."""
     back_to_back(call, WARM_SECONDS)
-    clocks: list[float] = []
-    limited: list[bool] = []
+    samples: list[Sample] = []
     over = threading.Event()
 
     def sample() -> None:
         while not over.wait(_SAMPLE_SECONDS):
-            clocks.append(meter.clock_mhz())
-            limited.append(meter.is_limited())
+            now = time.perf_counter()
+            samples.append(Sample(now, meter.joules(), meter.clock_mhz(), meter.is_limited()))
 
     sampling = threading.Thread(target=sample, daemon=True)
-    begin, joules = time.perf_counter(), meter.joules()
+    begin = time.perf_counter()
     sampling.start()
     try:
         calls = back_to_back(call, seconds)
-        took, spent = time.perf_counter() - begin, meter.joules() - joules
+        took = time.perf_counter() - begin
     finally:
         over.set()
         sampling.join()
-    return Measured(calls, took, spent, tuple(clocks), tuple(limited))
+    return Measured(calls, took, tuple(samples))
 
 
 def rows(operators: Sequence[str], cases: Sequence[str], folders: Sequence[Path], meter: Any) -> Iterator[PowerRow]:
