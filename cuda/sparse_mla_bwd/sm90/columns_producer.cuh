@@ -3,6 +3,7 @@
 
 #include "../../common/async_copy.cuh"
 #include "../../common/bulk_copy.cuh"
+#include "../../common/cluster_exchange.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
@@ -52,17 +53,21 @@ struct ColumnsProducer {
     return slot < query.slots ? indices[slot] : -1;
   }
 
-  __device__ __forceinline__ void run(uint32_t place) {
+  __device__ __forceinline__ void run(uint32_t place, uint32_t room = 0) {
     int32_t token = load_token(0);
     for (int32_t block = 0; block < query.blocks; ++block) {
       const int32_t next = load_token(block + 1);
-      fill(token, stored_weights(params, place, block));
+      if constexpr (Config::kInCluster) {
+        fill(token, nullptr, room + (block % 4) * 8);
+      } else {
+        fill(token, stored_weights(params, place, block), 0);
+      }
       ring.advance();
       token = next;
     }
   }
 
-  __device__ __forceinline__ void fill(int32_t token, const uint8_t* weights) {
+  __device__ __forceinline__ void fill(int32_t token, const uint8_t* weights, uint32_t room) {
     const uint32_t set = ring.stage;
     const bool is_valid = static_cast<uint32_t>(token) < query.token_limit;
     const uint32_t valid = __ballot_sync(0xffffffffu, is_valid);
@@ -81,6 +86,10 @@ struct ColumnsProducer {
     storage.free[set].wait(ring.free());
     if (is_first()) {
       storage.full[set].arrive_and_expect(sizeof(storage.weights[set]));
+      if constexpr (Config::kInCluster) {
+        cluster_arrive_at(cluster_address(room, 0));
+        cluster_arrive_at(cluster_address(room, 1));
+      } else
       // Other CTAs of the query read them at about the same time; nobody does later.
       bulk_load(storage.weights[set], weights, sizeof(storage.weights[set]), storage.full[set],
                 l2_policy_evict_first());
