@@ -5,44 +5,43 @@
 
 namespace cupymla::sparse_mla_bwd {
 
+constexpr int kRing = 4;  // stretches
+
+struct RingBarriers {
+  Mbarrier ring_free[kRing];  // of `weights`
+  Mbarrier stored[kRing];     // of the loading CTA
+  Mbarrier all_free[2];
+};
+
 template <typename Weights, typename Columns>
 struct alignas(1024) HalvesStorage {
   union {
     WeightsStorage<Weights> weights;
     ColumnsStorage<Columns> columns;
   };
-  Mbarrier room[2][2];
+  RingBarriers ring;
   int32_t slots;
 };
 
-template <typename Weights, typename Columns>
-struct GivenBlocks {
-  HalvesStorage<Weights, Columns>& storage;
-  int group, who;
-  uint32_t to[3], full[3];
-  uint32_t parity = 0;
+struct RingBlocks {
+  RingBarriers& ring;
+  uint8_t* tiles;  // of the ring, of this group
+  uint8_t* here = nullptr;
+  int32_t stretch = 0;
 
-  __device__ __forceinline__ GivenBlocks(HalvesStorage<Weights, Columns>& storage, int group, int who)
-      : storage(storage), group(group), who(who) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      to[i] = cluster_address(smem_address(storage.columns.weights[0][group][0]), 2 + i);
-      full[i] = cluster_address(smem_address(&storage.columns.full[0]), 2 + i);
-    }
-  }
-  __device__ __forceinline__ void begin(int32_t stretch) { parity = stretch / 2 & 1; }
-  template <int kBlock>
-  __device__ __forceinline__ void begin_block() {
-    cluster_wait_at(storage.room[who][kBlock], parity);
+  __device__ __forceinline__ void begin(int32_t next) {
+    stretch = next;
+    cluster_wait_at(ring.ring_free[stretch % kRing], (stretch / kRing & 1) ^ 1);
+    here = tiles + stretch % kRing * (2 * kWeightBlockBytes);
   }
   template <int kBlock>
-  __device__ __forceinline__ void put(uint32_t place, const uint4& chunk) const {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      cluster_store_async_float4(to[i] + kBlock * static_cast<uint32_t>(sizeof(storage.columns.weights[0])) + place,
-                                 __uint_as_float(chunk.x), __uint_as_float(chunk.y), __uint_as_float(chunk.z),
-                                 __uint_as_float(chunk.w), full[i] + kBlock * 8);
-    }
+  __device__ __forceinline__ void begin_block() {}
+  template <int kBlock>
+  __device__ __forceinline__ void put(uint32_t to, const uint4& chunk) const {
+    store_uint4(here + kBlock * kWeightBlockBytes + to, chunk);
+  }
+  __device__ __forceinline__ void end() const {
+    cluster_arrive_at(cluster_address(smem_address(&ring.stored[stretch % kRing]), 2));
   }
 };
 
@@ -54,12 +53,14 @@ __device__ __forceinline__ void make_halves(HalvesStorage<Weights, Columns>& sto
   const uint32_t place = blockIdx.x / kCtas, rank = blockIdx.x % kCtas, token = params.query_begin + place;
   if (token >= params.query_end) return;
   if (threadIdx.x == 0) {
+    for (int i = 0; i < kRing; ++i) {
+      storage.ring.ring_free[i].init(1);
+      storage.ring.stored[i].init(2 * 128);
+    }
+    for (Mbarrier& of : storage.ring.all_free) of.init(3);
     tma_prefetch_descriptor(q_map);
     tma_prefetch_descriptor(dout_map);
     if (rank < 2) {
-      for (auto& of : storage.room) {
-        for (Mbarrier& room : of) room.init(Columns::kShares);
-      }
       storage.weights.init();
       storage.weights.occupied = 0;
     } else {
@@ -75,6 +76,7 @@ __device__ __forceinline__ void make_halves(HalvesStorage<Weights, Columns>& sto
   const int32_t slots = cluster_load_int32(cluster_address(smem_address(&storage.slots), 0));
   cluster_arrive();
   cluster_wait();
+  uint8_t* const tiles = params.weights + static_cast<int64_t>(place % 64) * (kRing * 2 * kWeightBlockBytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Columns::kWarpgroup, 0);
   if (rank < 2) {
     const SparseQuery<Weights::kSlots> query(params, token, slots);
@@ -88,11 +90,11 @@ __device__ __forceinline__ void make_halves(HalvesStorage<Weights, Columns>& sto
     } else if (warpgroup == 0) {
       registers_take<Weights::kConsumerRegisters>();
       WeightsConsumer<Weights, Element, 0>(storage.weights, params, first_head)
-          .run(query, GivenBlocks<Weights, Columns>(storage, rank, 0));
+          .run(query, RingBlocks{storage.ring, tiles + rank * (2 * kWeightTileBytes)});
     } else {
       registers_take<Weights::kConsumerRegisters>();
       WeightsConsumer<Weights, Element, 1>(storage.weights, params, first_head)
-          .run(query, GivenBlocks<Weights, Columns>(storage, rank, 1));
+          .run(query, RingBlocks{storage.ring, tiles + rank * (2 * kWeightTileBytes)});
     }
   } else {
     const SparseQuery<Columns::kSlots> query(params, token, slots);
@@ -100,7 +102,11 @@ __device__ __forceinline__ void make_halves(HalvesStorage<Weights, Columns>& sto
       registers_give_back<Columns::kProducerRegisters>();
       ColumnsProducer<Columns> producer{storage.columns, params, query};
       producer.load_heads(q_map, dout_map);
-      producer.run(place, smem_address(&storage.room[0][0]));
+      if (rank == 2) {
+        producer.run_ring(storage.ring, tiles, 1);
+      } else {
+        producer.run_ring(storage.ring, tiles, 0);
+      }
     } else if (warpgroup == 0) {
       registers_take<Columns::kConsumerRegisters>();
       consume_columns<Columns, Element, 0>(storage.columns, params, query);

@@ -204,6 +204,7 @@ struct WeightsConsumer {
     target.begin(stretch);
     give_block<0>(target);
     if (stretch * Config::kSlots + kWeightSlots < query.slots) give_block<1>(target);
+    target.end();
   }
 
   // P and dS of one of the stretch's blocks, places as `slot_of_place` has them: of every 32 slots a thread stores

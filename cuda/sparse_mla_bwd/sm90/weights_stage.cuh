@@ -24,6 +24,7 @@ struct StoredBlocks {
   __device__ __forceinline__ void put(uint32_t to, const uint4& chunk) const {
     store_uint4(tiles + kBlock * kWeightBlockBytes + to, chunk);
   }
+  __device__ __forceinline__ void end() const {}
 };
 
 template <typename Config, typename Element>

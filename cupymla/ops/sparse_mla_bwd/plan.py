@@ -425,7 +425,7 @@ def workspace(
         row_counts=part(listed, chunk),
         listed_dist=part(in_order and problem.has_attn_dist, slots),
         strange_rows=part(joint, -(-kv_rows // 4)),
-        weights=part(in_halves and not halves.IN_CLUSTER, chunk * halves.weight_bytes(problem) // 4),
+        weights=part(in_halves, 64 * 64 * 1024 if halves.IN_CLUSTER else chunk * halves.weight_bytes(problem) // 4),
         bytes=end,
     )
 
