@@ -17,12 +17,12 @@ namespace cupymla::sparse_mla_bwd {
 // `merge` is of the translation unit for neighbouring queries alone. It and `sort` have dynamic shared memory, so they
 // are the translation units' business, as the attention is.
 enum Stage { kAttention, kZero, kRound, kSink, kClear, kCount, kScan, kPlace, kSum, kMerge, kSort, kDeal,
-             kWeights, kColumns, kHalves, kStages };
+             kWeights, kColumns, kStages };
 
 // Threads of a CTA; the attention's are its own business.
 constexpr unsigned kCompanionThreads[kStages] = {0,            kRowThreads,  kRowThreads,  kSinkThreads, kListThreads,
                                                  kListThreads, kScanThreads, kListThreads, kSumThreads,
-                                                 kMergeThreads, kMergeThreads, kDealThreads, 0,            0, 0};
+                                                 kMergeThreads, kMergeThreads, kDealThreads, 0,            0};
 
 // kChunks: whether lists are made for several chunks of queries at once.
 template <int kStage, bool kChunks>
@@ -37,7 +37,7 @@ __device__ __forceinline__ void list_slots(const Parameters& params) {
 template <int kStage, int kDQk, typename Element>
 __device__ __forceinline__ void companion(const Parameters& params) {
   static_assert(kStage > kAttention && kStage < kStages && kStage != kMerge && kStage != kSort &&
-                    kStage != kWeights && kStage != kColumns && kStage != kHalves,
+                    kStage != kWeights && kStage != kColumns,
                 "no such stage");
   wait_for_grid_ahead(params.followed != 0);
   if constexpr (kStage == kZero) zero<kDQk>(params);

@@ -3,7 +3,6 @@
 
 #include "../../common/async_copy.cuh"
 #include "../../common/bulk_copy.cuh"
-#include "../../common/cluster_exchange.cuh"
 #include "../../common/opaque.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
@@ -53,57 +52,17 @@ struct ColumnsProducer {
     return slot < query.slots ? indices[slot] : -1;
   }
 
-  __device__ __forceinline__ void run(uint32_t place, uint32_t room = 0) {
+  __device__ __forceinline__ void run(uint32_t place) {
     int32_t token = load_token(0);
     for (int32_t block = 0; block < query.blocks; ++block) {
       const int32_t next = load_token(block + 1);
-      if constexpr (Config::kInCluster) {
-        fill(token, nullptr, room + (block % 4) * 8);
-      } else {
-        fill(token, stored_weights(params, place, block), 0);
-      }
+      fill(token, stored_weights(params, place, block));
       ring.advance();
       token = next;
     }
   }
 
-  template <typename RingBarriers>
-  __device__ __forceinline__ void run_ring(RingBarriers& barriers, const uint8_t* tiles, int loads) {
-    constexpr int kRing = 4;
-    int32_t token = load_token(0);
-    for (int32_t block = 0; block < query.blocks; ++block) {
-      const int32_t next = load_token(block + 1);
-      const int32_t set = block % 2, stretch = block / 2;
-      fill(token, nullptr, cluster_address(smem_address(&barriers.all_free[set]), 2));
-      if (loads != 0 && is_first()) {
-        if (set == 1 && block >= 3) {
-          const int32_t done = (block - 3) / 2;
-          if ((done + kRing) * 128 < query.slots) {
-            const uint32_t free = smem_address(&barriers.ring_free[done % kRing]);
-            cluster_arrive_at(cluster_address(free, 0));
-            cluster_arrive_at(cluster_address(free, 1));
-          }
-        }
-        if (set == 0) {
-          cluster_wait_at(barriers.stored[stretch % kRing], stretch / kRing & 1);
-          asm volatile("fence.proxy.async;" ::: "memory");
-        }
-        cluster_wait_at(barriers.all_free[set], stretch & 1);
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-            "%4;" ::"r"(smem_address(storage.weights[set])),
-            "l"(tiles + stretch % kRing * (2 * kWeightBlockBytes) + set * kWeightBlockBytes),
-            "r"(static_cast<uint32_t>(sizeof(storage.weights[set]))), "r"(smem_address(&storage.full[set])),
-            "h"(static_cast<uint16_t>(0x1c))
-            : "memory");
-      }
-      __syncwarp();
-      ring.advance();
-      token = next;
-    }
-  }
-
-  __device__ __forceinline__ void fill(int32_t token, const uint8_t* weights, uint32_t room) {
+  __device__ __forceinline__ void fill(int32_t token, const uint8_t* weights) {
     const uint32_t set = ring.stage;
     const bool is_valid = static_cast<uint32_t>(token) < query.token_limit;
     const uint32_t valid = __ballot_sync(0xffffffffu, is_valid);
@@ -122,9 +81,6 @@ struct ColumnsProducer {
     storage.free[set].wait(ring.free());
     if (is_first()) {
       storage.full[set].arrive_and_expect(sizeof(storage.weights[set]));
-      if constexpr (Config::kInCluster) {
-        cluster_arrive_at(room);
-      } else
       // Other CTAs of the query read them at about the same time; nobody does later.
       bulk_load(storage.weights[set], weights, sizeof(storage.weights[set]), storage.full[set],
                 l2_policy_evict_first());

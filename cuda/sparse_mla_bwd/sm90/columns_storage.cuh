@@ -25,10 +25,8 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-template <int kDQkArg, int kPartialsArg, bool kInClusterArg = false>
+template <int kDQkArg, int kPartialsArg>
 struct ColumnsConfig {
-  static constexpr bool kInCluster = kInClusterArg;
-  static constexpr int kAhead = kInCluster ? 2 : 0;
   static constexpr bool kPartials = kPartialsArg != 0;  // whether every slot's dKV row is stored on its own
   static constexpr bool kPacked = kPartialsArg == 2;    // in 16 bits a column
   static constexpr int kDQk = kDQkArg;
@@ -85,11 +83,11 @@ static_assert(sizeof(ColumnsStorage<ColumnsConfig<576, 0>>) <= 227 * 1024);
 // Which columns of its query a CTA has.
 template <typename Config>
 struct Share {
-  static __device__ __forceinline__ uint32_t place() { return blockIdx.x / (Config::kShares + Config::kAhead); }  // of its query
+  static __device__ __forceinline__ uint32_t place() { return blockIdx.x / Config::kShares; }  // of its query
   static __device__ __forceinline__ int first_tile() {
-    return (static_cast<int>(blockIdx.x % (Config::kShares + Config::kAhead)) - Config::kAhead) * Config::kTiles;
+    return static_cast<int>(blockIdx.x % Config::kShares) * Config::kTiles;
   }
-  static __device__ __forceinline__ bool is_last() { return first_tile() == (Config::kShares - 1) * Config::kTiles; }
+  static __device__ __forceinline__ bool is_last() { return blockIdx.x % Config::kShares == Config::kShares - 1; }
   // Tiles of the CTA that has the last columns, or of any other one, and how many of them are values.
   static __host__ __device__ constexpr int tiles(bool last) {
     return last ? Config::kKeyTiles - (Config::kShares - 1) * Config::kTiles : Config::kTiles;

@@ -6,7 +6,6 @@
 #include "../sum_packed_rows.cuh"
 #include "attention.cuh"
 #include "columns_stage.cuh"
-#include "halves_stage.cuh"
 #include "pair_attention.cuh"
 #include "weights_stage.cuh"
 
@@ -30,31 +29,26 @@ using ThisStorage = Storage<ThisConfig>;
 #endif
 using ThisWeights = WeightsConfig<CUPYMLA_D_QK>;
 using ThisColumns = ColumnsConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
-using InCluster = ColumnsConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS, true>;
-using ThisHalves = HalvesStorage<ThisWeights, InCluster>;
-static_assert(CUPYMLA_STAGE != 14 || sizeof(ThisHalves) <= 227 * 1024);
 // A float32 dkv of a pair comes from the order of its sums by the stage `round`.
 using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr bool kIsWeights = CUPYMLA_STAGE == kWeights, kIsColumns = CUPYMLA_STAGE == kColumns;
-constexpr bool kIsHalves = CUPYMLA_STAGE == kHalves;
 constexpr bool kSumsPacked = CUPYMLA_STAGE == kSum && CUPYMLA_PARTIALS == 2;
 constexpr unsigned kStageThreads = kIsAttention  ? ThisConfig::kThreads
                                    : kIsWeights  ? ThisWeights::kThreads
-                                   : kIsColumns || kIsHalves ? ThisColumns::kThreads
+                                   : kIsColumns  ? ThisColumns::kThreads
                                    : kSumsPacked ? kPackedSumThreads
                                                  : kCompanionThreads[CUPYMLA_STAGE];
-constexpr unsigned kStageCluster = kIsAttention ? CUPYMLA_CLUSTER : kIsHalves ? 5 : 1;
-constexpr unsigned kStagePassHeads = (kIsWeights || kIsColumns || kIsHalves ? kWeightGroups : CUPYMLA_CLUSTER) * 64;
+constexpr unsigned kStageCluster = kIsAttention ? CUPYMLA_CLUSTER : 1;
+constexpr unsigned kStagePassHeads = (kIsWeights || kIsColumns ? kWeightGroups : CUPYMLA_CLUSTER) * 64;
 constexpr unsigned kStageRegisters = kIsAttention ? ThisConfig::kWarpgroupRegisters  // where setmaxnreg is used
                                      : kIsWeights ? ThisWeights::kWarpgroupRegisters
-                                     : kIsColumns || kIsHalves ? ThisColumns::kWarpgroupRegisters
+                                     : kIsColumns ? ThisColumns::kWarpgroupRegisters
                                                   : 0;
 constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStorage)
                                      : kIsWeights              ? sizeof(WeightsStorage<ThisWeights>)
                                      : kIsColumns              ? sizeof(ColumnsStorage<ThisColumns>)
-                                     : kIsHalves               ? sizeof(ThisHalves)
                                      : CUPYMLA_STAGE == kSort ? sizeof(MergeStorage<1>)
                                                                : 0;  // dynamic
 
@@ -62,7 +56,7 @@ constexpr unsigned kStageSmemBytes = kIsAttention              ? sizeof(ThisStor
 
 extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThreads, 1)
     sparse_mla_bwd(
-#if CUPYMLA_STAGE == 0 || CUPYMLA_STAGE == 12 || CUPYMLA_STAGE == 13 || CUPYMLA_STAGE == 14
+#if CUPYMLA_STAGE == 0 || CUPYMLA_STAGE == 12 || CUPYMLA_STAGE == 13
         const __grid_constant__ cupymla::TensorMap q_map, const __grid_constant__ cupymla::TensorMap dout_map,
 #if CUPYMLA_STAGE == 0 && CUPYMLA_CLUSTER == 2
         const __grid_constant__ cupymla::TensorMap rope_map,
@@ -84,8 +78,6 @@ extern "C" __global__ void __launch_bounds__(cupymla::sparse_mla_bwd::kStageThre
 #elif CUPYMLA_STAGE == 13
   make_columns<ThisColumns, Element>(*reinterpret_cast<ColumnsStorage<ThisColumns>*>(shared_memory), params, q_map,
                                      dout_map);
-#elif CUPYMLA_STAGE == 14
-  make_halves<ThisWeights, InCluster, Element>(*reinterpret_cast<ThisHalves*>(shared_memory), params, q_map, dout_map);
 #else
   if constexpr (CUPYMLA_STAGE == kSort) {
     sort(*reinterpret_cast<MergeStorage<1>*>(shared_memory), params);

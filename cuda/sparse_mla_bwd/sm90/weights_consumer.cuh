@@ -165,25 +165,24 @@ struct WeightsConsumer {
   }
 
   // P and dS of the stretch, to where the stage `columns` reads them.
-  template <typename Target>
-  __device__ __forceinline__ void weigh(const SparseQuery<Config::kSlots>& query, int32_t stretch, Target& target) {
+  __device__ __forceinline__ void weigh(const SparseQuery<Config::kSlots>& query, int32_t stretch, uint32_t place) {
     const uint4 words = *reinterpret_cast<const uint4*>(storage.valid[stretch % Config::kWordSets]);
     const bool heads[2] = {first_head + row < params.h_q, first_head + row + 8 < params.h_q};
     const bool every = (words.x & words.y & words.z & words.w) == ~0u && heads[0] && heads[1];
     // All being valid is the rule, and has code of its own: a test for each number is a third of all instructions.
     if (__all_sync(0xffffffffu, every)) {
-      weigh_where(EveryScore(), query, stretch, target);
+      weigh_where(EveryScore(), query, stretch, place);
     } else {
       const int shift = 2 * (lane % 4);
       const ValidScores valid{{words.x >> shift, words.y >> shift, words.z >> shift, words.w >> shift},
                               {heads[0], heads[1]}};
-      weigh_where(valid, query, stretch, target);
+      weigh_where(valid, query, stretch, place);
     }
   }
 
-  template <typename Mask, typename Target>
+  template <typename Mask>
   __device__ __forceinline__ void weigh_where(const Mask& mask, const SparseQuery<Config::kSlots>& query,
-                                              int32_t stretch, Target& target) {
+                                              int32_t stretch, uint32_t place) {
     const float lse[2] = {storage.lse[row], storage.lse[row + 8]};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
@@ -201,38 +200,38 @@ struct WeightsConsumer {
       // P is zero there, but zero times a number that is not finite is none.
       gradients[i] = mask.counts(i) ? gradient : 0.f;
     }
-    target.begin(stretch);
-    give_block<0>(target);
-    if (stretch * Config::kSlots + kWeightSlots < query.slots) give_block<1>(target);
-    target.end();
+    const int32_t block = stretch * 2;
+    uint8_t* tiles = stored_weights(params, place, block) + first_head / Config::kHeads % kWeightGroups *
+                                                                (2 * kWeightTileBytes);
+    store_block<0>(tiles);
+    if (block * kWeightSlots + kWeightSlots < query.slots) store_block<1>(tiles + kWeightBlockBytes);
   }
 
   // P and dS of one of the stretch's blocks, places as `slot_of_place` has them: of every 32 slots a thread stores
   // sixteen bytes, and the quad 64 bytes side by side.
-  template <int kBlock, typename Target>
-  __device__ __forceinline__ void give_block(Target& target) const {
-    target.template begin_block<kBlock>();
+  template <int kBlock>
+  __device__ __forceinline__ void store_block(uint8_t* tiles) const {
     const int quad_lane = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t to = swizzle_128(row + 8 * r, half * 4 + quad_lane);
-        target.template put<kBlock>(to, chunk<kBlock>(scores, half, r));
-        target.template put<kBlock>(to + kWeightTileBytes, chunk<kBlock>(gradients, half, r));
+        uint8_t* to = tiles + swizzle_128(row + 8 * r, half * 4 + quad_lane);
+        store_chunks<kBlock>(to, scores, half, r);
+        store_chunks<kBlock>(to + kWeightTileBytes, gradients, half, r);
       }
     }
   }
 
   template <int kBlock>
-  __device__ __forceinline__ uint4 chunk(const float (&values)[kScores], int half, int r) const {
+  __device__ __forceinline__ void store_chunks(uint8_t* to, const float (&values)[kScores], int half, int r) const {
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* v = values + (kBlock * 8 + half * 4 + j) * 4 + 2 * r;
       words[j] = pack_pair<Element>(v[0], v[1]);
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    store_uint4(to, make_uint4(words[0], words[1], words[2], words[3]));
   }
 
   // Adds up with the lane that far away: of twice that many sums the lower lane keeps the first half, the other one
@@ -277,8 +276,7 @@ struct WeightsConsumer {
     }
   }
 
-  template <typename Target>
-  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, Target target) {
+  __device__ __forceinline__ void run(const SparseQuery<Config::kSlots>& query, uint32_t place) {
     if constexpr (kWho == 1) {
       make_statistics(query);
       pass_by();
@@ -286,7 +284,7 @@ struct WeightsConsumer {
     for (int32_t stretch = kWho; stretch < query.blocks; stretch += Config::kConsumers) {
       multiply(stretch);
       if (stretch == kWho) storage.statistics_out.wait(0);
-      weigh(query, stretch, target);
+      weigh(query, stretch, place);
       pass_by();
     }
   }

@@ -8,25 +8,6 @@
 
 namespace cupymla::sparse_mla_bwd {
 
-// Blocks to global memory.
-struct StoredBlocks {
-  const Parameters& params;
-  uint32_t place;
-  int group;
-  uint8_t* tiles = nullptr;
-
-  __device__ __forceinline__ void begin(int32_t stretch) {
-    tiles = stored_weights(params, place, stretch * 2) + group * (2 * kWeightTileBytes);
-  }
-  template <int kBlock>
-  __device__ __forceinline__ void begin_block() {}
-  template <int kBlock>
-  __device__ __forceinline__ void put(uint32_t to, const uint4& chunk) const {
-    store_uint4(tiles + kBlock * kWeightBlockBytes + to, chunk);
-  }
-  __device__ __forceinline__ void end() const {}
-};
-
 template <typename Config, typename Element>
 __device__ __forceinline__ void make_weights(WeightsStorage<Config>& storage, const Parameters& params,
                                              const TensorMap& q_map, const TensorMap& dout_map) {
@@ -47,7 +28,6 @@ __device__ __forceinline__ void make_weights(WeightsStorage<Config>& storage, co
   }
   __syncthreads();
   const SparseQuery<Config::kSlots> query(params, token, storage.slots);
-  const StoredBlocks target{params, place, first_head / Config::kHeads};
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / Config::kWarpgroup, 0);
   if (warpgroup == Config::kConsumers) {
     registers_give_back<Config::kProducerRegisters>();
@@ -57,10 +37,10 @@ __device__ __forceinline__ void make_weights(WeightsStorage<Config>& storage, co
     producer.store_sink_terms(first_head);
   } else if (warpgroup == 0) {
     registers_take<Config::kConsumerRegisters>();
-    WeightsConsumer<Config, Element, 0>(storage, params, first_head).run(query, target);
+    WeightsConsumer<Config, Element, 0>(storage, params, first_head).run(query, place);
   } else {
     registers_take<Config::kConsumerRegisters>();
-    WeightsConsumer<Config, Element, 1>(storage, params, first_head).run(query, target);
+    WeightsConsumer<Config, Element, 1>(storage, params, first_head).run(query, place);
   }
 }
 

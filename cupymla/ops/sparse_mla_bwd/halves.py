@@ -11,7 +11,7 @@ from .spec import Problem
 ARCHS = ("sm_90a",)
 """Targets that have these stages."""
 
-STAGES: tuple[Stage, ...] = ("weights", "columns", "halves")
+STAGES: tuple[Stage, ...] = ("weights", "columns")
 """What there is only for them."""
 
 HEADS = (65, 128)
@@ -29,8 +29,6 @@ _WHEN = "unless in order"
 order of tokens: P and dS go through L2, which then has too little room for keys and sums as it is."""
 
 _BLOCK_SLOTS = 64
-
-IN_CLUSTER = True
 
 
 def can_take(problem: Problem, arch_name: str) -> bool:

@@ -20,12 +20,11 @@ Stage = Literal[
     "deal",
     "weights",
     "columns",
-    "halves",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """What the translation units can be compiled to; a stage's place here is its CUPYMLA_STAGE."""
 
-ATTENDING: tuple[Stage, ...] = ("attention", "weights", "columns", "halves")
+ATTENDING: tuple[Stage, ...] = ("attention", "weights", "columns")
 """Those of them that take tensor maps, of q and dout among them, and a query's slots."""
 
 

@@ -109,7 +109,7 @@ _L2_BYTES = 50e6  # of an H200
 
 _ELEMENTS = (*DTYPES, "float32")  # by their CUPYMLA_FP16
 _PACKED = 2  # the CUPYMLA_PARTIALS of rows by 16 bits a column
-_PACKED_STAGES: tuple[Stage, ...] = ("attention", "columns", "halves", "sum")
+_PACKED_STAGES: tuple[Stage, ...] = ("attention", "columns", "sum")
 _PAIR_STAGES = ("zero", "round")  # beside the attention, that pairs on sm_90a have of their own
 
 _PART_ALIGNMENT = 256  # of a workspace's parts from its start
@@ -220,9 +220,7 @@ class Plan:
         yield from self._last()
 
     def _attention(self, first: int, last: int) -> Iterator[Launch]:
-        if self.in_halves and halves.IN_CLUSTER:
-            yield Launch("halves", (last - first) * 5, first, last)
-        elif self.in_halves:
+        if self.in_halves:
             yield Launch("weights", (last - first) * self.pass_heads // CTA_HEADS, first, last)
             yield Launch("columns", (last - first) * halves.column_ctas(self.problem), first, last)
         else:
@@ -282,7 +280,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
     elif queries > 1 or in_order:
         chunk = fitting(bunches, list_bytes(problem, queries), LIST_BYTES, at_once)
-    if in_halves and not halves.IN_CLUSTER:
+    if in_halves:
         chunk = fitting(chunk, halves.weight_bytes(problem), halves.WEIGHT_BYTES, at_once)
     lists = _lists(problem, chunk, arch.name in MANY_LISTS_ARCHS)
     rows = max(kv_rows, tokens if problem.has_attn_dist else 0)
@@ -425,7 +423,7 @@ def workspace(
         row_counts=part(listed, chunk),
         listed_dist=part(in_order and problem.has_attn_dist, slots),
         strange_rows=part(joint, -(-kv_rows // 4)),
-        weights=part(in_halves, 64 * 64 * 1024 if halves.IN_CLUSTER else chunk * halves.weight_bytes(problem) // 4),
+        weights=part(in_halves, chunk * halves.weight_bytes(problem) // 4),
         bytes=end,
     )
 
