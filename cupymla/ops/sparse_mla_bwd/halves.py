@@ -33,6 +33,7 @@ _L2_ROOM = 40e6
 
 _COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
+KEEP_ORDER = True
 _BLOCK_SLOTS = 64
 
 

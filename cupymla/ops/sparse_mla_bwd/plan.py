@@ -278,7 +278,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
     in_halves = _can_take_halves(problem, arch.name) and halves.takes(problem, in_order, multiprocessors)
     if in_halves:  # whose CTAs are no clusters, and take slots as they come
-        in_order, cluster, at_once = False, 1, multiprocessors
+        in_order, cluster, at_once = in_order and halves.KEEP_ORDER, 1, multiprocessors
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
         chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
