@@ -344,6 +344,16 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
     heads=st.sampled_from([16, 20, 128]),
     has_dist=st.booleans(),
 )
+@example(  # no query: P and dS of one have a place all the same
+    multiprocessors=1,
+    s_q=0,
+    topk=1,
+    deterministic=False,
+    has_sink=False,
+    dkv_dtype="bfloat16",
+    heads=128,
+    has_dist=False,
+)
 def test_the_limit_is_enough_everywhere(
     multiprocessors: int,
     s_q: int,
