@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import sys
 import time
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +16,31 @@ import pytest
 
 from cupymla import driver
 from cupymla.errors import UnsupportedError
-from cupymla.testing import machine, power, timing
+from cupymla.testing import against, bench, machine, power, profile, timing
 from cupymla.testing.power import Measured, Meter, PowerRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class FakeMeter:
-    """500 J a second; the clock goes down by 10 MHz with every look at it, and is held after the first two."""
+    """500 J a second, 100 before `warm`; the clock goes down by 10 MHz with every look, and is held after two."""
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, fails_at: int = 10**9) -> None:
+        self.looks, self.joules, self.watts = 0, 0.0, 100
+        self.last = time.perf_counter()
+        self.fails_at = fails_at
 
-    def joules(self) -> float:
-        return time.perf_counter() * 500
-
-    def clock_mhz(self) -> float:
+    def sample(self) -> Sample:
         self.looks += 1
-        return 2000.0 - 10 * self.looks
+        if self.looks >= self.fails_at:
+            raise UnsupportedError("measuring energy", "a GPU that is lost", "one that is there")
+        now = time.perf_counter()
+        self.joules += (now - self.last) * self.watts
+        self.last = now
+        return Sample(now, self.joules, 2000.0 - 10 * self.looks, self.looks > 2)
 
-    def is_limited(self) -> bool:
-        return self.looks > 2
+    def limit_watts(self) -> float:
+        return 700.0
 
 
 def samples(*joules: float) -> tuple[Sample, ...]:
@@ -64,19 +72,32 @@ def test_too_few_changes_are_no_measurement(joules: tuple[float, ...]) -> None:
 def test_energy_is_counted_over_the_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not over those that warm the GPU up, and the clock is sampled meanwhile."""
     asked: list[float] = []
+    meter = FakeMeter()
 
     def looped(call: Any, seconds: float) -> int:
         asked.append(seconds)
         time.sleep(0.15)
+        meter.watts = 500
         return 7
 
     monkeypatch.setattr(power, "back_to_back", looped)
-    taken = power.measure(lambda: None, FakeMeter(), 4.0)
+    taken = power.measure(lambda: None, meter, 4.0)
     assert asked == [power.WARM_SECONDS, 4.0]
-    assert taken.calls == 7 and 0.15 <= taken.seconds < 1.0
-    assert taken.watts == pytest.approx(500, rel=0.05)
+    assert taken.calls == 7 and 0.15 <= taken.seconds < 0.28
+    assert taken.watts == pytest.approx(500, rel=0.02)
     assert taken.samples[0].clock_mhz == 1990.0
     assert [sample.is_limited for sample in taken.samples[:3]] == [False, False, True]
+
+
+@pytest.mark.parametrize("fails_at", [1, 5])
+def test_a_meter_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+    def looped(call: Any, seconds: float) -> int:
+        time.sleep(0.15)
+        return 7
+
+    monkeypatch.setattr(power, "back_to_back", looped)
+    with pytest.raises(UnsupportedError, match="a GPU that is lost"):
+        power.measure(lambda: None, FakeMeter(fails_at))
 
 
 def test_sampling_ends_with_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +157,9 @@ def test_the_meter_tells_in_joules_and_watts(monkeypatch: pytest.MonkeyPatch, re
     assert meter.is_limited() is limited
     with pytest.raises(UnsupportedError, match="nvmlDeviceGetHandleByPciBusId_v2 returns 6"):
         Meter("0000:02:00.0")
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetClockInfo")
+    with pytest.raises(UnsupportedError, match="without nvmlDeviceGetClockInfo"):
+        Meter("0000:01:00.0")
 
 
 def test_a_driver_without_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +193,107 @@ def test_a_page_is_renewed_in_place(tmp_path: Path) -> None:
     assert "NVIDIA H200, 700 W at most, driver 580.1, 2026-01-02." in lines
     assert "| matmul | a | 0 | 0 | 0.00 | 50% | 0.50 | 0.50 | 0.50 |" in lines
     assert power.main(["--page", str(page)]) == 2
+    assert power.main(["sparse_mla_fwd", "--page", str(page), "--out", str(tmp_path)]) == 2
+    for text in ("no JSON", "{}", json.dumps({**content, "rows": [{"case": "a"}]})):
+        (tmp_path / "power.json").write_text(text)
+        assert power.main(["--page", str(page), "--out", str(tmp_path)]) == 2
+    assert page.read_text().splitlines() == lines
+    assert power.main(["--page", str(tmp_path / "none.md"), "--out", str(tmp_path)]) == 2
+
+
+class FakeCases:
+    BENCH = ()
+
+    @staticmethod
+    def inputs(case: Any, seed: int, xp: Any) -> dict[str, Any]:
+        return {"case": case}
+
+    @staticmethod
+    def flops(case: Any) -> int:
+        return 10**12
+
+
+class FakeSubject:
+    """Two cases, of 5000 and of 500 us; a prepared call is which variant and which case it is of."""
+
+    cases = FakeCases
+
+    def __init__(self, name: str) -> None:
+        self.name, self.call = name, self
+
+    def prepare(self, case: Any) -> Any:
+        label, us = APPLIED[-1], {"long": 5000.0, "short": 500.0}[case.name]
+
+        def call() -> tuple[str, float]:
+            return label, us
+
+        return call
+
+
+APPLIED = ["here"]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A GPU that has a name; calls that are measured, in order. A variant's watts are ten times its label's length."""
+    calls: list[Any] = []
+
+    @contextlib.contextmanager
+    def applied(label: str) -> Iterator[None]:
+        APPLIED.append(label)
+        yield
+        APPLIED.pop()
+
+    def measure(call: Any, meter: Any) -> Measured:
+        calls.append(call())
+        watts = 10 * len(calls[-1][0])
+        return Measured(1, 1.0, tuple(Sample(float(i), i * watts, 1500.0, True) for i in range(4)))
+
+    def variant(folder: Path) -> against.Variant:
+        return against.Variant(str(folder), lambda: applied(str(folder)))
+
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace(Device=lambda: types.SimpleNamespace(pci_bus_id="0000:01:00.0"))  # type: ignore[attr-defined]
+    pool = types.SimpleNamespace(free_all_blocks=lambda: None)
+    cupy.get_default_memory_pool = lambda: pool  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(power, "Subject", FakeSubject)
+    monkeypatch.setattr(power, "Meter", lambda bus_id: FakeMeter())
+    monkeypatch.setattr(power, "measure", measure)
+    monkeypatch.setattr(against, "kernels_of", variant)
+    every = [types.SimpleNamespace(name=name) for name in ("long", "short")]
+    monkeypatch.setattr(
+        bench, "chosen", lambda subject, names: [case for case in every if not names or case.name in names]
+    )
+    monkeypatch.setattr(timing, "Timer", lambda: types.SimpleNamespace(us=lambda call: call()[1]))
+    monkeypatch.setattr(timing, "matmul", lambda: lambda: ("product", 0.0))
+    for name, told in (("available", True), ("device_name", "NVIDIA H200")):
+        monkeypatch.setattr(driver, name, lambda *_, told=told: told)
+    monkeypatch.setattr(machine, "driver_text", lambda: "580.1")
+    return calls
+
+
+def test_long_cases_are_measured_and_written(measured: list[Any], tmp_path: Path) -> None:
+    assert power.main(["--out", str(tmp_path), "--commit", "abc"]) == 0
+    assert measured == [("product", 0.0), ("here", 5000.0), ("here", 5000.0)]
+    content = json.loads((tmp_path / "h200" / "power.json").read_text())
+    assert (content["commit"], content["limit_watts"]) == ("abc", 700.0)
+    names = [(row["operator"], row["case"]) for row in content["rows"]]
+    assert names == [("matmul", profile.CEILING), *((operator, "long") for operator in power.OPERATORS)]
+
+
+def test_variants_take_turns(measured: list[Any], tmp_path: Path) -> None:
+    found = list(power.rows(["sparse_mla_fwd"], ["short"], [Path("/other/cuda")], FakeMeter()))
+    assert measured == [("product", 0.0), *[("here", 500.0), ("/other/cuda", 500.0)] * power.TURNS]
+    assert [row.case for row in found[1:]] == ["short here", "short /other/cuda"] * power.TURNS
+    assert [row.watts for row in found[1:]] == [40.0, 110.0] * power.TURNS
+
+
+@pytest.mark.parametrize("words", [["sparse_mla_fwd"], ["--case", "long"], ["--against", "/other/cuda"]])
+def test_a_file_is_of_all_cases(measured: list[Any], tmp_path: Path, words: list[str]) -> None:
+    """Others would be lost."""
+    assert power.main(["--out", str(tmp_path), *words]) == 2
+    assert not measured and not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:

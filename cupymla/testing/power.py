@@ -5,8 +5,8 @@
 
 A GPU at its power limit keeps to it by its clock, so there time is energy over watts, whatever a kernel waits for. The
 first command calls each benchmark case again and again for some seconds and writes <out>/<gpu>/power.json; the second
-renews a page's table. Energy is the driver's own count, which differs less between cards and between a cool and a warm
-GPU than times do: `--against FOLDER` compares kernels of another `cuda/` folder by it.
+renews a page's table. Energy is the driver's own count, of the whole card: another process on it, or in another part
+of it, counts as well. `--against FOLDER` compares kernels of another `cuda/` folder by it, in turns.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class PowerRow:
         limited: the share of samples in which the power limit held the clock.
         joules: of a call.
         picojoules_per_flop: of a call's counted operations.
-        of_matmul: the matrix product's energy of an operation over this one's: the share of its rate that a GPU can
-            reach where both are held to the same power.
+        of_matmul: the matrix product's energy of an operation over this one's. Where power holds both down, the share
+            of its rate that the call comes to.
     """
 
     operator: str
@@ -122,7 +122,7 @@ class Measured:
 class Meter:
     """A GPU's energy, clock and what holds the clock, as its driver tells them (NVML, of which this needs five calls).
 
-    Raises UnsupportedError where NVML is not there or does not tell.
+    Raises UnsupportedError where NVML is not there or does not tell all of it.
     """
 
     def __init__(self, bus_id: str) -> None:
@@ -133,9 +133,13 @@ class Meter:
         self._device = ctypes.c_void_p()
         self._call("nvmlInit_v2")
         self._call("nvmlDeviceGetHandleByPciBusId_v2", bus_id.encode(), ctypes.byref(self._device))
+        self.sample()
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._nvml, name)(*arguments)
+        try:
+            code = getattr(self._nvml, name)(*arguments)
+        except AttributeError:
+            raise UnsupportedError("measuring energy", f"NVML without {name}", "a newer driver") from None
         if code:
             raise UnsupportedError("measuring energy", f"{name} returns {code}", "a GPU and a driver that count it")
 
@@ -156,6 +160,10 @@ class Meter:
         reasons = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._device, ctypes.byref(reasons))
         return bool(reasons.value & _POWER_REASONS)
+
+    def sample(self) -> Sample:
+        """All of it, now."""
+        return Sample(time.perf_counter(), self.joules(), self.clock_mhz(), self.is_limited())
 
     def limit_watts(self) -> float:
         """What the GPU may take."""
@@ -188,12 +196,15 @@ def measure(call: Callable[[], object], meter: Any, seconds: float = SECONDS) ->
     """Energy and clock over calls for so many seconds, after some that bring the GPU to the temperature of work."""
     back_to_back(call, WARM_SECONDS)
     samples: list[Sample] = []
+    failures: list[CupymlaError] = []
     over = threading.Event()
 
     def sample() -> None:
-        while not over.wait(_SAMPLE_SECONDS):
-            now = time.perf_counter()
-            samples.append(Sample(now, meter.joules(), meter.clock_mhz(), meter.is_limited()))
+        try:
+            while not over.wait(_SAMPLE_SECONDS):
+                samples.append(meter.sample())
+        except CupymlaError as error:
+            failures.append(error)
 
     sampling = threading.Thread(target=sample, daemon=True)
     begin = time.perf_counter()
@@ -204,31 +215,41 @@ def measure(call: Callable[[], object], meter: Any, seconds: float = SECONDS) ->
     finally:
         over.set()
         sampling.join()
+    for failure in failures:
+        raise failure
     return Measured(calls, took, tuple(samples))
 
 
+TURNS = 2
+"""How often each variant of a case is measured where there are several."""
+
+
 def rows(operators: Sequence[str], cases: Sequence[str], folders: Sequence[Path], meter: Any) -> Iterator[PowerRow]:
-    """The matrix product, then each operator's cases; with folders, each case with their kernels too."""
+    """The matrix product, then each operator's cases; with folders, each case with their kernels too, in turns.
+
+    Raises InputError for a folder or a case that there is not, before anything is measured.
+    """
     import cupy
 
-    flops, timer = 2 * timing.MATMUL_SIZE**3, timing.Timer()
-    matmul = measure(timing.matmul(), meter).row("matmul", profile.CEILING, flops)
-    yield matmul
     variants = [against.here(), *(against.kernels_of(folder) for folder in folders)]
-    for subject in map(Subject, operators):
-        for case in bench.chosen(subject, cases):
-            inputs = subject.cases.inputs(case, 0, cupy)
-            for variant in variants:
-                with variant.applied():
-                    prepared = subject.call.prepare(**inputs)
-                    prepared()
-                    if not cases and timer.us(prepared) < LEAST_US:
-                        break
-                name = f"{case.name} {variant.label}" if folders else case.name
-                yield measure(prepared, meter).row(subject.name, name, subject.cases.flops(case), matmul)
-                del prepared
-            del inputs
-            cupy.get_default_memory_pool().free_all_blocks()
+    chosen = [(subject, case) for subject in map(Subject, operators) for case in bench.chosen(subject, cases)]
+    timer = timing.Timer()
+    matmul = measure(timing.matmul(), meter).row("matmul", profile.CEILING, 2 * timing.MATMUL_SIZE**3)
+    yield matmul
+    for subject, case in chosen:
+        inputs = subject.cases.inputs(case, 0, cupy)
+        calls = []
+        for variant in variants:
+            with variant.applied():
+                calls.append(subject.call.prepare(**inputs))
+                calls[-1]()
+        if cases or timer.us(calls[0]) >= LEAST_US:
+            for _ in range(TURNS if folders else 1):
+                for variant, call in zip(variants, calls, strict=True):
+                    name = f"{case.name} {variant.label}" if folders else case.name
+                    yield measure(call, meter).row(subject.name, name, subject.cases.flops(case), matmul)
+        del inputs, calls
+        cupy.get_default_memory_pool().free_all_blocks()
 
 
 COLUMNS = ("operator", "case", "us", "W", "GHz", "held by power", "J", "pJ a flop", "of the matrix product's")
@@ -247,7 +268,7 @@ def cells(row: PowerRow) -> tuple[str, ...]:
         f"{row.limited:.0%}",
         f"{row.joules:.2f}",
         f"{row.picojoules_per_flop:.2f}",
-        f"{row.of_matmul:.2f}",
+        f"{row.of_matmul:.2f}" if row.limited >= 0.5 else "",  # else time is not energy
     )
 
 
@@ -272,7 +293,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cupymla.testing.power", description=__doc__)
     parser.add_argument("operators", nargs="*", metavar="OP", help="default: " + ", ".join(OPERATORS))
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
-    parser.add_argument("--against", action="append", default=[], type=Path, metavar="FOLDER", help="see above")
+    parser.add_argument(
+        "--against", action="append", default=[], type=Path, metavar="FOLDER", help="another cuda/; repeatable"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write FOLDER/<gpu>/power.json")
     parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--page", type=Path, help="renew this page's table from power.json in FOLDER, no more")
@@ -287,7 +310,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _page(options: argparse.Namespace) -> int:
     if options.out is None:
         raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
-    options.page.write_text(renewed(options.page.read_text(), options.out / "power.json"))
+    if options.operators or options.case or options.against or options.commit:
+        raise InputError("--page", "nothing but --out beside it", str(options.page))
+    file = options.out / "power.json"
+    try:
+        page = renewed(options.page.read_text(), file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError("--page", f"a page with markers, and {file} as this command writes it", repr(error)) from None
+    options.page.write_text(page)
     return 0
 
 
@@ -300,6 +330,8 @@ def _measure(options: argparse.Namespace) -> int:
             raise InputError("OP", "one of " + ", ".join(sorted(bench.MATRIX_BOUND)), repr(name))
     if options.case and len(operators) != 1:
         raise InputError("--case", "one operator beside it", ", ".join(operators))
+    if options.out is not None and (options.operators or options.case or options.against):
+        raise InputError("--out", "every case of these kernels: neither OP, --case nor --against", str(options.out))
     if not driver.available():
         raise UnsupportedError("measuring energy", "a machine without a CUDA GPU", "one with it")
     import cupy
@@ -310,7 +342,7 @@ def _measure(options: argparse.Namespace) -> int:
         found.append(row)
         print("  ".join(cells(row)), flush=True)
     Terminal(False).table("energy", COLUMNS, [cells(row) for row in found])
-    if options.out is not None and not options.case and not options.against:
+    if options.out is not None:
         content = {**machine.provenance(options.commit), "limit_watts": meter.limit_watts()}
         report.write(options.out, "power", {**content, "rows": [asdict(row) for row in found]})
     return 0
