@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class FakeMeter:
-    """500 J a second, 100 before `warm`; the clock goes down by 10 MHz with every look, and is held after two."""
+    """100 J a second, or what `watts` says; the clock goes down by 10 MHz with every look, and is held after two."""
 
     def __init__(self, fails_at: int = 10**9) -> None:
         self.looks, self.joules, self.watts = 0, 0.0, 100
@@ -174,9 +174,9 @@ def test_a_driver_without_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_shows_the_file() -> None:
     """Renew it with `python -m cupymla.testing.power --page docs/power.md --out docs/benchmarks/h200`."""
     page = (ROOT / "docs" / "power.md").read_text()
-    file = ROOT / "docs" / "benchmarks" / "h200" / "power.json"
-    assert power.renewed(page, file) == page
-    content = json.loads(file.read_text())
+    folder = ROOT / "docs" / "benchmarks" / "h200"
+    assert power.renewed(page, folder) == page
+    content = json.loads((folder / "power.json").read_text())
     assert content["rows"][0]["operator"] == "matmul"
     assert {row["operator"] for row in content["rows"][1:]} == set(power.OPERATORS)
 

@@ -1,12 +1,14 @@
 """What a call costs in energy, beside the bf16 matrix product that benchmarks are compared with.
 
-    python -m cupymla.testing.power [OP ...] [--case NAME] --out docs/benchmarks
+    python -m cupymla.testing.power --out docs/benchmarks
+    python -m cupymla.testing.power OP [--case NAME] [--against FOLDER]
     python -m cupymla.testing.power --page docs/power.md --out docs/benchmarks/h200
 
-A GPU at its power limit keeps to it by its clock, so there time is energy over watts, whatever a kernel waits for. The
-first command calls each benchmark case again and again for some seconds and writes <out>/<gpu>/power.json; the second
-renews a page's table. Energy is the driver's own count, of the whole card: another process on it, or in another part
-of it, counts as well. `--against FOLDER` compares kernels of another `cuda/` folder by it, in turns.
+A GPU at its power limit keeps to it by its clock, so there a call takes its energy over these watts. The first command
+calls each benchmark case again and again for some seconds and writes <out>/<gpu>/power.json, the second only shows what
+it measures, the third renews a page's table. Energy is the driver's own count, of the whole card: another process on
+it, or in another part of it, counts as well. `--against FOLDER` compares kernels of another `cuda/` folder by it, in
+turns.
 """
 
 from __future__ import annotations
@@ -104,13 +106,14 @@ class Measured:
     def row(self, operator: str, case: str, flops: int, matmul: PowerRow | None = None) -> PowerRow:
         """As a row of the file; `flops` of a call."""
         seconds = self.seconds / self.calls
-        joules = self.watts * seconds
+        watts = self.watts
+        joules = watts * seconds
         per_flop = joules / flops * 1e12
         return PowerRow(
             operator,
             case,
             us=round(seconds * 1e6, 1),
-            watts=round(self.watts, 1),
+            watts=round(watts, 1),
             sm_mhz=statistics.median(sample.clock_mhz for sample in self.samples),
             limited=round(statistics.mean(sample.is_limited for sample in self.samples), 3),
             joules=round(joules, 4),
@@ -254,8 +257,6 @@ def rows(operators: Sequence[str], cases: Sequence[str], folders: Sequence[Path]
 
 COLUMNS = ("operator", "case", "us", "W", "GHz", "held by power", "J", "pJ a flop", "of the matrix product's")
 
-_BEGIN, _END = "<!-- power:begin -->", "<!-- power:end -->"
-
 
 def cells(row: PowerRow) -> tuple[str, ...]:
     """A row as `COLUMNS` have it."""
@@ -272,20 +273,13 @@ def cells(row: PowerRow) -> tuple[str, ...]:
     )
 
 
-def renewed(page: str, file: Path) -> str:
-    """A page with the file's table between its markers. Raises ValueError for a page without them."""
-    content = json.loads(file.read_text())
-    lines = [
-        _BEGIN,
-        f"{content['gpu']}, {content['limit_watts']:.0f} W at most, driver {content['driver']}, {content['date']}.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        f"|{' --- |' * len(COLUMNS)}",
-        *(f"| {' | '.join(cells(PowerRow(**row)))} |" for row in content["rows"]),
-        _END,
-    ]
-    begin, end = page.index(_BEGIN), page.index(_END) + len(_END)
-    return page[:begin] + "\n".join(lines) + page[end:]
+def renewed(page: str, folder: Path) -> str:
+    """A page with the table of a folder's file in the place of what it has. Raises ValueError where it has none."""
+    content = json.loads((folder / "power.json").read_text())
+    limit = f"{content['limit_watts']:.0f} W at most"
+    heading = f"{content['gpu']}, {limit}, driver {content['driver']}, {content['date']}."
+    rows = [cells(PowerRow(**row)) for row in content["rows"]]
+    return report.replaced(page, report.marked_table("power", heading, COLUMNS, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -301,24 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="renew this page's table from power.json in FOLDER, no more")
     options = parser.parse_args(arguments)
     try:
-        return _page(options) if options.page is not None else _measure(options)
+        if options.page is None:
+            return _measure(options)
+        if options.operators or options.case or options.against or options.commit:
+            raise InputError("--page", "nothing but --out beside it", str(options.page))
+        report.renew(options.page, options.out, renewed)
+        return 0
     except CupymlaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _page(options: argparse.Namespace) -> int:
-    if options.out is None:
-        raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
-    if options.operators or options.case or options.against or options.commit:
-        raise InputError("--page", "nothing but --out beside it", str(options.page))
-    file = options.out / "power.json"
-    try:
-        page = renewed(options.page.read_text(), file)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError("--page", f"a page with markers, and {file} as this command writes it", repr(error)) from None
-    options.page.write_text(page)
-    return 0
 
 
 def _measure(options: argparse.Namespace) -> int:

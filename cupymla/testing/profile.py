@@ -253,25 +253,14 @@ def markdown(file: Path) -> str:
     content = json.loads(file.read_text())
     found = [Profiled(row["case"], [Launch(**launch) for launch in row["launches"]]) for row in content["rows"]]
     operator = file.name.removesuffix(SUFFIX)
-    lines = [
-        f"<!-- {operator}:begin -->",
-        f"{content['gpu']}, driver {content['driver']}, {content['date']}.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        f"|{' --- |' * len(COLUMNS)}",
-        *(f"| {' | '.join(cells)} |" for cells in table(found, PAGE_SHARE)),
-        f"<!-- {operator}:end -->",
-    ]
-    return "\n".join(lines)
+    heading = f"{content['gpu']}, driver {content['driver']}, {content['date']}."
+    return report.marked_table(operator, heading, COLUMNS, table(found, PAGE_SHARE))
 
 
 def renewed(page: str, folder: Path) -> str:
     """A page with the tables of a folder's files in the place of those it has. Raises ValueError for one it lacks."""
     for file in sorted(folder.glob(f"*{SUFFIX}")):
-        made = markdown(file)
-        first, last = made.splitlines()[0], made.splitlines()[-1]
-        begin, end = page.index(first), page.index(last) + len(last)
-        page = page[:begin] + made + page[end:]
+        page = report.replaced(page, markdown(file))
     return page
 
 
@@ -314,17 +303,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_cases(options.operators[0], options.case, options.note)
         return 0
     try:
-        return _page(options) if options.page is not None else _profile(options)
+        if options.page is None:
+            return _profile(options)
+        report.renew(options.page, options.out, renewed)
+        return 0
     except CupymlaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _page(options: argparse.Namespace) -> int:
-    if options.out is None:
-        raise InputError("--out", "a GPU's folder of profiles, beside --page", None)
-    options.page.write_text(renewed(options.page.read_text(), options.out))
-    return 0
 
 
 def _profile(options: argparse.Namespace) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from .machine import gpu_slug
 
 
@@ -94,6 +95,45 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=2) + "\n")
     return file
+
+
+def marked_table(name: str, heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a line above it, between the markers by which `replaced` finds it on a page."""
+    lines = [
+        f"<!-- {name}:begin -->",
+        heading,
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{' --- |' * len(columns)}",
+        *(f"| {' | '.join(cells)} |" for cells in rows),
+        f"<!-- {name}:end -->",
+    ]
+    return "\n".join(lines)
+
+
+def replaced(page: str, made: str) -> str:
+    """A page with what `marked_table` made in the place of what it has between these markers.
+
+    Raises ValueError for a page without them.
+    """
+    lines = made.splitlines()
+    begin, end = page.index(lines[0]), page.index(lines[-1]) + len(lines[-1])
+    return page[:begin] + made + page[end:]
+
+
+def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) -> None:
+    """Rewrite a page, as a command's `--page` asks, with the tables of its `--out`, a GPU's folder.
+
+    Raises InputError, and leaves the page alone, where there is no folder, or page and files are not what `renewed`
+    takes.
+    """
+    if folder is None:
+        raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
+    try:
+        text = renewed(page.read_text(), folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError("--page", f"a page with markers, and files in {folder} to match", repr(error)) from None
+    page.write_text(text)
 
 
 def _axes(rows: int, panels: int, width: float) -> tuple[Any, Any]:
