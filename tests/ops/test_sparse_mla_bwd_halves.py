@@ -15,6 +15,7 @@ from writer_kit import turns_of_a_call
 from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
+from cupymla.testing import against
 from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
 
@@ -33,7 +34,8 @@ SUBJECT = Subject("sparse_mla_bwd")
         ({"topk": (2 << 20) - 64}, True),
         ({"topk": 2 << 20}, False),  # a gibibyte and eight bytes for one query
         ({"s_q": 4096, "s_kv": 8192, "topk": 2048}, True),
-        ({"s_q": 4096, "s_kv": 32768, "topk": 2048}, False),  # in the order of tokens
+        ({"s_q": 4096, "s_kv": 32768, "topk": 2048}, True),
+        ({"s_q": 4096, "s_kv": 34723, "topk": 2048}, False),  # not even 192 columns of all rows have room in L2
         ({"s_q": 4096, "s_kv": 32768, "topk": 2048, "options": ORDERED}, True),
     ],
     ids=str,
@@ -41,7 +43,67 @@ SUBJECT = Subject("sparse_mla_bwd")
 def test_the_plan_takes_halves_where_they_are_faster(sizes: dict[str, Any], expected: bool) -> None:
     chosen = planned(**sizes)
     assert chosen.in_halves == expected
-    assert not (chosen.in_halves and chosen.in_order)
+
+
+LONG: dict[str, Any] = {"s_q": 4096, "topk": 2048}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "in_shares", "in_order"),
+    [
+        ({"s_kv": 8192}, False, False),
+        ({"s_kv": 11574}, False, False),  # 40 MB of keys and sums
+        ({"s_kv": 11575}, True, False),
+        ({"s_kv": 13021, "d_qk": 512}, True, False),
+        ({"s_kv": 13020, "d_qk": 512}, False, False),
+        ({"s_kv": 32768}, True, True),
+        ({"s_kv": 32768, "options": ORDERED}, False, False),  # rows are stored
+        ({"s_kv": 131072}, False, True),  # of pairs
+        ({"s_kv": 131072, "s_q": 1}, True, False),  # nobody to share rows with
+        ({"s_kv": 8192, "batch": 3, "s_q": 44}, True, False),  # three entries at a time
+        ({"s_kv": 8192, "batch": 3, "s_q": 200}, False, False),
+    ],
+    ids=str,
+)
+def test_columns_come_in_shares_where_l2_has_no_room_for_all(
+    sizes: dict[str, Any], in_shares: bool, in_order: bool
+) -> None:
+    chosen = planned(**(LONG | sizes))
+    assert (chosen.in_shares, chosen.in_order) == (in_shares, in_order)
+    assert not chosen.in_shares or chosen.in_halves
+    grids = {launch.grid for launch in chosen.launches() if launch.stage == "columns"}
+    assert {grid[1] for grid in grids} == ({3} if in_shares else {1} if chosen.in_halves else set())
+
+
+def test_shares_have_a_cta_for_each_query() -> None:
+    """The same CTAs, in another order: blockIdx.y is the share."""
+    together, apart = (planned(s_q=1000, topk=2048, s_kv=s_kv).launches() for s_kv in (4096, 20000))
+    count = [[x.grid[0] * x.grid[1] for x in launches if x.stage == "columns"] for launches in (together, apart)]
+    assert count == [[924 * 3, 76 * 3]] * 2
+    assert [x.grid for x in apart if x.stage == "columns"] == [(924, 3, 1), (76, 3, 1)]
+    text = (FOLDER / "columns_storage.cuh").read_text()
+    assert "gridDim.y == 1 ? blockIdx.x / Config::kShares : blockIdx.x" in text
+
+
+def test_halves_in_order_have_lists_and_a_distribution_of_each_chunk() -> None:
+    chosen = planned(replace(PROBLEM, has_attn_dist=True), s_q=1000, topk=2048, s_kv=32768)
+    assert [x.stage for x in chosen.launches()] == ["zero", *["sort", "weights", "columns", "deal"] * 2, "round"]
+    layout = chosen.workspace
+    parts = [layout.rows, layout.row_slots, layout.row_counts, layout.listed_dist, layout.weights]
+    assert None not in parts and len(set(parts)) == 5
+
+
+def test_cases_of_shares_are_run_in_them() -> None:
+    """Which kernel ran does not say."""
+    kernel = next(kernel for kernel in SUBJECT.entry.kernels if kernel.name == "sparse_mla_bwd")
+    found = [case for case in SUBJECT.cases.CASES if case.intent in ("shares", "ordered_shares")]
+    assert len(found) >= 8
+    for case in found:
+        sizes = {name: getattr(case, name) for name in ("s_q", "s_kv", "h_q", "topk", "d_qk", "batch")}
+        with against.chosen(SUBJECT, kernel, case):
+            chosen = planned(**sizes)
+        assert chosen.in_halves and chosen.in_shares, case.name
+        assert chosen.in_order == (case.intent == "ordered_shares"), case.name
 
 
 def test_rows_that_are_stored_whole_have_an_attention_in_one_piece() -> None:

@@ -80,14 +80,19 @@ struct alignas(1024) ColumnsStorage {
 
 static_assert(sizeof(ColumnsStorage<ColumnsConfig<576, 0>>) <= 227 * 1024);
 
-// Which columns of its query a CTA has.
+// Which columns of its query a CTA has. CTAs begin in the order of blockIdx.x, then of blockIdx.y: either all of a
+// query's at about the same time, which read P and dS from memory once, or (a grid of two extents) those of all queries
+// for the first columns before the others, for which fewer bytes of kv and of sums have to be in L2.
 template <typename Config>
 struct Share {
-  static __device__ __forceinline__ uint32_t place() { return blockIdx.x / Config::kShares; }  // of its query
-  static __device__ __forceinline__ int first_tile() {
-    return static_cast<int>(blockIdx.x % Config::kShares) * Config::kTiles;
+  static __device__ __forceinline__ uint32_t place() {  // of its query
+    return gridDim.y == 1 ? blockIdx.x / Config::kShares : blockIdx.x;
   }
-  static __device__ __forceinline__ bool is_last() { return blockIdx.x % Config::kShares == Config::kShares - 1; }
+  static __device__ __forceinline__ uint32_t number() {
+    return gridDim.y == 1 ? blockIdx.x % Config::kShares : blockIdx.y;
+  }
+  static __device__ __forceinline__ int first_tile() { return static_cast<int>(number()) * Config::kTiles; }
+  static __device__ __forceinline__ bool is_last() { return number() == Config::kShares - 1; }
   // Tiles of the CTA that has the last columns, or of any other one, and how many of them are values.
   static __host__ __device__ constexpr int tiles(bool last) {
     return last ? Config::kKeyTiles - (Config::kShares - 1) * Config::kTiles : Config::kTiles;

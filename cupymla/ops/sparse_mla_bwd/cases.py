@@ -22,7 +22,15 @@ WRITTEN = ARGUMENTS.written
 CHOICES = {
     "sparse_mla_bwd": Choice(
         ("plan._MARGIN=0.0", "halves._WHEN='never'"),
-        further=(("order", "plan._ORDER_GAIN=-1.0"), ("halves", "halves._WHEN='always'")),
+        further=(
+            ("order", "plan._ORDER_GAIN=-1.0"),
+            ("halves", "halves._WHEN='always'"),
+            ("shares", "halves._WHEN='always'"),
+            ("shares", "halves._L2_ROOM=-1.0"),
+            ("ordered_shares", "halves._WHEN='always'"),
+            ("ordered_shares", "halves._L2_ROOM=-1.0"),
+            ("ordered_shares", "plan._ORDER_GAIN=-1.0"),
+        ),
     ),
     "sparse_mla_bwd_joint": Choice("plan._MARGIN=1e9", intents=("joint",)),
 }
@@ -106,6 +114,32 @@ def _halves() -> Iterator[MlaCase]:
     yield make(128, 20, 2048, 3000)
 
 
+def _shares() -> Iterator[MlaCase]:
+    """In halves, whose gradients are made of all queries for some columns first, then for the next."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_shares{name}", "shares", **traits)
+
+    yield make(128, 5, 300, 400)
+    yield make(90, 4, 150, 200, d=512, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
+    yield make(66, 9, 70, 90, dtype="float16", layout="strided", selection="duplicates", name="_duplicates")
+    yield make(70, 4, 130, 150, dkv_dtype="float32", selection="few", name="_fp32_few")
+    # CTAs of several waves.
+    yield make(128, 150, 130, 1000, d=512)
+
+
+def _ordered_shares() -> Iterator[MlaCase]:
+    """The same, of queries that take their rows in the order of tokens."""
+
+    def make(h: int, q: int, k: int, kv: int, d: int = 576, name: str = "", **traits: Any) -> MlaCase:
+        return sized(h, d, k, q, kv, f"_ordered_shares{name}", "ordered_shares", **traits)
+
+    yield make(128, 4, 300, 400, selection="duplicates", name="_duplicates")
+    yield make(80, 3, 200, 300, batch=2, lengths="hostile", sink="finite", wants_dist=True, name="_dist_sink")
+    yield make(65, 3, 70, 200, d=512, dtype="float16", layout="strided", wants_dist=True, name="_dist")
+    yield make(100, 5, 400, 500, selection="few", dkv_dtype="float32", name="_fp32_few")
+
+
 CASES: tuple[MlaCase, ...] = (
     *mla_cases.COMMON,
     *mla_cases.SCALES,
@@ -128,6 +162,8 @@ CASES: tuple[MlaCase, ...] = (
     *_joint(),
     *_order(),
     *_halves(),
+    *_shares(),
+    *_ordered_shares(),
 )
 
 BENCH: tuple[MlaCase, ...] = (

@@ -185,7 +185,7 @@ class Binding:
         self._pointers: tuple[int, int, int] | None = None
         self._lists = (0, 0)
         self._overlaps = overlaps and driver.has_dependent_launch(device.index)
-        self._launchers: dict[tuple[Stage, int, int, bool], Launcher] = {}
+        self._launchers: dict[tuple[Stage, tuple[int, int, int], bool], Launcher] = {}
         self._steps = [(self._launcher(step, device), step) for step in self.plan.launches()]
         attends = [launcher for launcher, step in self._steps if step.stage in ATTENDING]
         self.launcher: Launcher | None = attends[0] if attends else None
@@ -193,7 +193,7 @@ class Binding:
     def _launcher(self, step: Launch, device: Device) -> Launcher:
         """The launcher of a step; steps that differ in their queries alone share one."""
         dependent = step.dependent and self._overlaps
-        key = step.stage, step.ctas, step.lists, dependent
+        key = step.stage, step.grid, dependent
         known = self._launchers.get(key)
         if known is not None:
             return known
@@ -203,8 +203,7 @@ class Binding:
         check_record(source, facts, Parameters)
         if step.stage in ATTENDING and facts["pass_heads"] != self.plan.pass_heads:
             raise CompileError(source.path, f"{self.plan.pass_heads} heads a pass, not {facts['pass_heads']}")
-        grid, cluster = (step.ctas, step.lists, 1), facts["cluster"]
-        geometry = Geometry(grid, facts["threads"], facts["smem_bytes"], cluster, pdl=dependent)
+        geometry = Geometry(step.grid, facts["threads"], facts["smem_bytes"], facts["cluster"], pdl=dependent)
         count = self.plan.maps if step.stage in ATTENDING else 0
         maps = tuple(ctypes.c_byte() for _ in range(count))
         record = self._listed if step.stage in ATTENDING else self._parameters

@@ -24,9 +24,14 @@ cuda/sparse_mla_bwd/sm90/columns_storage.cuh."""
 WEIGHT_BYTES = 1 << 30
 """What P and dS of the slots of some queries may take. One query has to have room."""
 
-_WHEN = "unless in order"
-"""When the attention is in halves: "always" where it can be, "never", or where queries do not take their rows in the
-order of tokens: P and dS go through L2, which then has too little room for keys and sums as it is."""
+_WHEN = "where faster"
+"""When the attention is in halves: "always" where it can be, "never", or where queries had better not take their rows
+in the order of tokens, or L2 has room for what a share of columns is of all rows."""
+
+_L2_ROOM = 40e6
+"""Bytes of L2 (50 MB on an H200) for rows of kv and their sums, beside P and dS that pass through."""
+
+_COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
 _BLOCK_SLOTS = 64
 
@@ -42,9 +47,31 @@ def can_take(problem: Problem, arch_name: str) -> bool:
     )
 
 
-def takes(in_order: bool) -> bool:
-    """Whether a problem that they can take is theirs; `in_order`: whether its rows had better be taken in order."""
-    return _WHEN == "always" or not in_order
+def takes(problem: Problem, in_order: bool, at_once: int) -> bool:
+    """Whether a problem that they can take is theirs.
+
+    Args:
+        problem: the problem.
+        in_order: whether its rows had better be taken in the order of tokens.
+        at_once: how many CTAs run at the same time.
+    """
+    return _WHEN == "always" or not in_order or _has_room(problem, at_once, COLUMN_CTA_COLUMNS)
+
+
+def in_shares(problem: Problem, at_once: int) -> bool:
+    """Whether CTAs of one share of columns had better all begin before those of the next.
+
+    P and dS are then read from memory once for each share, but rows of kv and sums are found in L2 where all columns of
+    them would not have room. Rows that are stored are no sums.
+    """
+    return not problem.shared.options.deterministic and not _has_room(problem, at_once, problem.shared.d_qk)
+
+
+def _has_room(problem: Problem, at_once: int, columns: int) -> bool:
+    """Whether L2 has room for so many columns of all rows of the batch entries whose queries run at the same time."""
+    shared = problem.shared
+    entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
+    return entries * shared.s_kv * columns * _COLUMN_BYTES <= _L2_ROOM
 
 
 def weight_bytes(problem: Problem) -> int:

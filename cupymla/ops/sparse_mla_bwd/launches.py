@@ -34,10 +34,11 @@ class Launch:
 
     Attributes:
         stage: which kernel.
-        ctas: the grid.
+        ctas: the grid's first extent.
         query_begin, query_end: the queries, counted over all batch entries, that it takes; bunches of them, in `merge`
             and the attention after it.
-        lists: for how many chunks of queries it makes lists of slots: the grid's second extent; 1 of what makes none.
+        lists: for how many chunks of queries it makes lists of slots; 1 of what makes none.
+        shares: shares of columns whose CTAs begin one share after another; 1 where all of a query's begin together.
         list: which of the chunks that have lists it takes; 0 of what reads none.
         dependent: whether a launch of the call comes before it, which it may overlap with.
         followed: whether one comes after it.
@@ -48,9 +49,15 @@ class Launch:
     query_begin: int
     query_end: int
     lists: int = 1
+    shares: int = 1
     list: int = 0
     dependent: bool = False
     followed: bool = False
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """CTAs by blockIdx."""
+        return self.ctas, self.lists * self.shares, 1
 
 
 @dataclass(frozen=True, slots=True)

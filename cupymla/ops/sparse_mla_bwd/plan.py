@@ -132,6 +132,7 @@ class Plan:
         cluster: CTAs that share a query.
         queries: how many neighbouring ones take their rows together; 1 where each takes its own.
         in_halves: whether P and dS come first, and dQ and dKV from them.
+        in_shares: whether these are made of all queries for some columns first, then for the next.
         in_order: whether each takes its rows in the order of tokens, not of slots.
         bunches: how many times that many there are.
         pass_heads: query heads that they take at a time.
@@ -151,6 +152,7 @@ class Plan:
     cluster: int
     queries: int
     in_halves: bool
+    in_shares: bool
     in_order: bool
     bunches: int
     pass_heads: int
@@ -222,7 +224,9 @@ class Plan:
     def _attention(self, first: int, last: int) -> Iterator[Launch]:
         if self.in_halves:
             yield Launch("weights", (last - first) * self.pass_heads // CTA_HEADS, first, last)
-            yield Launch("columns", (last - first) * halves.column_ctas(self.problem), first, last)
+            shares = halves.column_ctas(self.problem)
+            apart = shares if self.in_shares else 1
+            yield Launch("columns", (last - first) * shares // apart, first, last, shares=apart)
         else:
             yield Launch("attention", (last - first) * self.cluster, first, last)
 
@@ -272,9 +276,9 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     packed = packs_rows(problem, arch.name)
     at_once = max(1, multiprocessors // cluster)
     in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
-    in_halves = _can_take_halves(problem, arch.name) and halves.takes(in_order)
-    if in_halves:  # whose CTAs are no clusters, and take slots as they come
-        in_order, cluster, at_once = False, 1, multiprocessors
+    in_halves = _can_take_halves(problem, arch.name) and halves.takes(problem, in_order, multiprocessors)
+    if in_halves:  # whose CTAs are no clusters
+        cluster, at_once = 1, multiprocessors
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
         chunk = fitting(tokens, partial_bytes(problem, packed), PARTIAL_BYTES, at_once)
@@ -297,6 +301,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         cluster=cluster,
         queries=queries,
         in_halves=in_halves,
+        in_shares=in_halves and halves.in_shares(problem, multiprocessors),
         in_order=in_order,
         bunches=bunches,
         pass_heads=pass_heads,
