@@ -35,8 +35,14 @@ SUBJECT = Subject("sparse_mla_bwd")
         ({"topk": 2 << 20}, False),  # a gibibyte and eight bytes for one query
         ({"s_q": 4096, "s_kv": 8192, "topk": 2048}, True),
         ({"s_q": 4096, "s_kv": 32768, "topk": 2048}, True),
-        ({"s_q": 4096, "s_kv": 34723, "topk": 2048}, False),  # not even 192 columns of all rows have room in L2
-        ({"s_q": 4096, "s_kv": 32768, "topk": 2048, "options": ORDERED}, True),
+        ({"s_q": 4096, "s_kv": 43402, "topk": 2048}, True),  # 50 MB of 192 columns and their sums
+        ({"s_q": 4096, "s_kv": 43403, "topk": 2048}, False),
+        ({"s_q": 4096, "s_kv": 131072, "topk": 512}, False),  # in the order of slots
+        ({"s_q": 4096, "s_kv": 131072, "topk": 2048, "options": ORDERED}, True),
+        ({"s_q": 44, "s_kv": 131072, "topk": 2048}, True),  # one wave
+        ({"s_q": 45, "s_kv": 131072, "topk": 2048}, False),
+        ({"batch": 11, "s_q": 4, "s_kv": 131072, "topk": 2048}, True),
+        ({"batch": 12, "s_q": 4, "s_kv": 131072, "topk": 2048}, False),
     ],
     ids=str,
 )
@@ -52,10 +58,11 @@ LONG: dict[str, Any] = {"s_q": 4096, "topk": 2048}
     ("sizes", "in_shares", "in_order"),
     [
         ({"s_kv": 8192}, False, False),
-        ({"s_kv": 11574}, False, False),  # 40 MB of keys and sums
-        ({"s_kv": 11575}, True, False),
-        ({"s_kv": 13021, "d_qk": 512}, True, False),
-        ({"s_kv": 13020, "d_qk": 512}, False, False),
+        ({"s_kv": 12442}, False, False),  # 43 MB of keys and sums
+        ({"s_kv": 12443}, True, False),
+        ({"s_kv": 13997, "d_qk": 512}, False, False),
+        ({"s_kv": 13998, "d_qk": 512}, True, False),
+        ({"s_kv": 16384, "topk": 1024}, True, False),
         ({"s_kv": 32768}, True, True),
         ({"s_kv": 32768, "options": ORDERED}, False, False),  # rows are stored
         ({"s_kv": 131072}, False, True),  # of pairs

@@ -500,7 +500,7 @@ def test_cases_of_this_order_are_run_in_it() -> None:
 
 def test_the_distribution_is_dealt_between_the_chunks_of_queries() -> None:
     shared = replace(MLA, **LONG, options=spec.Options())
-    shared = replace(shared, s_q=20000, s_kv=40000)  # of pairs
+    shared = replace(shared, s_q=20000, s_kv=50000)  # of pairs
     chosen = plan.plan(replace(PROBLEM, shared=shared, has_attn_dist=True), HOPPER, 132)
     assert chosen.chunk == 6534  # whole waves, of 128 MiB
     assert [launch.stage for launch in chosen.launches()] == ["zero", *["sort", "attention", "deal"] * 4, "round"]

@@ -25,11 +25,15 @@ WEIGHT_BYTES = 1 << 30
 """What P and dS of the slots of some queries may take. One query has to have room."""
 
 _WHEN = "where faster"
-"""When the attention is in halves: "always" where it can be, "never", or where queries had better not take their rows
-in the order of tokens, or L2 has room for what a share of columns is of all rows."""
+"""When the attention is in halves: "always" where it can be, "never", or where that was faster on an H200."""
 
-_L2_ROOM = 40e6
-"""Bytes of L2 (50 MB on an H200) for rows of kv and their sums, beside P and dS that pass through."""
+_WHOLE_ROOM = 43e6
+"""Up to how many bytes of rows of kv and their sums CTAs of all columns begin together, beside P and dS that pass
+through L2 (50 MB on an H200): there 42.5 MB are 2% faster so, 44 MB 2% slower."""
+
+_SHARE_ROOM = 50e6
+"""How many bytes of them one share of the columns may be where a pair of CTAs is slower: between 47 and 57 MB, less
+where queries name fewer of the rows."""
 
 _COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
@@ -47,31 +51,33 @@ def can_take(problem: Problem, arch_name: str) -> bool:
     )
 
 
-def takes(problem: Problem, in_order: bool, at_once: int) -> bool:
+def takes(problem: Problem, at_once: int) -> bool:
     """Whether a problem that they can take is theirs.
 
-    Args:
-        problem: the problem.
-        in_order: whether its rows had better be taken in the order of tokens.
-        at_once: how many CTAs run at the same time.
+    That is so where rows are stored, where `at_once` CTAs, which run at the same time, are all that `columns` has, or
+    where L2 has room for what a share of the columns is of all rows.
     """
-    return _WHEN == "always" or not in_order or _has_room(problem, at_once, COLUMN_CTA_COLUMNS)
+    shared = problem.shared
+    one_wave = (shared.batch or 1) * shared.s_q * column_ctas(problem) <= at_once
+    has_room = _bytes_at_once(problem, at_once, COLUMN_CTA_COLUMNS) <= _SHARE_ROOM
+    return _WHEN == "always" or shared.options.deterministic or one_wave or has_room
 
 
 def in_shares(problem: Problem, at_once: int) -> bool:
-    """Whether CTAs of one share of columns had better all begin before those of the next.
+    """Whether CTAs of one share of columns had better all begin before those of the next, `at_once` at the same time.
 
     P and dS are then read from memory once for each share, but rows of kv and sums are found in L2 where all columns of
     them would not have room. Rows that are stored are no sums.
     """
-    return not problem.shared.options.deterministic and not _has_room(problem, at_once, problem.shared.d_qk)
+    fits = _bytes_at_once(problem, at_once, problem.shared.d_qk) <= _WHOLE_ROOM
+    return not problem.shared.options.deterministic and not fits
 
 
-def _has_room(problem: Problem, at_once: int, columns: int) -> bool:
-    """Whether L2 has room for so many columns of all rows of the batch entries whose queries run at the same time."""
+def _bytes_at_once(problem: Problem, at_once: int, columns: int) -> int:
+    """So many columns of all rows and their sums, of the batch entries whose queries run at the same time."""
     shared = problem.shared
     entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
-    return entries * shared.s_kv * columns * _COLUMN_BYTES <= _L2_ROOM
+    return entries * shared.s_kv * columns * _COLUMN_BYTES
 
 
 def weight_bytes(problem: Problem) -> int:
