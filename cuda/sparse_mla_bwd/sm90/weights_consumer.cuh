@@ -167,15 +167,15 @@ struct WeightsConsumer {
   // P and dS of the stretch, to where the stage `columns` reads them.
   __device__ __forceinline__ void weigh(const SparseQuery<Config::kSlots>& query, int32_t stretch, uint32_t place) {
     const uint4 words = *reinterpret_cast<const uint4*>(storage.valid[stretch % Config::kWordSets]);
-    const bool heads[2] = {first_head + row < params.h_q, first_head + row + 8 < params.h_q};
-    const bool every = (words.x & words.y & words.z & words.w) == ~0u && heads[0] && heads[1];
-    // All being valid is the rule, and has code of its own: a test for each number is a third of all instructions.
+    const bool every = (words.x & words.y & words.z & words.w) == ~0u && first_head + Config::kHeads <= params.h_q;
+    // All being valid is the rule, and has code of its own: a test for each number is a third of all instructions. All
+    // warps take the same one, as they meet in it.
     if (__all_sync(0xffffffffu, every)) {
       weigh_where(EveryScore(), query, stretch, place);
     } else {
       const int shift = 2 * (lane % 4);
       const ValidScores valid{{words.x >> shift, words.y >> shift, words.z >> shift, words.w >> shift},
-                              {heads[0], heads[1]}};
+                              {first_head + row < params.h_q, first_head + row + 8 < params.h_q}};
       weigh_where(valid, query, stretch, place);
     }
   }
