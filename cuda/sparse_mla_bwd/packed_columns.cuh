@@ -34,32 +34,46 @@ __device__ __forceinline__ uint32_t with_exponent(uint32_t fields, uint32_t spre
   return (fields & kPackedFields) | (spread << (3 - word) & ~kPackedFields);
 }
 
-__device__ __forceinline__ uint4 pack_columns(const float (&columns)[kPackedColumns]) {
-  float largest = fabsf(columns[0]);
+// The exponent that columns have in common: of the largest, and half of the last place more, as that may be rounded up
+// to the next power of two.
+__device__ __forceinline__ uint32_t shared_exponent(const float (&columns)[kPackedColumns]) {
+  float pairs[4];
 #pragma unroll
-  for (int i = 1; i < kPackedColumns; ++i) largest = max_nan(largest, fabsf(columns[i]));
-  // Half of the last place more, as the largest may be rounded up to the next power of two.
-  const uint32_t exponent = max((__float_as_uint(largest) + 0x200u) >> 23, kPackedLeast);
+  for (int i = 0; i < 4; ++i) pairs[i] = max_nan(fabsf(columns[2 * i]), fabsf(columns[2 * i + 1]));
+  const float largest = max_nan(max_nan(pairs[0], pairs[1]), max_nan(pairs[2], pairs[3]));
+  return max((__float_as_uint(largest) + 0x200u) >> 23, kPackedLeast);
+}
+
+// To whole numbers by a power of two, and rounded by what is too large to have a fraction; zero is 2^14 then.
+__device__ __forceinline__ uint4 pack_finite(const float (&columns)[kPackedColumns], uint32_t exponent) {
+  constexpr float kLarge = 12582912.f + kPackedZero;
+  const float scale = __uint_as_float((267u - exponent) << 23);
+  const uint32_t spread = spread_exponent(exponent);
   uint32_t words[4];
-  if (exponent < kPackedNotFinite) {
-    // To whole numbers by a power of two, and rounded by what is too large to have a fraction; zero is 2^14 then.
-    constexpr float kLarge = 12582912.f + kPackedZero;
-    const float scale = __uint_as_float((267u - exponent) << 23);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t low = __float_as_uint(fmaf(columns[2 * i], scale, kLarge));
-      const uint32_t high = __float_as_uint(fmaf(columns[2 * i + 1], scale, kLarge));
-      words[i] = __byte_perm(low, high, 0x5410);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      words[i] = __byte_perm(__float_as_uint(columns[2 * i]) >> 17, __float_as_uint(columns[2 * i + 1]) >> 17, 0x5410);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = __float_as_uint(fmaf(columns[2 * i], scale, kLarge));
+    const uint32_t high = __float_as_uint(fmaf(columns[2 * i + 1], scale, kLarge));
+    words[i] = with_exponent(__byte_perm(low, high, 0x5410), spread, i);
   }
-  const uint32_t spread = spread_exponent(min(exponent, kPackedNotFinite));
-  return make_uint4(with_exponent(words[0], spread, 0), with_exponent(words[1], spread, 1),
-                    with_exponent(words[2], spread, 2), with_exponent(words[3], spread, 3));
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// What is not finite, or has too large an exponent, by its upper bits.
+__device__ __forceinline__ uint4 pack_not_finite(const float (&columns)[kPackedColumns]) {
+  const uint32_t spread = spread_exponent(kPackedNotFinite);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = __float_as_uint(columns[2 * i]) >> 17, high = __float_as_uint(columns[2 * i + 1]) >> 17;
+    words[i] = with_exponent(__byte_perm(low, high, 0x5410), spread, i);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ __forceinline__ uint4 pack_columns(const float (&columns)[kPackedColumns]) {
+  const uint32_t exponent = shared_exponent(columns);
+  return exponent < kPackedNotFinite ? pack_finite(columns, exponent) : pack_not_finite(columns);
 }
 
 // Several eights at once, one branch for all: what is rare stands aside, and the rest can be interleaved.
@@ -67,32 +81,13 @@ template <int kCount>
 __device__ __forceinline__ void pack_eights(const float (&columns)[kCount][kPackedColumns], uint4 (&packed)[kCount]) {
   uint32_t exponents[kCount], highest = 0;
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    float pairs[4];
+  for (int n = 0; n < kCount; ++n) highest = max(highest, exponents[n] = shared_exponent(columns[n]));
+  if (highest < kPackedNotFinite) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = max_nan(fabsf(columns[n][2 * i]), fabsf(columns[n][2 * i + 1]));
-    const float largest = max_nan(max_nan(pairs[0], pairs[1]), max_nan(pairs[2], pairs[3]));
-    exponents[n] = max((__float_as_uint(largest) + 0x200u) >> 23, kPackedLeast);
-    highest = max(highest, exponents[n]);
-  }
-  if (highest >= kPackedNotFinite) {
+    for (int n = 0; n < kCount; ++n) packed[n] = pack_finite(columns[n], exponents[n]);
+  } else {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) packed[n] = pack_columns(columns[n]);
-    return;
-  }
-  constexpr float kLarge = 12582912.f + kPackedZero;
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const float scale = __uint_as_float((267u - exponents[n]) << 23);
-    const uint32_t spread = spread_exponent(exponents[n]);
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t low = __float_as_uint(fmaf(columns[n][2 * i], scale, kLarge));
-      const uint32_t high = __float_as_uint(fmaf(columns[n][2 * i + 1], scale, kLarge));
-      words[i] = with_exponent(__byte_perm(low, high, 0x5410), spread, i);
-    }
-    packed[n] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 

@@ -8,6 +8,8 @@
 #include "../../common/sparse_query.cuh"
 #include "columns_storage.cuh"
 #include "pair_rows.cuh"
+#include "query_gradient_columns.cuh"
+#include "uniform_places.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -65,14 +67,6 @@ struct ColumnsConsumer {
   // The first of its accumulator rows; the other one is eight further down.
   __device__ __forceinline__ int32_t row() const { return static_cast<int32_t>(thread / 32 * 16 + thread % 32 / 4); }
 
-  // Where the storage lies, for descriptors, through a reduction, so that they are in uniform registers.
-  __device__ __forceinline__ uint32_t uniform_base() const {
-    return __reduce_max_sync(0xffffffffu, smem_address(&storage));
-  }
-  __device__ __forceinline__ uint32_t place_from(uint32_t base, const void* place) const {
-    return base +
-           static_cast<uint32_t>(static_cast<const uint8_t*>(place) - reinterpret_cast<const uint8_t*>(&storage));
-  }
   __device__ __forceinline__ uint32_t uniform_set() const { return __reduce_max_sync(0xffffffffu, ring.stage); }
 
   __device__ __forceinline__ void wait_for_block() {
@@ -86,13 +80,14 @@ struct ColumnsConsumer {
   }
 
   __device__ __forceinline__ uint32_t weights_at(uint32_t base, uint32_t set, int group, int which) const {
-    return place_from(base, storage.weights[0][group][which]) + set * static_cast<uint32_t>(sizeof(storage.weights[0]));
+    return place_from(base, storage, storage.weights[0][group][which]) +
+           set * static_cast<uint32_t>(sizeof(storage.weights[0]));
   }
 
   // dQ += dS K.
   __device__ __forceinline__ void issue_query_gradient(uint32_t base, uint32_t set) {
     const uint64_t ds = sm90::k_major_descriptor(weights_at(base, set, kWho, 1));
-    const uint32_t keys = place_from(base, storage.k[0]) + set * static_cast<uint32_t>(sizeof(storage.k[0]));
+    const uint32_t keys = place_from(base, storage, storage.k[0]) + set * static_cast<uint32_t>(sizeof(storage.k[0]));
     const uint64_t k = sm90::mn_major_descriptor(keys, Config::kTileBytes);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -106,7 +101,8 @@ struct ColumnsConsumer {
     const auto across = [&](uint32_t tile) { return sm90::mn_major_descriptor(tile, Config::kTileBytes); };
 #pragma unroll
     for (int group = 0; group < Config::kGroups; ++group) {
-      const uint64_t a = across(weights_at(base, set, group, 1)), b = across(place_from(base, storage.q[group][0]));
+      const uint64_t a = across(weights_at(base, set, group, 1));
+      const uint64_t b = across(place_from(base, storage, storage.q[group][0]));
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         sm90::mma<typename Atoms::Key>(sums, sm90::descriptor_advance(a, step * kStepBytes),
@@ -115,7 +111,8 @@ struct ColumnsConsumer {
     }
 #pragma unroll
     for (int group = 0; group < Config::kGroups; ++group) {
-      const uint64_t a = across(weights_at(base, set, group, 0)), b = across(place_from(base, storage.dout[group][0]));
+      const uint64_t a = across(weights_at(base, set, group, 0));
+      const uint64_t b = across(place_from(base, storage, storage.dout[group][0]));
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         // Of the RoPE's columns there are no values, but zeros, which stay zeros as P is 1 at most: products of another
@@ -145,7 +142,7 @@ struct ColumnsConsumer {
   // A block whose dKV is this consumer's: its dQ, and the sums, which are sent with the next one.
   __device__ __forceinline__ void take_own(float (&sums)[kSums], const QueryPosition& query, int32_t block) {
     wait_for_block();
-    const uint32_t base = uniform_base(), set = uniform_set();
+    const uint32_t base = uniform_base(storage), set = uniform_set();
     sm90::pin_registers(dq);
     sm90::forget_registers(sums);
     sm90::wgmma_fence();
@@ -162,7 +159,7 @@ struct ColumnsConsumer {
   // A block of the other consumer's: its dQ.
   __device__ __forceinline__ void issue_other() {
     wait_for_block();
-    const uint32_t base = uniform_base(), set = uniform_set();
+    const uint32_t base = uniform_base(storage), set = uniform_set();
     sm90::pin_registers(dq);
     sm90::wgmma_fence();
     issue_query_gradient(base, set);
@@ -260,28 +257,16 @@ struct ColumnsConsumer {
     store_query_gradient(query);
   }
 
-  // Each thread has two neighbouring columns of every eight in its rows; the four lanes of a row exchange them so that
-  // each stores sixteen bytes, and the quad 64 bytes side by side.
   __device__ __forceinline__ void store_query_gradient(const QueryPosition& query) const {
     uint8_t* start = params.dq + query.batch * params.dq_batch_bytes + query.query * params.dq_query_bytes;
-    const int quad_lane = static_cast<int>(thread % 4);
 #pragma unroll
     for (int part = 0; part < kTiles * 2; ++part) {
       const int32_t column = Share<Config>::first_tile() * Config::kTileColumns + part * 32;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int32_t head = kWho * Config::kHeads + row() + 8 * r;
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* v = dq + part * 16 + j * 4 + 2 * r;
-          words[j] = pack_pair<Element>(v[0], v[1]);
-        }
-        quad_transpose(words, quad_lane);
-        if (head < params.h_q) {
-          uint8_t* line = start + head * params.dq_head_bytes + column * 2 + quad_lane * 16;
-          *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
+        store_query_gradient_columns<Element>(start + head * params.dq_head_bytes + column * 2, head < params.h_q,
+                                              dq + part * 16 + 2 * r, thread % 4);
       }
     }
   }

@@ -11,6 +11,7 @@
 #include "pair_atoms.cuh"
 #include "pair_rows.cuh"
 #include "pair_work.cuh"
+#include "uniform_places.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -73,25 +74,14 @@ struct PairConsumer {
     return same / 32 * 16 + same % 32 / 4;
   }
 
-  // Where the storage lies, for descriptors. Through a reduction, whose result is in a uniform register: in an ordinary
-  // one ptxas would keep every descriptor there, from one product to another that reads the same.
-  __device__ __forceinline__ uint32_t uniform_base() const {
-    return __reduce_max_sync(0xffffffffu, smem_address(&storage));
-  }
-  __device__ __forceinline__ uint32_t place_from(uint32_t base, const void* place) const {
-    // A difference of pointers, which is constant, not of their addresses in shared memory.
-    const auto* start = reinterpret_cast<const uint8_t*>(&storage);
-    return base + static_cast<uint32_t>(static_cast<const uint8_t*>(place) - start);
-  }
-
   // Scores of a block, slots x heads, of this CTA's columns; its own heads first.
 
   // `between` is called with the number of each product when it has been issued: a warp issues no faster than products
   // are made, so what it is to do meanwhile has to stand between them.
   template <int kOf, typename Between>
   __device__ __forceinline__ void issue(float (&scores)[kScores], uint32_t base, Between between) {
-    const uint32_t heads = place_from(base, kOf == kOfScores ? storage.q[0] : storage.dout[0]);
-    const uint64_t a = sm90::k_major_descriptor(place_from(base, storage.k[0]));
+    const uint32_t heads = place_from(base, storage, kOf == kOfScores ? storage.q[0] : storage.dout[0]);
+    const uint64_t a = sm90::k_major_descriptor(place_from(base, storage, storage.k[0]));
     const uint64_t b = sm90::k_major_descriptor(heads + kWho * 2 * Config::kRun * kSwizzleRowBytes);
 #pragma unroll
     for (int tile = 0; tile < Config::kValueTiles; ++tile) {
@@ -107,8 +97,8 @@ struct PairConsumer {
   }
 
   __device__ __forceinline__ void issue_rope_scores(float (&scores)[kScores], uint32_t base) {
-    const uint64_t a = sm90::narrow_k_major_descriptor(place_from(base, storage.k_rope));
-    const uint64_t b = sm90::narrow_k_major_descriptor(place_from(base, storage.q_rope) +
+    const uint64_t a = sm90::narrow_k_major_descriptor(place_from(base, storage, storage.k_rope));
+    const uint64_t b = sm90::narrow_k_major_descriptor(place_from(base, storage, storage.q_rope) +
                                                        kWho * 2 * Config::kRun * Config::kRopeRowBytes);
 #pragma unroll
     for (int step = 0; step < Config::kRopeColumns / 16; ++step) {
@@ -125,7 +115,7 @@ struct PairConsumer {
   // S of the block whose keys are in; left in flight.
   template <typename Between>
   __device__ __forceinline__ void issue_scores(float (&scores)[kScores], Between between) {
-    const uint32_t base = uniform_base();
+    const uint32_t base = uniform_base(storage);
     sm90::forget_registers(scores);
     sm90::wgmma_fence();
     issue<kOfScores>(scores, base, between);
@@ -145,7 +135,7 @@ struct PairConsumer {
     hand_over<kOfScores>(scores);
     // P is made amid dP's products where there are registers for both.
     if constexpr (Config::kHasRope) make_probabilities(scores);
-    const uint32_t base = uniform_base();
+    const uint32_t base = uniform_base(storage);
     sm90::forget_registers(gradients);
     sm90::wgmma_fence();
     issue<kOfScoreGradients>(gradients, base, [](int) {});

@@ -26,13 +26,13 @@ struct PairGradients {
 
   // dQ += dS K; left in flight.
   __device__ __forceinline__ void issue_query_gradient() {
-    const uint32_t base = consumer.uniform_base();
+    const uint32_t base = uniform_base(storage);
     sm90::pin_registers(consumer.dq_wide);
     sm90::pin_registers(consumer.dq_narrow);
-    const uint32_t tile = consumer.place_from(base, storage.weights[kOfScoreGradients][kWho]);
+    const uint32_t tile = place_from(base, storage, storage.weights[kOfScoreGradients][kWho]);
     const uint64_t ds = sm90::mn_major_descriptor(tile, Config::kTileBytes);
-    const uint64_t k = sm90::mn_major_descriptor(consumer.place_from(base, storage.k[0]), Config::kTileBytes);
-    const uint64_t rope = sm90::narrow_mn_major_descriptor(consumer.place_from(base, storage.k_rope));
+    const uint64_t k = sm90::mn_major_descriptor(place_from(base, storage, storage.k[0]), Config::kTileBytes);
+    const uint64_t rope = sm90::narrow_mn_major_descriptor(place_from(base, storage, storage.k_rope));
     sm90::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSlotSteps; ++step) {
@@ -50,7 +50,7 @@ struct PairGradients {
   // Where a k step of sixteen heads begins in the tiles of P or dS.
   template <int kOf>
   __device__ __forceinline__ uint64_t weights_of(uint32_t base, int step) const {
-    const uint64_t tile = sm90::k_major_descriptor(consumer.place_from(base, storage.weights[kOf][0]));
+    const uint64_t tile = sm90::k_major_descriptor(place_from(base, storage, storage.weights[kOf][0]));
     return sm90::descriptor_advance(tile, step / 4 * Config::kTileBytes + step % 4 * 32);
   }
 
@@ -58,10 +58,10 @@ struct PairGradients {
   // `between` as for scores.
   template <typename Between>
   __device__ __forceinline__ void issue_key_gradient(float (&sums)[kTileSums], int which, Between between) {
-    const uint32_t base = consumer.uniform_base();
+    const uint32_t base = uniform_base(storage);
     const uint32_t offset = (kWho * Config::kConsumers + which) * Config::kHeadTileBytes;
     const auto descriptor = [&](const uint8_t* tiles) {
-      return sm90::mn_major_descriptor(consumer.place_from(base, tiles) + offset, Config::kHeadTileBytes);
+      return sm90::mn_major_descriptor(place_from(base, storage, tiles) + offset, Config::kHeadTileBytes);
     };
     const uint64_t q = descriptor(storage.q[0]), dout = descriptor(storage.dout[0]);
     sm90::forget_registers(sums);
@@ -83,9 +83,9 @@ struct PairGradients {
 
   // The same over its half of the RoPE's columns, which are no part of values.
   __device__ __forceinline__ void issue_rope(float (&sums)[kRopeSums]) {
-    const uint32_t base = consumer.uniform_base();
+    const uint32_t base = uniform_base(storage);
     const uint64_t q =
-        sm90::narrow_mn_major_descriptor(consumer.place_from(base, storage.q_rope) + kWho * kRopeShare * 2);
+        sm90::narrow_mn_major_descriptor(place_from(base, storage, storage.q_rope) + kWho * kRopeShare * 2);
     sm90::forget_registers(sums);
     sm90::wgmma_fence();
 #pragma unroll

@@ -183,9 +183,7 @@ struct PackedPlaces {
   }
 
   __device__ __forceinline__ void put(int32_t row, int32_t column, const float (&eight)[kPackedColumns]) const {
-    if (row < 0) return;
-    store_uint4(reinterpret_cast<uint8_t*>(multiply_add_wide(row, Config::kDQk * 2, here)) + column * 2,
-                pack_columns(eight));
+    if (row >= 0) put_packed(row, column, pack_columns(eight));
   }
 
   // What is packed already.

@@ -8,6 +8,7 @@
 #include "../sink.cuh"
 #include "gradients.cuh"
 #include "meet_consumers.cuh"
+#include "query_gradient_columns.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
@@ -110,8 +111,7 @@ __device__ __forceinline__ void store_sink_terms(const Consumer<Config, Element,
   store_sink_term(params, query, head, consumer.occupied, consumer.storage.delta[row]);
 }
 
-// Writes 64 heads x 32 columns. Each thread has two neighbouring columns of every eight in its rows; the four lanes of
-// a row exchange them so that each stores sixteen bytes, and the quad 64 bytes side by side.
+// Writes 64 heads x 32 columns.
 template <typename Config, typename Element, int kWho>
 __device__ __forceinline__ void store_columns(const Consumer<Config, Element, kWho>& consumer, uint8_t* query_start,
                                               int32_t first_head, bool there, int32_t column,
@@ -120,14 +120,8 @@ __device__ __forceinline__ void store_columns(const Consumer<Config, Element, kW
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int32_t head = first_head + head_of_row<Config>(consumer.row + 8 * r);
-    uint32_t words[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = pack_pair<Element>(values[j * 4 + 2 * r], values[j * 4 + 2 * r + 1]);
-    quad_transpose(words, quad_lane);
-    if (there && head < consumer.params.h_q) {
-      uint8_t* line = query_start + head * consumer.params.dq_head_bytes + column * 2 + quad_lane * 16;
-      *reinterpret_cast<uint4*>(line) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
+    uint8_t* to = query_start + head * consumer.params.dq_head_bytes + column * 2;
+    store_query_gradient_columns<Element>(to, there && head < consumer.params.h_q, values + 2 * r, quad_lane);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "../../common/sm90/narrow_tiles.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../sink.cuh"
+#include "uniform_places.cuh"
 #include "weights_storage.cuh"
 
 namespace cupymla::sparse_mla_bwd {
@@ -121,14 +122,9 @@ struct WeightsConsumer {
   __device__ __forceinline__ void multiply(int32_t stretch) {
     const bool is_first = stretch == kWho;
     if (stretch > 0) storage.turn[kWho].wait((stretch - 1) / Config::kConsumers & 1);
-    // Through a reduction, so that descriptors are in uniform registers.
-    const uint32_t base = __reduce_max_sync(0xffffffffu, smem_address(&storage));
-    const auto place_from = [&](const void* place) {
-      return base + static_cast<uint32_t>(static_cast<const uint8_t*>(place) -
-                                          reinterpret_cast<const uint8_t*>(&storage));
-    };
-    const uint64_t q = sm90::k_major_descriptor(place_from(storage.q[0]));
-    const uint64_t dout = sm90::k_major_descriptor(place_from(storage.dout[0]));
+    const uint32_t base = uniform_base(storage);
+    const uint64_t q = sm90::k_major_descriptor(place_from(base, storage, storage.q[0]));
+    const uint64_t dout = sm90::k_major_descriptor(place_from(base, storage, storage.dout[0]));
     sm90::forget_registers(scores);
     sm90::forget_registers(gradients);
     uint32_t last = 0;
@@ -139,7 +135,7 @@ struct WeightsConsumer {
       if (tile == Config::kKeyTiles - 1) storage.turn[1 - kWho].arrive();
       fence_async_shared();
       const uint32_t stage = __reduce_max_sync(0xffffffffu, ring.stage);
-      const uint64_t k = sm90::k_major_descriptor(place_from(storage.k[0]) + stage * Config::kTileBytes);
+      const uint64_t k = sm90::k_major_descriptor(place_from(base, storage, storage.k[0]) + stage * Config::kTileBytes);
       sm90::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kTileSteps; ++step) {
