@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,11 @@ class Entered:
         self.stack.pop()
 
 
+def kind_of(make: Callable[..., Any]) -> type:
+    """A class whose arrays a function makes, whether the class is called or its `__new__`."""
+    return type("ndarray", (), {"__new__": lambda kind, *arguments: make(*arguments)})
+
+
 class FakeCupy(ModuleType):
     """The module. `made` lists (device, stream, shape, dtype) of every array it allocated, `allocated` the (device,
     stream, bytes) of allocations without an array."""
@@ -104,6 +110,7 @@ class FakeCupy(ModuleType):
         cuda.get_current_stream = lambda index=-1: Entered(self.streams, self.streams[-1])
         cuda.Stream = type("Stream", (), {"null": Entered(self.streams, 0), "from_external": self._from_external})
         self.cuda = cuda
+        self.ndarray: Any = kind_of(self._ndarray)
 
     def _from_external(self, stream: Any) -> Entered:
         version, address = stream.__cuda_stream__()
@@ -117,7 +124,7 @@ class FakeCupy(ModuleType):
         first = -memory.ctypes.data % 512
         return Pointer(memory.ctypes.data + first, self.devices[-1], memory[first : first + size])
 
-    def ndarray(self, shape: tuple[int, ...], dtype: Any, memptr: Pointer | None = None) -> ndarray:
+    def _ndarray(self, shape: tuple[int, ...], dtype: Any, memptr: Pointer | None = None) -> ndarray:
         """An array in an allocation, or a new one on the current device, from the current stream's pool."""
         dtype = np.dtype(dtype)
         if dtype.isbuiltin != 1 and dtype.name != "bfloat16":

@@ -216,7 +216,7 @@ def missing_workspace(given: View | None, size_bytes: int, operator: str) -> int
     return 0
 
 
-Ready: TypeAlias = "tuple[Callable[[Sequence[int], int], None], int]"
+Ready: TypeAlias = "tuple[Callable[[Sequence[int], int, bool], None], int]"
 """A launch, and how many bytes of workspace it is to have; see `ReadyKernel`."""
 
 
@@ -226,7 +226,7 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_launch", "_like", "_make", "_make_workspace")
+    __slots__ = ("_launch", "_like", "_make", "_make_workspace", "_pointers")
 
     def __init__(
         self,
@@ -240,16 +240,22 @@ class ReadyKernel:
             like: a view of one of the caller's arrays.
             wanted: shape and dtype label of each output.
             bind: makes the binding. Gets views of outputs without addresses; returns a function that launches with the
-                addresses that its caller's views have by then, given those of the outputs and a stream, and how many
-                bytes of workspace the call is to have, whose address then comes last.
+                addresses that its caller's views have by then, and how many bytes of workspace the call is to have. The
+                function is given the addresses of the outputs and, last, of the workspace, a stream, and whether any
+                address, the views' too, is another one than when it last returned.
         """
         self._like = like
         self._make = tensor.CupyMaker(wanted)
         self._launch, size = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
         self._make_workspace = tensor.CupyMaker([((size,), "uint8")]) if size else None
+        self._pointers: list[int] | None = None  # of the last call, if it launched
 
-    def __call__(self) -> Any:
-        """Launch on the current stream, without waiting for the result. Raises DriverError."""
+    def __call__(self, moved: bool = True) -> Any:
+        """Launch on the current stream, without waiting for the result. Raises DriverError.
+
+        Args:
+            moved: whether the views have other addresses than at the last call.
+        """
         like = self._like
         arrays, pointers = self._make()
         memory: list[Any] = []
@@ -258,7 +264,11 @@ class ReadyKernel:
             memory, places = self._make_workspace()
             pointers += places
         stream = tensor.current_stream(like)
-        self._launch(pointers, stream)
+        # A loop often has its memory at the same places again, and then there is nothing to set.
+        moved = moved or pointers != self._pointers
+        self._pointers = None
+        self._launch(pointers, stream, moved)
+        self._pointers = pointers
         tensor.release(like.device.index, stream)
         if memory and driver.capturing(stream):
             captured.keep(memory[0])

@@ -13,7 +13,7 @@ Every other call goes through the operator's door each time (`spec.read`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,16 +29,21 @@ _ALIGNMENT = 16
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 
 
-class _Ready(NamedTuple):
+class _Ready:
     """What is remembered.
 
     Attributes:
         views: of the arrays that were given, in order, without owners: memory of the caller's is not kept alive.
-        run: the call with the addresses that the views have by then; returns its result.
+        addresses: those that the views have.
+        run: the call with these addresses, given whether they are others than at the last call; returns its result.
     """
 
-    views: tuple[View, ...]
-    run: Callable[[], Any]
+    __slots__ = ("addresses", "run", "views")
+
+    def __init__(self, views: tuple[View, ...], run: Callable[[bool], Any]) -> None:
+        self.views = views
+        self.addresses: list[int] | None = None
+        self.run = run
 
 
 class Repeats(ThreadMemo[_Ready]):
@@ -48,7 +53,7 @@ class Repeats(ThreadMemo[_Ready]):
         self,
         names: Sequence[str],
         options: Sequence[str],
-        ready: Callable[..., Callable[[], Any]],
+        ready: Callable[..., Callable[[bool], Any]],
     ) -> None:
         """Remember nothing yet.
 
@@ -56,8 +61,9 @@ class Repeats(ThreadMemo[_Ready]):
             names: the operator's input arrays, the one that must be given first.
             options: everything else that a call depends on.
             ready: checks a call and makes it ready. Gets arrays, as views, and options by name; returns a function that
-                runs it, on the current stream, with the addresses that the views have by then. It may keep the views,
-                which have no owner. Called with the device's context current; raises what the operator raises.
+                runs it, on the current stream, with the addresses that the views have by then, given whether they are
+                others than when it last returned. It may keep the views, which have no owner. Called with the device's
+                context current; raises what the operator raises.
         """
         super().__init__()
         self._names = names
@@ -107,9 +113,15 @@ class Repeats(ThreadMemo[_Ready]):
             if found is None:
                 return None
             self.add(key, found)
-        for number, view in enumerate(found.views):
-            view.ptr = addresses[number]
-        return found.run()
+        moved = addresses != found.addresses
+        if moved:
+            for number, view in enumerate(found.views):
+                view.ptr = addresses[number]
+        # What fails has not run with these.
+        found.addresses = None
+        result = found.run(moved)
+        found.addresses = addresses
+        return result
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:
         """The call made ready; None when it cannot be remembered. Raises what the operator raises."""

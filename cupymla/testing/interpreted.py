@@ -375,7 +375,11 @@ class Interpreted:
     def _stand_in(self) -> ModuleType:
         """A module that passes for CuPy as far as arrays, devices and streams go."""
         module: Any = ModuleType("cupy")
-        module.ndarray = lambda shape, dtype: self.empty(shape, np.dtype(dtype))
+
+        def empty(kind: type, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+            return self.empty(shape, np.dtype(dtype))
+
+        module.ndarray = type("ndarray", (), {"__new__": empty})
         module.cuda = ModuleType("cupy.cuda")
         module.cuda.Device = lambda index: _Entered()
         module.cuda.runtime = ModuleType("cupy.cuda.runtime")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fake_cupy
@@ -113,11 +113,11 @@ def test_a_call_is_prepared_beside_captures_of_other_streams(cupy: fake_cupy.Fak
     modes = []
     make = cupy.ndarray
 
-    def ndarray(shape: tuple[int, ...], dtype: Any) -> fake_cupy.ndarray:
+    def ndarray(shape: tuple[int, ...], dtype: Any) -> Any:
         modes.append(fake.capture_mode)
         return make(shape, dtype)
 
-    cupy.ndarray = ndarray  # type: ignore[method-assign, assignment]
+    cupy.ndarray = ndarray
     call(fake, memory=Memory()).prepared()
     assert modes == [2]
     interesting = ("cuThreadExchangeStreamCaptureMode", "bind", "cuStreamSynchronize")
@@ -197,13 +197,13 @@ def test_memory_that_a_graph_works_in_is_kept(cupy: fake_cupy.FakeCupy, fake: Fa
 # Calls that were made ready
 
 
-def made_ready(outputs: int, workspace_bytes: int, launches: list[tuple[list[int], int]]) -> gpu.ReadyKernel:
-    """A call made ready that notes the addresses and the stream of its launches."""
+def made_ready(outputs: int, workspace_bytes: int, launches: list[tuple[list[int], int, bool]]) -> gpu.ReadyKernel:
+    """A call made ready that notes the addresses and the stream of its launches, and whether any address moved."""
     like = tensor.view(fake_cupy.ndarray(np.zeros(4, np.float32)), "x")
 
     def bind(views: tuple[tensor.View, ...]) -> Any:
         assert [view.shape for view in views] == [(4,)] * outputs, "a workspace is no output"
-        return lambda pointers, stream: launches.append((list(pointers), stream)), workspace_bytes
+        return lambda pointers, stream, moved: launches.append((list(pointers), stream, moved)), workspace_bytes
 
     return gpu.ReadyKernel(like, [((4,), "float32")] * outputs, bind)
 
@@ -213,12 +213,12 @@ def made_ready(outputs: int, workspace_bytes: int, launches: list[tuple[list[int
 def test_a_workspace_comes_last_and_is_not_returned(
     cupy: fake_cupy.FakeCupy, fake: FakeDriver, outputs: int, workspace_bytes: int
 ) -> None:
-    launches: list[tuple[list[int], int]] = []
+    launches: list[tuple[list[int], int, bool]] = []
     returned = made_ready(outputs, workspace_bytes, launches)()
     arrays = returned if outputs > 1 else (returned,)
     assert type(returned) is (tuple if outputs > 1 else fake_cupy.ndarray)
-    ((pointers, stream),) = launches
-    assert stream == HOME
+    ((pointers, stream, moved),) = launches
+    assert stream == HOME and moved
     assert [array.data.ptr for array in arrays] == pointers[:outputs]
     assert [array.dtype for array in arrays] == [np.float32] * outputs
     assert len(pointers) == outputs + bool(workspace_bytes)
@@ -235,7 +235,52 @@ def test_the_workspace_of_a_captured_call_is_kept(
     monkeypatch.setattr(gpu.captured, "keep", kept.append)
     if captured:
         fake.captured[HOME] = 7
-    launches: list[tuple[list[int], int]] = []
+    launches: list[tuple[list[int], int, bool]] = []
     made_ready(1, 100, launches)()
     made_ready(1, 0, launches)()
     assert [array.data.ptr for array in kept] == ([launches[0][0][1]] if captured else [])
+
+
+def test_addresses_are_set_again_where_any_has_moved(
+    cupy: fake_cupy.FakeCupy, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (fake_cupy.ndarray(np.zeros(4, np.float32)) for _ in range(2))
+    work, other_work = (fake_cupy.ndarray(np.zeros(100, np.uint8)) for _ in range(2))
+    next_output, next_work = [here], [work]
+    kind = fake_cupy.kind_of(lambda shape, dtype: next_work[0] if shape == (100,) else next_output[0])
+    monkeypatch.setattr(cupy, "ndarray", kind)
+    launches: list[tuple[list[int], int, bool]] = []
+    ready = made_ready(1, 100, launches)
+
+    def moved(inputs_moved: bool) -> bool:
+        ready(inputs_moved)
+        return launches[-1][2]
+
+    assert moved(False)  # the first call
+    assert not moved(False)
+    assert moved(True)
+    assert not moved(False)
+    next_output[0] = there
+    assert moved(False) and not moved(False)
+    next_work[0] = other_work
+    assert moved(False) and not moved(False)
+
+
+def test_addresses_are_set_again_after_a_call_that_failed(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
+    launches: list[bool] = []
+
+    def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+        launches.append(moved)
+        if len(launches) == 3:
+            raise RuntimeError
+
+    array = fake_cupy.ndarray(np.zeros(4, np.float32))
+    cupy.ndarray = fake_cupy.kind_of(lambda shape, dtype: array)
+    ready = gpu.ReadyKernel(tensor.view(array, "x"), [((4,), "float32")], lambda views: (launch, 0))
+    ready(True)
+    ready(False)
+    with pytest.raises(RuntimeError):
+        ready(False)
+    ready(False)
+    ready(False)
+    assert launches == [True, False, False, True, False]

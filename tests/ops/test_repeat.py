@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cupy import kind_of
 
 import cupymla
 from cupymla import InputError, driver, tensor
@@ -36,16 +37,21 @@ class Calls:
     def __init__(self) -> None:
         self.ready: list[dict[str, Any]] = []
         self.runs: list[list[int]] = []
+        self.moved: list[bool] = []
+        self.fails = False
         self.repeats = repeat.Repeats(("x", "y"), ("flag", "scale"), self._ready)
 
-    def _ready(self, **arguments: Any) -> Callable[[], Any]:
+    def _ready(self, **arguments: Any) -> Callable[[bool], Any]:
         if arguments["flag"] not in (True, False):
             raise InputError("flag", "True or False", arguments["flag"])
         self.ready.append(arguments)
         views = [value for value in arguments.values() if isinstance(value, View)]
 
-        def run() -> int:
+        def run(moved: bool) -> int:
             self.runs.append([view.ptr for view in views])
+            self.moved.append(moved)
+            if self.fails:
+                raise ZeroDivisionError
             return len(self.runs)
 
         return run
@@ -71,6 +77,25 @@ def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Int
     assert len(calls.ready) == 1
     at = {name: array.data.ptr for name, array in (("first", first), ("second", second), ("other", other))}
     assert calls.runs == [[at["first"], at["other"]], [at["second"], at["other"]], [at["first"], at["second"]]]
+
+
+def test_a_call_is_told_whether_its_arrays_have_moved(machine: Interpreted, calls: Calls) -> None:
+    x, y, z = (floats(machine, 4, 2) for _ in range(3))
+    for arguments in ((x, y), (x, y), (x, z), (x, z), (y, z), (x, y), (x, y)):
+        calls(*arguments)
+    assert calls.moved == [True, False, True, False, True, True, False]
+    # What was called with another layout in between makes no difference; a call that failed does.
+    calls(x)
+    calls(x, y)
+    assert calls.moved[-2:] == [True, False]
+    calls.fails = True
+    with pytest.raises(ZeroDivisionError):
+        calls(x, y)
+    calls.fails = False
+    calls(x, y)
+    calls(x, y)
+    assert calls.moved[-3:] == [False, True, False]
+    assert calls.runs[-1] == [x.data.ptr, y.data.ptr]
 
 
 def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interpreted, calls: Calls) -> None:
@@ -205,7 +230,8 @@ NAMES = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd", "nvfp4_gemv", "xl_page
 def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does(
     name: str, machine: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two sets of arrays in turn, each with memory of its own for what the call allocates."""
+    """Two sets of arrays in turn and again, each with memory of its own for what the call allocates, and each with the
+    other's."""
     subject = operators.Subject(name)
     (case, *_) = subject.small_grid(2)
     inputs = subject.cases.inputs(case, 0)
@@ -219,15 +245,18 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
 
     sets = []
     with monkeypatch.context() as patch:
-        patch.setattr(machine._cupy, "ndarray", allocate)
+        patch.setattr(machine._cupy, "ndarray", kind_of(allocate))
         for _ in range(2):
             del made[:]
             given = machine.arguments(inputs)
             call(**given)
             sets.append((given, list(made)))
 
+    (one, its_memory), (other, others_memory) = sets
+    turns = [*sets, sets[1], sets[0], sets[0], (one, others_memory), (other, others_memory), (other, its_memory)]
+
     def launched(**replacements: Callable[..., Any]) -> list[Any]:
-        """What calls on both sets launch, each twice, while these stand in for parts of the way."""
+        """What calls on both sets launch, each twice and twice again, while these stand in for parts of the way."""
         del seen[:]
         with monkeypatch.context() as patch:
             for part, replacement in replacements.items():
@@ -235,9 +264,9 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
                     patch.setattr(repeat.Repeats, part, replacement)
                 elif hasattr(spec, part):
                     patch.setattr(spec, part, replacement)
-            for given, fresh in sets * 2:
+            for given, fresh in turns:
                 memory = iter(fresh)
-                patch.setattr(machine._cupy, "ndarray", lambda shape, dtype, memory=memory: next(memory))
+                patch.setattr(machine._cupy, "ndarray", kind_of(lambda shape, dtype, memory=memory: next(memory)))
                 call(**given)
         return list(seen)
 
@@ -248,4 +277,8 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
     # The door's two names; some operators go through one, some through the other.
     assert launched(_checked=refuse, read=refuse, checked=refuse) == first
     assert launched(__call__=lambda *_: None) == first
-    assert len(first) >= 4 and first[: len(first) // 4] != first[len(first) // 4 : len(first) // 2]
+    count = len(first) // len(turns)
+    by_turn = [first[start : start + count] for start in range(0, len(first), count)]
+    assert count and len(by_turn) == len(turns)
+    assert by_turn[1] == by_turn[2] and by_turn[0] == by_turn[3] == by_turn[4]
+    assert len({repr(launches) for launches in (by_turn[0], by_turn[1], by_turn[5], by_turn[7])}) == 4

@@ -131,8 +131,9 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
     def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(problem, views.q.device, views.lse, outputs[0])
 
-        def launch(pointers: Sequence[int], stream: int) -> None:
-            binding.point(views, pointers[0])
+        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+            if moved:
+                binding.point(views, pointers[0])
             binding.launch(stream)
 
         return launch, 0

@@ -237,7 +237,8 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
     def bind(outputs: tuple[View, ...]) -> Ready:
         binding = _bound(views, problem)
 
-        def launch(pointers: Sequence[int], stream: int) -> None:
+        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+            # The binding is every call's of these layouts.
             binding.point(views, pointers[0])
             binding.launch(stream)
 

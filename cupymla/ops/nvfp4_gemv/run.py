@@ -106,7 +106,7 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
     return CpuCall(compute)
 
 
-def _ready(**arguments: Any) -> Callable[[], Any]:
+def _ready(**arguments: Any) -> Callable[[bool], Any]:
     """A call of CuPy arrays that allocates c, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     views, problem = spec.read(**arguments)
     return cuda.ready(views, problem)

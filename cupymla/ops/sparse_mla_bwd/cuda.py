@@ -322,9 +322,10 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         given = views.workspace
         size = missing_workspace(given, binding.plan.workspace.bytes, OPERATOR)
 
-        def launch(pointers: Sequence[int], stream: int) -> None:
-            memory = pointers[-1] if size else 0 if given is None else given.ptr
-            binding.point(views, pointers, memory)
+        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+            if moved:
+                memory = pointers[-1] if size else 0 if given is None else given.ptr
+                binding.point(views, pointers, memory)
             binding.launch(stream)
 
         return launch, size

@@ -93,9 +93,10 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
         given = views.workspace
         size = missing_workspace(given, binding.workspace_bytes, OPERATOR)
 
-        def launch(pointers: Sequence[int], stream: int) -> None:
-            memory = pointers[3] if size else 0 if given is None else given.ptr
-            binding.point(views, pointers[:3], memory)
+        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+            if moved:
+                memory = pointers[3] if size else 0 if given is None else given.ptr
+                binding.point(views, pointers[:3], memory)
             binding.launch(stream)
 
         return launch, size

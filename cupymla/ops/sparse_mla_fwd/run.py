@@ -21,7 +21,7 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     return cuda.call(views, problem, stream)
 
 
-def ready(**arguments: Any) -> Callable[[], Result]:
+def ready(**arguments: Any) -> Callable[[bool], Result]:
     """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     return cuda.ready(*read(**arguments))
 

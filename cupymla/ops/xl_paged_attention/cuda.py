@@ -320,7 +320,8 @@ def ready(views: Views, problem: Problem) -> ReadyKernel:
     def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(views, problem, views.query.device, outputs)
 
-        def launch(pointers: Sequence[int], stream: int) -> None:
+        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
+            # The workspace depends on the stream.
             binding.point(views, pointers, _workspace(binding, views.query, stream))
             binding.launch(stream)
 

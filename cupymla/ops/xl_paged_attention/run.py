@@ -27,7 +27,7 @@ def call(views: spec.Views, outline: spec.Outline, stream: object) -> Any:
     return cuda.call(views, outline, stream)
 
 
-def ready(**arguments: Any) -> Callable[[], Any]:
+def ready(**arguments: Any) -> Callable[[bool], Any]:
     """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     views, outline = spec.read(**arguments)
     return cuda.ready(views, outline.problem)
