@@ -226,7 +226,7 @@ class ReadyKernel:
     Returns a tuple of its outputs; where it has only one, that one.
     """
 
-    __slots__ = ("_launch", "_like", "_make", "_make_workspace", "_pointers")
+    __slots__ = ("_device", "_launch", "_make", "_make_workspace", "_pointers")
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class ReadyKernel:
                 function is given the addresses of the outputs and, last, of the workspace, a stream, and whether any
                 address, the views' too, is another one than when it last returned.
         """
-        self._like = like
+        self._device = like.device.index
         self._make = tensor.CupyMaker(wanted)
         self._launch, size = bind(tuple([tensor.contiguous(like, shape, dtype) for shape, dtype in wanted]))
         self._make_workspace = tensor.CupyMaker([((size,), "uint8")]) if size else None
@@ -256,20 +256,19 @@ class ReadyKernel:
         Args:
             moved: whether the views have other addresses than at the last call.
         """
-        like = self._like
         arrays, pointers = self._make()
         memory: list[Any] = []
         if self._make_workspace is not None:
             # By itself: its memory is given back when this returns, and handed out again in the order of the stream.
             memory, places = self._make_workspace()
             pointers += places
-        stream = tensor.current_stream(like)
+        stream = tensor.cupy_stream(self._device)
         # A loop often has its memory at the same places again, and then there is nothing to set.
         moved = moved or pointers != self._pointers
         self._pointers = None
         self._launch(pointers, stream, moved)
         self._pointers = pointers
-        tensor.release(like.device.index, stream)
+        tensor.release(self._device, stream)
         if memory and driver.capturing(stream):
             captured.keep(memory[0])
         return tuple(arrays) if len(arrays) > 1 else arrays[0]

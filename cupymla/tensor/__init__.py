@@ -3,7 +3,7 @@
 - `view`, `view_output`: any array that speaks DLPack, by the shortest way its framework offers (`read`);
 - `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's
   framework, on the caller's device (`make`);
-- `launch_stream`, `current_stream`, `stream_pointer`, `hold`, `release`: whose stream a kernel runs on (`streams`);
+- `launch_stream`, `current_stream`, `cupy_stream`, `stream_pointer`, `hold`, `release`: whose stream a kernel runs on (`streams`);
 - `overlap`: whether two views may share memory (`checks`).
 """
 
@@ -13,7 +13,7 @@ from ..device import Device
 from .checks import overlap
 from .make import Allocation, CupyMaker, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
 from .read import cupy_kinds, view, view_output
-from .streams import current_stream, hold, launch_stream, release, stream_pointer
+from .streams import cupy_stream, current_stream, hold, launch_stream, release, stream_pointer
 from .types import View, contiguous
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "contiguous",
     "cupy_arrays",
     "cupy_kinds",
+    "cupy_stream",
     "current_stream",
     "empty",
     "fetched",

@@ -249,18 +249,17 @@ class CupyMaker:
     them.
     """
 
-    __slots__ = ("_bytes", "_offsets", "_places", "_shared")
+    __slots__ = ("_bytes", "_places", "_shared")
 
     def __init__(self, wanted: Sequence[tuple[tuple[int, ...], str]]) -> None:
         """Work out where arrays of these (shape, dtype label)s lie in an allocation that they share."""
         self._bytes = 0
-        self._offsets: list[int] = []
-        # Shapes, dtypes as CuPy takes them: a letter is taken faster than a dtype; ml_dtypes' have none that it knows.
-        self._places: list[tuple[tuple[int, ...], np.dtype[Any] | str]] = []
+        # Shapes, dtypes as CuPy takes them, and offsets: a letter is taken faster than a dtype; ml_dtypes' have none
+        # that it knows.
+        self._places: list[tuple[tuple[int, ...], np.dtype[Any] | str, int]] = []
         for shape, label in wanted:
             dtype = _CUPY_DTYPES[label]
-            self._places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype))
-            self._offsets.append(self._bytes)
+            self._places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype, self._bytes))
             self._bytes += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
         self._shared = len(wanted) > 1 and 0 < self._bytes <= TOGETHER_BYTES
 
@@ -274,11 +273,10 @@ class CupyMaker:
             memory = cupy.cuda.alloc(self._bytes)
             first = memory.ptr
             arrays = [
-                make(kind, shape, dtype, memory + offset if offset else memory)
-                for (shape, dtype), offset in zip(self._places, self._offsets, strict=True)
+                make(kind, shape, dtype, memory + offset if offset else memory) for shape, dtype, offset in self._places
             ]
-            return arrays, [first + offset for offset in self._offsets]
-        arrays = [make(kind, shape, dtype) for shape, dtype in self._places]
+            return arrays, [first + offset for _, _, offset in self._places]
+        arrays = [make(kind, shape, dtype) for shape, dtype, _ in self._places]
         return arrays, [array.data.ptr for array in arrays]
 
 

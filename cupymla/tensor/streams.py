@@ -40,8 +40,7 @@ def current_stream(like: View) -> int:
     if like.stream is not None:
         return like.stream
     if like.framework == "cupy":
-        pointer: int = sys.modules["cupy"].cuda.get_current_stream(like.device.index).ptr
-        return pointer
+        return cupy_stream(like.device.index)
     api = exchange(type(like.owner))
     if api is not None:
         return api.current_stream(dlpack.CUDA, like.device.index)
@@ -49,6 +48,12 @@ def current_stream(like: View) -> int:
         handle: int = sys.modules["torch"].cuda.current_stream(like.device.index).cuda_stream
         return handle
     return driver.LEGACY_STREAM
+
+
+def cupy_stream(index: int) -> int:
+    """CuPy's current stream of a device, as an address."""
+    pointer: int = sys.modules["cupy"].cuda.get_current_stream(index).ptr
+    return pointer
 
 
 def stream_pointer(stream: object) -> int:

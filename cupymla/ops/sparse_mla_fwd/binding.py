@@ -216,7 +216,8 @@ class HopperBinding(Binding):
         """Run on `stream`, with the device's context current. Raises DriverError."""
         if self._order is not None:
             self._order.launch(stream)
-        super().launch(stream)
+        if self.launcher is not None:
+            self.launcher(stream)
 
 
 class BlackwellBinding(Binding):
