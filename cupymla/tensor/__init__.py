@@ -3,7 +3,8 @@
 - `view`, `view_output`: any array that speaks DLPack, by the shortest way its framework offers (`read`);
 - `to_numpy`, `fetched`, `from_numpy`, `allocate`, `empty`: NumPy's view of an array, and results in the caller's
   framework, on the caller's device (`make`);
-- `launch_stream`, `current_stream`, `cupy_stream`, `stream_pointer`, `hold`, `release`: whose stream a kernel runs on (`streams`);
+- `launch_stream`, `current_stream`, `cupy_stream`, `stream_pointer`, `hold`, `release`: whose stream a kernel runs on
+  (`streams`);
 - `overlap`: whether two views may share memory (`checks`).
 """
 
