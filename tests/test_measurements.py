@@ -220,3 +220,26 @@ def test_a_training_step_is_measured() -> None:
     assert 0 < found.forward_us < found.step_us
     # The forward's results, the distribution and the gradients at least.
     assert found.peak_bytes >= 256 * 64 * (512 * 2 + 4 + 576 * 2) + 256 * 128 * 4 + 512 * 576 * 2
+
+
+def test_host_times_are_those_of_the_quietest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first call alone, and all of one round: no call's least time is picked by itself."""
+    times = iter([4.0, 6.0, 15.0, 3.5, 7.0, 18.0, 5.0, 5.5, 12.0])
+    order: list[str] = []
+
+    def host_us(call: Any, synchronize: Any) -> float:
+        order.append(call)
+        return next(times)
+
+    monkeypatch.setattr(timing, "host_us", host_us)
+    calls: Any = {"bare": "b", "prepared": "p", "ordinary": "o"}
+    found = timing.host_us_in_turns(calls, lambda: None, rounds=3)
+    assert found == {"bare": 3.5, "prepared": 7.0, "ordinary": 18.0}
+    assert order == ["b", "p", "o"] * 3
+
+
+def test_slow_calls_have_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 6.0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(timing, "host_us", lambda call, synchronize: 1.0)
+    assert timing.host_us_in_turns({"bare": lambda: None}, lambda: None, seconds=5.0) == {"bare": 1.0}

@@ -142,7 +142,7 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     """Host microseconds per call of the operator's cheapest benchmark case, and the case's name.
 
     `bare` is the driver's launch function alone, with everything laid out; `prepared` a prepared call; `ordinary` a
-    public call with CuPy arrays that allocates its outputs. `torch` and `jax`, where they are installed for this GPU,
+    public call with CuPy arrays that allocates its outputs, all three of one round, see `timing.host_us_in_turns`. `torch` and `jax`, where they are installed for this GPU,
     are a torch operator and a custom call outside of a CUDA graph, of the operator's smallest case.
     """
     import cupy
@@ -158,8 +158,9 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
         "ordinary": lambda: subject.call(**inputs),
     }
     wait = cupy.cuda.get_current_stream().synchronize
-    found = {name: round(timing.host_us(calls[name], wait), 2) for name in HOST_COLUMNS}
-    return {"case": case.name, **found, **frameworks.overhead(subject)}
+    found = timing.host_us_in_turns({name: calls[name] for name in HOST_COLUMNS}, wait)
+    rounded = {name: round(us, 2) for name, us in found.items()}
+    return {"case": case.name, **rounded, **frameworks.overhead(subject)}
 
 
 def bare_launch(launcher: Any) -> Callable[[], object]:
