@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -227,19 +228,25 @@ def test_host_times_are_those_of_the_quietest_round(monkeypatch: pytest.MonkeyPa
     times = iter([4.0, 6.0, 15.0, 3.5, 7.0, 18.0, 5.0, 5.5, 12.0])
     order: list[str] = []
 
-    def host_us(call: Any, synchronize: Any) -> float:
-        order.append(call)
+    def host_us(call: Any, synchronize: Any, batch: int) -> float:
+        order.append(call())
+        assert batch == 200  # as the call takes no time
         return next(times)
 
     monkeypatch.setattr(timing, "host_us", host_us)
-    calls: Any = {"bare": "b", "prepared": "p", "ordinary": "o"}
+    calls = {"bare": lambda: "b", "prepared": lambda: "p", "ordinary": lambda: "o"}
     found = timing.host_us_in_turns(calls, lambda: None, rounds=3)
     assert found == {"bare": 3.5, "prepared": 7.0, "ordinary": 18.0}
     assert order == ["b", "p", "o"] * 3
 
 
 def test_slow_calls_have_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 6.0])
-    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(timing, "host_us", lambda call, synchronize: 1.0)
-    assert timing.host_us_in_turns({"bare": lambda: None}, lambda: None, seconds=5.0) == {"bare": 1.0}
+    batches: list[int] = []
+
+    def host_us(call: Any, synchronize: Any, batch: int) -> float:
+        batches.append(batch)
+        return 1.0
+
+    monkeypatch.setattr(timing, "host_us", host_us)
+    assert timing.host_us_in_turns({"bare": lambda: None}, lambda: time.sleep(0.01), seconds=0.0) == {"bare": 1.0}
+    assert batches == [20]

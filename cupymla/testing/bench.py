@@ -142,8 +142,9 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     """Host microseconds per call of the operator's cheapest benchmark case, and the case's name.
 
     `bare` is the driver's launch function alone, with everything laid out; `prepared` a prepared call; `ordinary` a
-    public call with CuPy arrays that allocates its outputs, all three of one round, see `timing.host_us_in_turns`. `torch` and `jax`, where they are installed for this GPU,
-    are a torch operator and a custom call outside of a CUDA graph, of the operator's smallest case.
+    public call with CuPy arrays that allocates its outputs, all three of one round (`timing.host_us_in_turns`). `torch`
+    and `jax`, where they are installed for this GPU, are a torch operator and a custom call outside of a CUDA graph, of
+    the operator's smallest case.
     """
     import cupy
 

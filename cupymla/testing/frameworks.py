@@ -59,7 +59,7 @@ def _torch_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
     given = {
         name: to_torch(value, "cuda") if isinstance(value, np.ndarray) else value for name, value in inputs.items()
     }
-    return timing.host_us(lambda: function(**given), torch.cuda.synchronize)
+    return timing.host_us_in_turns({"torch": lambda: function(**given)}, torch.cuda.synchronize)["torch"]
 
 
 def _jax_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
