@@ -59,7 +59,8 @@ def _torch_us(subject: Subject, inputs: dict[str, Any]) -> float | None:
     given = {
         name: to_torch(value, "cuda") if isinstance(value, np.ndarray) else value for name, value in inputs.items()
     }
-    return timing.host_us_in_turns({"torch": lambda: function(**given)}, torch.cuda.synchronize)["torch"]
+    calls = {"torch": lambda: function(**given)}
+    return timing.host_us_in_turns(calls, torch.cuda.synchronize, rounds=10, seconds=3.0)["torch"]
 
 
 def _jax_us(subject: Subject, inputs: dict[str, Any]) -> float | None:

@@ -216,7 +216,10 @@ def host_us(
 
 
 def host_us_in_turns(
-    calls: Mapping[str, Callable[[], object]], synchronize: Callable[[], object], rounds: int = 10, seconds: float = 5.0
+    calls: Mapping[str, Callable[[], object]],
+    synchronize: Callable[[], object],
+    rounds: int = 40,
+    seconds: float = 12.0,
 ) -> dict[str, float]:
     """Host times of several calls that take turns, in microseconds: those of the round in which the first took least.
 
