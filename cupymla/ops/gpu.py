@@ -311,6 +311,7 @@ class PreparedKernel(Generic[R]):
         self._stream = None if stream is None else pointer
         like = given[0]
         self._device = like.device.index
+        self._on_cupy = like.framework == "cupy" and like.stream is None and like.device.kind == "cuda"
         # What one framework's current stream orders needs no ordering and no holding at each run; see `tensor.hold`.
         self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
         # Memory that is allocated here is the call's own: no graph has to repeat that.
@@ -334,10 +335,15 @@ class PreparedKernel(Generic[R]):
             pointer = tensor.stream_pointer(stream)
         elif self._stream is not None:
             pointer = self._stream
+        elif self._on_cupy:
+            pointer = tensor.cupy_stream(self._device)
         else:
             pointer = tensor.current_stream(self._given[0])
-        with driver.on_device(self._device):
+        if driver.is_current(self._device):
             self._binding.launch(pointer)
+        else:
+            with driver.on_device(self._device):
+                self._binding.launch(pointer)
         if self._loose:
             tensor.hold(self._given, pointer)
         return self._result
