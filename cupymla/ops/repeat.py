@@ -36,6 +36,7 @@ class _Ready:
         views: of the arrays that were given, in order, without owners: memory of the caller's is not kept alive.
         addresses: those that the views have.
         run: the call with these addresses, given whether they are others than at the last call; returns its result.
+            None while it runs.
     """
 
     __slots__ = ("addresses", "run", "views")
@@ -43,7 +44,7 @@ class _Ready:
     def __init__(self, views: tuple[View, ...], run: Callable[[bool], Any]) -> None:
         self.views = views
         self.addresses: list[int] | None = None
-        self.run = run
+        self.run: Callable[[bool], Any] | None = run
 
 
 class Repeats(ThreadMemo[_Ready]):
@@ -113,14 +114,23 @@ class Repeats(ThreadMemo[_Ready]):
             if found is None:
                 return None
             self.add(key, found)
-        moved = addresses != found.addresses
-        if moved:
-            for number, view in enumerate(found.views):
-                view.ptr = addresses[number]
-        # What fails has not run with these.
-        found.addresses = None
-        result = found.run(moved)
+        run = found.run
+        if run is None:
+            # A call within this one, of a finalizer or an allocator: the addresses are taken.
+            return None
+        try:
+            found.run = None
+            moved = addresses != found.addresses
+            if moved:
+                for number, view in enumerate(found.views):
+                    view.ptr = addresses[number]
+            result = run(moved)
+        except BaseException:
+            # Where its addresses are by now nobody knows.
+            self.entries.pop(key, None)
+            raise
         found.addresses = addresses
+        found.run = run
         return result
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:

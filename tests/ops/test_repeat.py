@@ -84,7 +84,7 @@ def test_a_call_is_told_whether_its_arrays_have_moved(machine: Interpreted, call
     for arguments in ((x, y), (x, y), (x, z), (x, z), (y, z), (x, y), (x, y)):
         calls(*arguments)
     assert calls.moved == [True, False, True, False, True, True, False]
-    # What was called with another layout in between makes no difference; a call that failed does.
+    # What was called with another layout in between makes no difference; a call that failed is forgotten.
     calls(x)
     calls(x, y)
     assert calls.moved[-2:] == [True, False]
@@ -96,6 +96,47 @@ def test_a_call_is_told_whether_its_arrays_have_moved(machine: Interpreted, call
     calls(x, y)
     assert calls.moved[-3:] == [False, True, False]
     assert calls.runs[-1] == [x.data.ptr, y.data.ptr]
+
+
+def test_a_call_within_a_call_goes_through_the_door(machine: Interpreted, calls: Calls) -> None:
+    """A finalizer may make one wherever Python or an allocator runs it; the addresses are the outer call's."""
+    x, y, z = (floats(machine, 4, 2) for _ in range(3))
+    calls(x, y)
+    (found,) = calls.repeats.entries.values()
+    run, inner = found.run, []
+    assert run is not None
+
+    def interrupted(moved: bool) -> Any:
+        inner.append(calls(z, z))
+        return run(moved)
+
+    found.run = interrupted
+    calls(x, y)
+    assert inner == [None] and calls.runs[-1] == [x.data.ptr, y.data.ptr]
+    calls(x, y)
+    assert calls.runs[-1] == [x.data.ptr, y.data.ptr] and len(calls.ready) == 1
+
+
+def test_a_call_that_was_interrupted_is_made_ready_anew(machine: Interpreted, calls: Calls) -> None:
+    """Wherever it was: its views may have some of the new addresses, and some of the old ones."""
+    x, y, z = (floats(machine, 4, 2) for _ in range(3))
+    calls(x, y)
+    (found,) = calls.repeats.entries.values()
+
+    views = found.views
+
+    class Halting:
+        """The views, of which the second cannot be reached."""
+
+        def __iter__(self) -> Iterator[View]:
+            yield views[0]
+            raise KeyboardInterrupt
+
+    found.views = Halting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        calls(z, y)
+    assert views[0].ptr == z.data.ptr and calls.repeats.entries == {}
+    assert calls(x, y) and calls.runs[-1] == [x.data.ptr, y.data.ptr] and len(calls.ready) == 2
 
 
 def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interpreted, calls: Calls) -> None:

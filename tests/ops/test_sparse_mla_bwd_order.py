@@ -10,20 +10,23 @@ import pytest
 from writer_kit import turns_of_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.ops.sparse_mla_bwd import plan
+from cupymla.ops.sparse_mla_bwd import halves, plan
 from cupymla.testing import compare
 from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
 from cupymla.testing.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_bwd")
+ALWAYS = -2.0
+"""A gain that every order has."""
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
-    """A machine on which queries take their rows in order wherever they can, and none together."""
+    """A machine on which queries take their rows in order wherever they can, none together, and no halves."""
     monkeypatch.setattr(plan, "_MARGIN", 0.0)
-    monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
+    monkeypatch.setattr(plan, "_ORDER_GAIN", ALWAYS)
+    monkeypatch.setattr(halves, "_WHEN", "never")
     with interpreted(multiprocessors=2, seed=5) as made:
         made.strict = True
         yield made
@@ -57,13 +60,32 @@ def test_chunks_of_queries_use_the_same_lists(machine: Interpreted, monkeypatch:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("heads", [5, 70])
-def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "when"), [(5, "never"), (70, "never"), (70, "always")])
+def test_indices_and_lengths_may_change_while_it_runs(
+    machine: Interpreted, monkeypatch: pytest.MonkeyPatch, heads: int, when: str
+) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
+    monkeypatch.setattr(halves, "_WHEN", when)
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
     assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
+    attention = 2 if when == "always" else 1
+    assert len(machine.launched) == len(("zero", "sort", "deal", "round")) + attention
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("room", [-1.0, 1e15], ids=["shares", "together"])
+def test_chunks_of_queries_in_halves(machine: Interpreted, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
+    """Each chunk's P, dS and lists are written over the last one's; the last chunk is shorter."""
+    monkeypatch.setattr(halves, "_WHEN", "always")
+    monkeypatch.setattr(halves, "_WHOLE_ROOM", room)
+    problem = case(66, 5, 70, 150, batch=1, lengths="hostile", wants_dist=True, sink="finite")
+    given = SUBJECT.cases.inputs(problem, 1)
+    # Of two queries: two blocks of 64 slots, and how many slots there are.
+    monkeypatch.setattr(halves, "WEIGHT_BYTES", 2 * (2 * 128 * 64 * 2 * 2 + 2 * 4))
+    compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
+    assert len(machine.launched) == 1 + len(("sort", "weights", "columns", "deal")) * 3 + 1 + 1
 
 
 @pytest.mark.compile
@@ -79,7 +101,7 @@ def test_blocks_hold_valid_slots_alone(machine: Interpreted, monkeypatch: pytest
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
         return machine.steps - before
 
-    assert 2 * steps(-1.0) < steps(1.0)
+    assert 2 * steps(ALWAYS) < steps(1.0)
 
 
 @pytest.mark.compile

@@ -219,6 +219,7 @@ class Binding:
         pointers = (views.q.ptr, views.dout.ptr, views.kv.ptr)
         if self.launcher is None or self._pointers == pointers:
             return
+        self._pointers = None  # until every map is another one
         shared, heads, queries = self.plan.problem.shared, self.plan.box_heads, self.plan.queries
         wanted = [("q", views.q, shared.d_qk, BOX_CHANNELS), ("dout", views.dout, shared.d_v, BOX_CHANNELS)]
         if self.plan.attends_in_pairs:

@@ -25,15 +25,16 @@ WEIGHT_BYTES = 1 << 30
 """What P and dS of the slots of some queries may take. One query has to have room."""
 
 _WHEN = "where faster"
-"""When the attention is in halves: "always" where it can be, "never", or where that was faster on an H200."""
+"""When the attention is in halves: "always" where it can be, "never", or where that was faster on an H200, as far
+as one sequence tells: no batch has been timed."""
 
 _WHOLE_ROOM = 43e6
 """Up to how many bytes of rows of kv and their sums CTAs of all columns begin together, beside P and dS that pass
 through L2 (50 MB on an H200): there 42.5 MB are 2% faster so, 44 MB 2% slower."""
 
 _SHARE_ROOM = 50e6
-"""How many bytes of them one share of the columns may be where a pair of CTAs is slower: between 47 and 57 MB, less
-where queries name fewer of the rows."""
+"""Up to how many bytes of them one share of the columns may be. A pair of CTAs is as fast somewhere between 38 and 47
+MB with d_qk 576 and a topk of 1024, 57 and 66 MB with 2048, and at 75 MB with d_qk 512 and 2048."""
 
 _COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
@@ -69,14 +70,15 @@ def in_shares(problem: Problem, at_once: int) -> bool:
     P and dS are then read from memory once for each share, but rows of kv and sums are found in L2 where all columns of
     them would not have room. Rows that are stored are no sums.
     """
-    fits = _bytes_at_once(problem, at_once, problem.shared.d_qk) <= _WHOLE_ROOM
+    together = at_once // column_ctas(problem)  # queries under way where all columns of each are
+    fits = _bytes_at_once(problem, together, problem.shared.d_qk) <= _WHOLE_ROOM
     return not problem.shared.options.deterministic and not fits
 
 
-def _bytes_at_once(problem: Problem, at_once: int, columns: int) -> int:
-    """So many columns of all rows and their sums, of the batch entries whose queries run at the same time."""
+def _bytes_at_once(problem: Problem, queries: int, columns: int) -> int:
+    """So many columns of all rows and their sums, of the batch entries that so many queries at the same time are of."""
     shared = problem.shared
-    entries = max(1, min(shared.batch or 1, at_once // max(1, shared.s_q)))
+    entries = max(1, min(shared.batch or 1, queries // max(1, shared.s_q)))
     return entries * shared.s_kv * columns * _COLUMN_BYTES
 
 

@@ -277,7 +277,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     at_once = max(1, multiprocessors // cluster)
     in_order = arch.name in ORDER_ARCHS and queries == 1 and takes_rows_in_order(problem, at_once)
     in_halves = _can_take_halves(problem, arch.name) and halves.takes(problem, multiprocessors)
-    if in_halves:  # whose CTAs are no clusters
+    if in_halves:  # whose CTAs are no clusters, and in the order that pairs would have
         cluster, at_once = 1, multiprocessors
     chunk = max(bunches, 1)
     if problem.shared.options.deterministic:
