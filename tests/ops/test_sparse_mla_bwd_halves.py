@@ -68,7 +68,7 @@ LONG: dict[str, Any] = {"s_q": 4096, "topk": 2048}
         ({"s_kv": 131072}, False, True),  # of pairs
         ({"s_kv": 131072, "s_q": 1}, True, False),  # nobody to share rows with
         ({"s_kv": 8192, "batch": 3, "s_q": 44}, False, False),  # together one entry at a time
-        ({"s_kv": 8192, "batch": 3, "s_q": 22}, True, False),  # two
+        ({"s_kv": 8192, "batch": 3, "s_q": 22}, True, True),  # two
         ({"s_kv": 8192, "batch": 3, "s_q": 200}, False, False),
     ],
     ids=str,
