@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cupy import kind_of
 
 from cupymla import driver
 from cupymla.errors import InputError
@@ -51,7 +52,7 @@ def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, mo
                 made.append(weakref.ref(array))
             return array
 
-        monkeypatch.setattr(machine._cupy, "ndarray", watched)
+        monkeypatch.setattr(machine._cupy, "ndarray", kind_of(watched))
         monkeypatch.setattr(driver, "capturing", lambda stream: capturing)
         given = arguments(machine, EMPTY)
         if own:

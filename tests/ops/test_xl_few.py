@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -138,7 +139,8 @@ def test_a_grid_is_of_whole_clusters_that_run_at_once(
 
 @given(
     num_seqs=st.integers(0, 10**6), group=st.integers(1, 40), kv_heads=st.integers(1, 16),
-    max_blocks=st.integers(0, 70_000), multiprocessors=st.integers(1, 200), gain=st.sampled_from([-1e9, 5.0, 1e9]),
+    max_blocks=st.integers(0, 70_000), multiprocessors=st.integers(1, 200),
+    gain=st.sampled_from([-math.inf, 5.0, math.inf]),
 )  # fmt: skip
 def test_a_plan_asks_for_clusters_that_may_run(
     num_seqs: int, group: int, kv_heads: int, max_blocks: int, multiprocessors: int, gain: float
