@@ -81,7 +81,8 @@ struct ColumnsProducer {
     storage.free[set].wait(ring.free());
     if (is_first()) {
       storage.full[set].arrive_and_expect(sizeof(storage.weights[set]));
-      // Other CTAs of the query read them at about the same time; nobody does later.
+      // Other CTAs of the query read them at about the same time and nobody later, or, of shares that come one after
+      // another, so much later that they have left L2 by then.
       bulk_load(storage.weights[set], weights, sizeof(storage.weights[set]), storage.full[set],
                 l2_policy_evict_first());
     }
