@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from cupymla.testing.interpreted import kind_of
 
 
 class Pointer:
@@ -85,11 +86,6 @@ class Entered:
 
     def __exit__(self, *exception: object) -> None:
         self.stack.pop()
-
-
-def kind_of(make: Callable[..., Any]) -> type:
-    """A class whose arrays a function makes, whether the class is called or its `__new__`."""
-    return type("ndarray", (), {"__new__": lambda kind, *arguments: make(*arguments)})
 
 
 class FakeCupy(ModuleType):

@@ -311,7 +311,7 @@ class PreparedKernel(Generic[R]):
         self._stream = None if stream is None else pointer
         like = given[0]
         self._device = like.device.index
-        self._on_cupy = like.framework == "cupy" and like.stream is None and like.device.kind == "cuda"
+        self._on_cupy = like.framework == "cupy" and like.stream is None
         # What one framework's current stream orders needs no ordering and no holding at each run; see `tensor.hold`.
         self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in given)
         # Memory that is allocated here is the call's own: no graph has to repeat that.

@@ -159,8 +159,8 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
         "ordinary": lambda: subject.call(**inputs),
     }
     wait = cupy.cuda.get_current_stream().synchronize
-    found = timing.host_us_in_turns({name: calls[name] for name in HOST_COLUMNS}, wait)
-    rounded = {name: round(us, 2) for name, us in found.items()}
+    found = timing.host_us_in_turns(calls, wait)
+    rounded = {name: round(found[name], 2) for name in HOST_COLUMNS}
     return {"case": case.name, **rounded, **frameworks.overhead(subject)}
 
 

@@ -375,11 +375,7 @@ class Interpreted:
     def _stand_in(self) -> ModuleType:
         """A module that passes for CuPy as far as arrays, devices and streams go."""
         module: Any = ModuleType("cupy")
-
-        def empty(kind: type, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-            return self.empty(shape, np.dtype(dtype))
-
-        module.ndarray = type("ndarray", (), {"__new__": empty})
+        module.ndarray = kind_of(lambda shape, dtype: self.empty(shape, np.dtype(dtype)))
         module.cuda = ModuleType("cupy.cuda")
         module.cuda.Device = lambda index: _Entered()
         module.cuda.runtime = ModuleType("cupy.cuda.runtime")
@@ -387,6 +383,11 @@ class Interpreted:
         module.cuda.get_current_stream = lambda index=-1: _Entered()
         module.cuda.Stream = type("Stream", (), {"null": _Entered(), "from_external": lambda stream: _Entered()})
         return module  # type: ignore[no-any-return]
+
+
+def kind_of(make: Callable[..., Any]) -> type:
+    """A class whose arrays a function makes, whether the class is called or its `__new__`."""
+    return type("ndarray", (), {"__new__": lambda kind, *arguments: make(*arguments)})
 
 
 def _aligned_bytes(size: int) -> Array:

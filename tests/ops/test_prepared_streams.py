@@ -15,6 +15,7 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import tensor
 from cupymla.ops import gpu
+from cupymla.testing.interpreted import kind_of
 
 HOME, OTHER, LEGACY = 55, 66, 1
 
@@ -247,7 +248,7 @@ def test_addresses_are_set_again_where_any_has_moved(
     here, there = (fake_cupy.ndarray(np.zeros(4, np.float32)) for _ in range(2))
     work, other_work = (fake_cupy.ndarray(np.zeros(100, np.uint8)) for _ in range(2))
     next_output, next_work = [here], [work]
-    kind = fake_cupy.kind_of(lambda shape, dtype: next_work[0] if shape == (100,) else next_output[0])
+    kind = kind_of(lambda shape, dtype: next_work[0] if shape == (100,) else next_output[0])
     monkeypatch.setattr(cupy, "ndarray", kind)
     launches: list[tuple[list[int], int, bool]] = []
     ready = made_ready(1, 100, launches)
@@ -275,7 +276,7 @@ def test_addresses_are_set_again_after_a_call_that_failed(cupy: fake_cupy.FakeCu
             raise RuntimeError
 
     array = fake_cupy.ndarray(np.zeros(4, np.float32))
-    cupy.ndarray = fake_cupy.kind_of(lambda shape, dtype: array)
+    cupy.ndarray = kind_of(lambda shape, dtype: array)
     ready = gpu.ReadyKernel(tensor.view(array, "x"), [((4,), "float32")], lambda views: (launch, 0))
     ready(True)
     ready(False)

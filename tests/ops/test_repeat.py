@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import kind_of
 
 import cupymla
 from cupymla import InputError, driver, tensor
@@ -22,7 +21,7 @@ from cupymla.launch import Geometry
 from cupymla.ops import repeat
 from cupymla.tensor import View
 from cupymla.testing import operators
-from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
+from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted, kind_of
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import kind_of
 
 from cupymla import driver
 from cupymla.errors import InputError
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing.interpreted import Interpreted, interpreted, kind_of
 
 CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_det")
 EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
