@@ -81,7 +81,10 @@ template <int kCount>
 __device__ __forceinline__ void pack_eights(const float (&columns)[kCount][kPackedColumns], uint4 (&packed)[kCount]) {
   uint32_t exponents[kCount], highest = 0;
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) highest = max(highest, exponents[n] = shared_exponent(columns[n]));
+  for (int n = 0; n < kCount; ++n) {
+    exponents[n] = shared_exponent(columns[n]);
+    highest = max(highest, exponents[n]);
+  }
   if (highest < kPackedNotFinite) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) packed[n] = pack_finite(columns[n], exponents[n]);

@@ -2,14 +2,16 @@
 #pragma once
 
 #include "../../common/integers.cuh"
-#include "../../common/registers.cuh"
+#include "../../common/sm90/warpgroups.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::attn_dist {
 
-// kHeadsArg: 128, or 64 where no query has more heads.
-template <int kDQkArg, int kHeadsArg>
-struct Config {
+// kHeadsArg: 128, or 64 where no query has more heads. A consumer needs 144 registers for Q and 32 for scores.
+template <int kDQkArg, int kHeadsArg, typename Warpgroups = sm90::Warpgroups<2, 40, 232>>
+struct Config : Warpgroups {
+  using Warpgroups::kConsumers;
+
   static constexpr int kDQk = kDQkArg;                  // channels of a query and of a key
   static constexpr int kHeads = kHeadsArg;              // query heads of one pass over a query's KV rows
   static constexpr int kSlots = 64;                     // slots per KV block
@@ -26,7 +28,6 @@ struct Config {
   // The last tile of a group of products, which can be waited for.
   static __host__ __device__ constexpr bool ends_group(int tile) { return tile == kKeyTiles - 1; }
 
-  static constexpr int kConsumers = 2;
   static constexpr int kConsumerHeads = 64;                        // one wgmma M
   static constexpr int kQueryBlocks = kHeads / kConsumerHeads;     // blocks of shared memory that Q passes through
   // Two consumers split 128 heads between them; with the same 64 heads each takes every second block of a row.
@@ -38,17 +39,9 @@ struct Config {
   static constexpr int kSumGroups = kAlternate ? kConsumers : 1;  // of warps that sum over the same slots' heads
   static constexpr int kPartialSums = kWarps / kSumGroups;        // addends of a slot's sum over heads
 
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // A consumer needs 144 for Q and 32 for scores.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
-
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kHeads == 64 || kHeads == 128);
   static_assert(kSlots == kConsumerHeads, "Q passes through buffers of KV blocks");
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::attn_dist

@@ -7,9 +7,9 @@ namespace cupymla::attn_dist {
 
 // Eight queries of sixteen heads each are to the products what one of 128 heads is.
 template <int kDQkArg>
-struct JointConfig : Config<kDQkArg, 128> {
-  using Base = Config<kDQkArg, 128>;
-  using Base::kConsumerHeads, Base::kConsumers, Base::kKeyTiles, Base::kThreads, Base::kWarps;
+struct JointConfig : Config<kDQkArg, 128, sm90::Warpgroups<2, 72, 216>> {
+  using Base = Config<kDQkArg, 128, sm90::Warpgroups<2, 72, 216>>;
+  using Base::kConsumerHeads, Base::kConsumers, Base::kKeyTiles, Base::kWarps;
 
   static constexpr int kQueries = 8;
   static constexpr int kQueryHeads = 16;  // a warp's rows of Q
@@ -31,16 +31,11 @@ struct JointConfig : Config<kDQkArg, 128> {
   static constexpr int kWords = kMaxTokens / 64;
   static constexpr int kProducerQueries = 2;  // whose rows one producer warp finds
 
-  static constexpr int kProducerRegisters = 72;
-  static constexpr int kConsumerRegisters = 216;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
-
   static_assert(kQueries == kConsumers * kConsumerQueries && kQueries == kWarps, "a consumer warp has one query");
   static_assert(kBuffers == kConsumers, "Q of a bunch is in all buffers at once");
   static_assert(4 * kProducerQueries == kQueries);
   static_assert(part_begin(kLeftParts) <= kLeftTile && kLeftTile <= Base::kTurnTile);
   static_assert(kMaxTokens <= 65536 && kMaxSlots <= 65536, "tokens and places are kept in 16 bits");
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::attn_dist

@@ -20,13 +20,13 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/registers.cuh"
+#include "../../common/sm90/warpgroups.cuh"
 #include "stored_weights.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <int kDQkArg, int kPartialsArg>
-struct ColumnsConfig {
+struct ColumnsConfig : sm90::Warpgroups<2, 40, 232> {
   static constexpr bool kPartials = kPartialsArg != 0;  // whether every slot's dKV row is stored on its own
   static constexpr bool kPacked = kPartialsArg == 2;    // in 16 bits a column
   static constexpr int kDQk = kDQkArg;
@@ -42,18 +42,9 @@ struct ColumnsConfig {
   static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
   static constexpr int kSets = 2;
 
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = 2;
-  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
-
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kTileBytes == kWeightTileBytes, "query, key and weight tiles share one size");
   static_assert(kGroups == kConsumers);
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 template <typename Config>

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "../../common/integers.cuh"
-#include "../../common/registers.cuh"
+#include "../../common/sm90/warpgroups.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <int kDQkArg, bool kPartialsArg, int kQueriesArg = 1>
-struct Config {
+struct Config : sm90::Warpgroups<2, 40, 232> {
   static constexpr bool kPartials = kPartialsArg;    // whether every slot's dKV row is stored on its own
   static constexpr int kDQk = kDQkArg;               // channels of a key
   static constexpr int kDV = 512;                    // channels of a value: the first ones of the key
@@ -27,20 +27,11 @@ struct Config {
   static constexpr int kParts = 4;
   static __host__ __device__ constexpr int part_begin(int part) { return (part * kKeyTiles + kParts - 1) / kParts; }
 
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = 2;
-  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
-
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(kQueries == 1 || ((kQueries == 2 || kQueries == 4) && !kPartials),
                 "a consumer warp's sixteen rows of heads are one query's; rows of dKV are added");
   static_assert(kHeads == kSlots, "query, key and probability tiles share one size");
   static_assert(part_begin(0) == 0 && part_begin(kParts) == kKeyTiles);
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "../../common/integers.cuh"
-#include "../../common/registers.cuh"
+#include "../../common/sm90/warpgroups.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <int kDQkArg, int kPartialsArg>
-struct PairConfig {
+struct PairConfig : sm90::Warpgroups<2, 24, 240> {
   static constexpr int kCluster = 2;
   static constexpr bool kPartials = kPartialsArg != 0;  // whether every slot's dKV row is stored on its own
   static constexpr bool kPacked = kPartialsArg == 2;    // in 16 bits a column
@@ -30,18 +30,9 @@ struct PairConfig {
   static constexpr int kHeadTileBytes = kHeads * static_cast<int>(kSwizzleRowBytes);
   static constexpr int kTileBytes = kSlots * static_cast<int>(kSwizzleRowBytes);
 
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = 2;
-  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
-  static constexpr int kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters = 240;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
-
   static_assert(kDQk == 576 || kDQk == 512);
   static_assert(!kHasRope || kDQk - kDV == 2 * kRopeColumns);
   static_assert(kHeads == kConsumers * 2 * kRun, "a consumer has a run of its CTA's heads, and one of the other's");
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 }  // namespace cupymla::sparse_mla_bwd

@@ -2,10 +2,7 @@
 // dQ, and what the query adds to the sink's gradient.
 #pragma once
 
-#include "../../common/dot.cuh"
-#include "../../common/log2_lse.cuh"
-#include "../../common/prefetch.cuh"
-#include "../sink.cuh"
+#include "head_statistics.cuh"
 #include "meet_consumers.cuh"
 #include "pair_gradients.cuh"
 #include "query_gradient_columns.cuh"
@@ -18,52 +15,27 @@ __device__ __forceinline__ void make_statistics(const PairConsumer<Config, Eleme
                                                 const QueryPosition& query, int32_t pass) {
   auto& storage = consumer.storage;
   const Parameters& params = consumer.params;
-  constexpr int kChunks = Config::kColumns / 8 / 2;
   uint32_t thread = threadIdx.x;
   make_opaque(thread);  // or what follows from it is kept, and spilled, from pass to pass
   const int place = thread / 2, part = thread % 2;
   const int32_t head = head_of_place<Config>(pass, place);
   const int own = place / (2 * Config::kRun) * Config::kRun + place % Config::kRun;
   const bool is_own = place / Config::kRun % 2 == 0;
-  const int64_t batch = query.batch, token = query.query;
   if (thread == 0) storage.delta_in.arrive_and_expect(sizeof(storage.other_delta));
   const bool exists = head < params.h_q;
-  const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
-                       head * params.out_head_bytes + cluster_rank() * (Config::kColumns * 2);
-  // Into L2 while dO is waited for: to ask for all of it at once there are no registers.
-  if (exists) {
-#pragma unroll
-    for (int line = 0; line < Config::kColumns * 2 / 128 / 2; ++line) prefetch_l2(out + (line * 2 + part) * 128);
-  }
+  const uint8_t* out = head_out(params, query, head) + cluster_rank() * (Config::kColumns * 2);
+  if (exists) prefetch_head_out<2, Config::kColumns>(out, part);
   storage.heads_full.wait(pass & 1);
   float delta = 0.f;
-  if (exists) {
-#pragma unroll 8
-    for (int i = 0; i < kChunks; ++i) {
-      const int chunk = i * 2 + part;
-      const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
-      const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(place, chunk % 8));
-      delta += dot_eight<Element>(left, right);
-    }
-  }
+  if (exists) delta = delta_part<Element, 2, Config::kColumns, 8>(out, storage.dout, place, part);
   // TMA is the next to write dO. Without a block no other fence comes before that.
   fence_async_shared();
   delta += __shfl_xor_sync(0xffffffffu, delta, 1);
   if (is_own) {
-    Log2Lse lse{positive_infinity(), 1.f};
-    float share = 1.f;
-    if (exists) {
-      const float given = read_lse(params, query, head);
-      lse = log2_lse(given, params.unit, params.unit_rest);
-      share = share_beside_sink(params, head, given);
-    }
+    HeadSoftmax softmax;
+    if (exists) softmax = head_softmax(params, query, head);
     storage.delta_in.wait(pass & 1);
-    if (part == 0) {
-      storage.lse[own] = lse.rounded;
-      storage.factor[own] = lse.factor;
-      storage.share[own] = share * lse.factor;
-      storage.delta[own] = delta + storage.other_delta[own];
-    }
+    if (part == 0) store_statistics(storage, own, softmax, delta + storage.other_delta[own]);
   } else if (part == 0) {
     cluster_store_async_float(consumer.at_other(smem_address(&storage.other_delta[own])), delta,
                               consumer.at_other(smem_address(&storage.delta_in)));

@@ -2,11 +2,9 @@
 // query adds to the sink's gradient.
 #pragma once
 
-#include "../../common/dot.cuh"
-#include "../../common/log2_lse.cuh"
 #include "../../common/opaque.cuh"
-#include "../sink.cuh"
 #include "gradients.cuh"
+#include "head_statistics.cuh"
 #include "meet_consumers.cuh"
 #include "query_gradient_columns.cuh"
 
@@ -48,40 +46,24 @@ __device__ __forceinline__ void clear_others(Storage<Config>& storage, int32_t o
 template <typename Config, typename Element>
 __device__ __forceinline__ void make_statistics(Storage<Config>& storage, const Parameters& params,
                                                 const QueryPosition& first, int32_t first_head, int32_t pass) {
-  constexpr int kChunks = Config::kDV / 8 / 4;
   const int row = threadIdx.x / 4;
   const int quad_lane = threadIdx.x % 4;
   const int32_t head = first_head + head_of_row<Config>(row);
   const QueryPosition query = query_of_row<Config>(first, row);
-  const int64_t batch = query.batch, token = query.query;
-  Log2Lse lse{positive_infinity(), 1.f};
-  float delta = 0.f, share = 1.f;
+  HeadSoftmax softmax;
+  float delta = 0.f;
   if (head < params.h_q && exists<Config>(params, query)) {
-    const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
-                         head * params.out_head_bytes;
-#pragma unroll 8
-    for (int i = 0; i < kChunks; ++i) {
-      const int chunk = i * 4 + quad_lane;
-      const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
-      const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(row, chunk % 8));
-      delta += dot_eight<Element>(left, right);
-    }
-    const float given = read_lse(params, query, head);
-    lse = log2_lse(given, params.unit, params.unit_rest);
-    share = share_beside_sink(params, head, given);
+    delta = delta_part<Element, 4, Config::kDV, 8>(head_out(params, query, head), storage.dout, row, quad_lane);
+    softmax = head_softmax(params, query, head);
   }
   if constexpr (Config::kQueries > 1) {
-    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, (delta + share * lse.factor) * 0.f);
+    const float finite = (delta + softmax.share * softmax.lse.factor) * 0.f;
+    if (pass == 0) look_for_strange_numbers<Config, Element>(storage, finite);
   }
   // TMA is the next to write dO. Without a block no other fence comes before that.
   fence_async_shared();
   delta = quad_sum(delta);
-  if (quad_lane == 0) {
-    storage.lse[row] = lse.rounded;
-    storage.factor[row] = lse.factor;
-    storage.share[row] = share * lse.factor;
-    storage.delta[row] = delta;
-  }
+  if (quad_lane == 0) store_statistics(storage, row, softmax, delta);
   meet_consumers(storage, 0);
   if constexpr (Config::kQueries > 1) {
     if (pass == 0) storage.decided.arrive();

@@ -1,17 +1,14 @@
 // A consumer warpgroup of the stage `weights`: S and dP of its stretches, and P and dS from them, to global memory.
 #pragma once
 
-#include "../../common/dot.cuh"
 #include "../../common/global_store_words.cuh"
-#include "../../common/log2_lse.cuh"
 #include "../../common/math.cuh"
 #include "../../common/opaque.cuh"
-#include "../../common/prefetch.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm90/narrow_tiles.cuh"
 #include "../../common/sparse_query.cuh"
-#include "../sink.cuh"
+#include "head_statistics.cuh"
 #include "uniform_places.cuh"
 #include "weights_storage.cuh"
 
@@ -71,40 +68,20 @@ struct WeightsConsumer {
   // Before the first product, by consumer 1, which has the second stretch: two threads to a head, each with every other
   // 16 bytes of its channels.
   __device__ __forceinline__ void make_statistics(const QueryPosition& query) {
-    constexpr int kChunks = Config::kDV / 8 / 2;
     const int own = (warp * 32 + lane) / 2, part = lane % 2;
     const int32_t head = first_head + own;
-    const int64_t batch = query.batch, token = query.query;
     const bool exists = head < params.h_q;
-    const uint8_t* out = params.out + batch * params.out_batch_bytes + token * params.out_query_bytes +
-                         head * params.out_head_bytes;
-    // Into L2 while dO is waited for: to ask for all of it at once there are no registers.
-    if (exists) {
-#pragma unroll
-      for (int line = 0; line < Config::kDV * 2 / 128 / 2; ++line) prefetch_l2(out + (line * 2 + part) * 128);
-    }
+    const uint8_t* out = head_out(params, query, head);
+    if (exists) prefetch_head_out<2, Config::kDV>(out, part);
     for (Mbarrier& full : storage.heads_full) full.wait(0);
-    Log2Lse lse{positive_infinity(), 1.f};
-    float delta = 0.f, share = 1.f;
+    HeadSoftmax softmax;
+    float delta = 0.f;
     if (exists) {
-#pragma unroll 16
-      for (int i = 0; i < kChunks; ++i) {
-        const int chunk = i * 2 + part;
-        const uint4 left = __ldg(reinterpret_cast<const uint4*>(out) + chunk);
-        const uint4 right = *reinterpret_cast<const uint4*>(storage.dout[chunk / 8] + swizzle_128(own, chunk % 8));
-        delta += dot_eight<Element>(left, right);
-      }
-      const float given = read_lse(params, query, head);
-      lse = log2_lse(given, params.unit, params.unit_rest);
-      share = share_beside_sink(params, head, given);
+      delta = delta_part<Element, 2, Config::kDV, 16>(out, storage.dout, own, part);
+      softmax = head_softmax(params, query, head);
     }
     delta += __shfl_xor_sync(0xffffffffu, delta, 1);
-    if (part == 0) {
-      storage.lse[own] = lse.rounded;
-      storage.factor[own] = lse.factor;
-      storage.share[own] = share * lse.factor;
-      storage.delta[own] = delta;
-    }
+    if (part == 0) store_statistics(storage, own, softmax, delta);
     storage.statistics_out.arrive();
   }
 

@@ -26,13 +26,13 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/registers.cuh"
+#include "../../common/sm90/warpgroups.cuh"
 #include "stored_weights.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 
 template <int kDQkArg>
-struct WeightsConfig {
+struct WeightsConfig : sm90::Warpgroups<2, 72, 216> {
   static constexpr int kDQk = kDQkArg;
   static constexpr int kDV = 512;
   static constexpr int kHeads = kWeightHeads;
@@ -49,16 +49,9 @@ struct WeightsConfig {
   // has, as tiles come in order, so two would be too few, and three would do.
   static constexpr int kWordSets = 4;
 
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kWarps = kWarpgroup / 32;
-  static constexpr int kConsumers = 2;
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-  static constexpr int kProducerRegisters = 72;
-  static constexpr int kConsumerRegisters = 216;
-  static constexpr int kWarpgroupRegisters = kProducerRegisters + kConsumers * kConsumerRegisters;
+  static constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
 
   static_assert(kDQk == 576 || kDQk == 512);
-  static_assert(kWarpgroupRegisters <= pool_registers(kThreads), "the pool that the CTA gets at launch");
 };
 
 template <typename Config>
