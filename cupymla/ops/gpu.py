@@ -139,11 +139,19 @@ class ThreadMemo(threading.local, Generic[T]):
     """What this thread has made, such as bindings, by what it was made for. Emptied when full.
 
     Attributes:
-        entries: to look in; `add` puts something in.
+        entries: to look in; `add` puts something in, `take` takes it out.
     """
 
     def __init__(self) -> None:
         self.entries: dict[object, T] = {}
+
+    def take(self, key: object) -> T | None:
+        """What was made for this, which is no longer here then; None where nothing was.
+
+        For what a call sets as it likes, such as a binding's addresses: until it is added again no call within this one
+        finds it, of a finalizer that Python runs wherever memory is asked for.
+        """
+        return self.entries.pop(key, None)
 
     def add(self, key: object, made: T) -> T:
         """Remember something, and hand it back."""

@@ -4,7 +4,7 @@ A loop calls an operator again and again with arrays of the same shapes, strides
 is checked, planned and bound depends on these and on the options, but for the addresses' alignment. So each thread
 remembers what it has checked, and a call that comes again pays for one look-up, its addresses and the launch:
 
-    arguments --> layouts, options --> a call made ready --> addresses --> launch
+    arguments --> layouts, options --> a call made ready --> addresses, numbers --> launch
 
 What qualifies are calls with CuPy arrays on the current device, on the current stream, that allocate their outputs.
 Every other call goes through the operator's door each time (`spec.read`).
@@ -13,7 +13,7 @@ Every other call goes through the operator's door each time (`spec.read`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,13 @@ _ALIGNMENT = 16
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 
+_LARGEST = float(np.finfo(np.float32).max)
+"""What larger numbers are to a kernel the door decides, as of those that are not finite."""
+
+
+Run: TypeAlias = Callable[..., Any]
+"""Runs a call that was made ready; see `Repeats`."""
+
 
 class _Ready:
     """What is remembered.
@@ -35,16 +42,16 @@ class _Ready:
     Attributes:
         views: of the arrays that were given, in order, without owners: memory of the caller's is not kept alive.
         addresses: those that the views have.
-        run: the call with these addresses, given whether they are others than at the last call; returns its result.
-            None while it runs.
+        run: the call with these addresses, given whether they are others than at the last call, and the numbers that
+            stand in the place of arrays; returns its result. None while it runs.
     """
 
     __slots__ = ("addresses", "run", "views")
 
-    def __init__(self, views: tuple[View, ...], run: Callable[[bool], Any]) -> None:
+    def __init__(self, views: tuple[View, ...], run: Run) -> None:
         self.views = views
         self.addresses: list[int] | None = None
-        self.run: Callable[[bool], Any] | None = run
+        self.run: Run | None = run
 
 
 class Repeats(ThreadMemo[_Ready]):
@@ -54,17 +61,18 @@ class Repeats(ThreadMemo[_Ready]):
         self,
         names: Sequence[str],
         options: Sequence[str],
-        ready: Callable[..., Callable[[bool], Any]],
+        ready: Callable[..., Run],
     ) -> None:
         """Remember nothing yet.
 
         Args:
-            names: the operator's input arrays, the one that must be given first.
+            names: the operator's input arrays, the one that must be given first. In the place of others there may be a
+                number, which a kernel is only given: what it is counts for nothing else, but for whether it is 1.
             options: everything else that a call depends on.
             ready: checks a call and makes it ready. Gets arrays, as views, and options by name; returns a function that
                 runs it, on the current stream, with the addresses that the views have by then, given whether they are
-                others than when it last returned. It may keep the views, which have no owner. Called with the device's
-                context current; raises what the operator raises.
+                others than when it last returned, and the numbers there are, in order. It may keep the views, which
+                have no owner. Called with the device's context current; raises what the operator raises.
         """
         super().__init__()
         self._names = names
@@ -86,6 +94,7 @@ class Repeats(ThreadMemo[_Ready]):
         # Types are part of it: True equals 1 and 1.0, which no operator takes for each other.
         facts: list[object] = [options, *map(type, options)]
         addresses = []
+        numbers: list[float] = []
         bits = 0
         for array in arrays:
             if type(array) is kind:
@@ -97,8 +106,11 @@ class Repeats(ThreadMemo[_Ready]):
             elif array is None:
                 facts.append(None)
             elif type(array) in _NUMBERS:
-                # Zeros are told apart by their signs.
-                facts.append((type(array), array or repr(array)))
+                # Each layer of a model may have one of its own, so it is no part of what is remembered.
+                if not -_LARGEST <= array <= _LARGEST:
+                    return None
+                facts.append(array == 1)
+                numbers.append(float(array))
             else:
                 return None
         if bits % _ALIGNMENT or 0 in addresses or not driver.is_current(arrays[0].data.device_id):
@@ -124,13 +136,13 @@ class Repeats(ThreadMemo[_Ready]):
             if moved:
                 for number, view in enumerate(found.views):
                     view.ptr = addresses[number]
-            result = run(moved)
+            result = run(moved, *numbers)
+            found.addresses = addresses
+            found.run = run
         except BaseException:
             # Where its addresses are by now nobody knows.
             self.entries.pop(key, None)
             raise
-        found.addresses = addresses
-        found.run = run
         return result
 
     def _checked(self, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> _Ready | None:

@@ -101,11 +101,10 @@ def _output(views: Views, problem: Problem, stream: int | None, current: bool = 
 
 
 def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    binding = _memo.entries.get(key)
-    if binding is None:
-        binding = _memo.add(key, Binding(problem, views.q.device, views.lse, arrays.views[0]))
+    binding = _memo.take(key) or Binding(problem, views.q.device, views.lse, arrays.views[0])
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
+    _memo.add(key, binding)
 
 
 def call(views: Views, problem: Problem, stream: object) -> Result:

@@ -10,6 +10,7 @@ from ... import build, driver, tensor
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, check_record
+from ..repeat import Run
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
@@ -85,8 +86,8 @@ class StreamBinding:
 
         Raises CompileError where the variant that they ask for is not compiled yet and cannot be.
         """
+        self.scale(views.alpha_value)
         parameters = self._parameters
-        parameters.alpha_value = views.alpha_value
         parameters.a = a = views.a.view.ptr
         parameters.b = b = views.b.view.ptr
         parameters.sfa = sfa = views.sfa.view.ptr
@@ -100,6 +101,10 @@ class StreamBinding:
         fits = self._may_be_whole and parameters.a_aligned and parameters.b_aligned
         whole = _WHOLE[access] if fits else "no"
         self.launcher = self._launchers.get(whole) or self._laid_out(whole)
+
+    def scale(self, alpha: float) -> None:
+        """Set an alpha that is a number."""
+        self._parameters.alpha_value = alpha
 
     def _laid_out(self, whole: str) -> Launcher:
         device = self._problem.device
@@ -199,18 +204,15 @@ def _operands(views: Views) -> list[Operand]:
     return [operand for operand in every if operand is not None]
 
 
-def _bound(views: Views, problem: Problem) -> Binding:
-    """This thread's binding for these layouts: a number in the place of alpha is no part of it."""
+def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
     strides = [operand.strides for operand in _operands(views)]
     tiled = fits(views, problem)
+    # A number in the place of alpha is no part of it.
     key = (problem, views.batch_first, views.c is None, tiled, *strides)
-    return _memo.entries.get(key) or _memo.add(key, _bind(views, problem, tiled))
-
-
-def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    binding = _bound(views, problem)
+    binding = _memo.take(key) or _bind(views, problem, tiled)
     binding.point(views, arrays.pointers[0])
     binding.launch(stream)
+    _memo.add(key, binding)
 
 
 def call(views: Views, problem: Problem, stream: object) -> Any:
@@ -228,23 +230,35 @@ def call(views: Views, problem: Problem, stream: object) -> Any:
     return arrays.finish()[0]
 
 
-def ready(views: Views, problem: Problem) -> ReadyKernel:
-    """A call that allocates c, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`.
+def ready(views: Views, problem: Problem) -> Run:
+    """A call that allocates c, to be run with the addresses that its views have by then, and with an alpha that is a
+    number; see `cupymla.ops.repeat`.
 
     Addresses are multiples of 16 bytes each time, which is all that a choice of kernel asks of them.
     """
+    alpha_value = views.alpha_value
 
     def bind(outputs: tuple[View, ...]) -> Ready:
-        binding = _bound(views, problem)
+        binding = _bind(views, problem, fits(views, problem))
 
         def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
-            # The binding is every call's of these layouts.
-            binding.point(views, pointers[0])
+            if moved:
+                binding.point(views, pointers[0])
+            binding.scale(alpha_value)
             binding.launch(stream)
 
         return launch, 0
 
-    return ReadyKernel(views.a.view, _wanted(views, problem), bind)
+    kernel = ReadyKernel(views.a.view, _wanted(views, problem), bind)
+    if problem.alpha != "host":
+        return kernel
+
+    def run(moved: bool, alpha: float) -> Any:
+        nonlocal alpha_value
+        alpha_value = alpha
+        return kernel(moved)
+
+    return run
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:

@@ -15,7 +15,7 @@ from ...tensor import View
 from ..gpu import KernelCall
 from ..operator import CpuCall, Operator, Prepared
 from ..operator import operator as make_operator
-from ..repeat import Repeats
+from ..repeat import Repeats, Run
 from . import companions, cuda, formats, reference, spec
 from .door import Operand
 
@@ -106,7 +106,7 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
     return CpuCall(compute)
 
 
-def _ready(**arguments: Any) -> Callable[[bool], Any]:
+def _ready(**arguments: Any) -> Run:
     """A call of CuPy arrays that allocates c, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     views, problem = spec.read(**arguments)
     return cuda.ready(views, problem)

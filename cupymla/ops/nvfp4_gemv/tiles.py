@@ -88,8 +88,8 @@ class TileBinding:
 
     def point(self, views: Views, c: int) -> None:
         """Set every address, and alpha. The views' layouts are those of the binding."""
+        self.scale(views.alpha_value)
         parameters = self._parameters
-        parameters.alpha_value = views.alpha_value
         parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
         parameters.bias = None if views.bias is None else views.bias.view.ptr
         parameters.c = c
@@ -102,6 +102,10 @@ class TileBinding:
         )
         for index, request in enumerate(requests):
             self.launcher.replace(index, encoded(request))
+
+    def scale(self, alpha: float) -> None:
+        """Set an alpha that is a number."""
+        self._parameters.alpha_value = alpha
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""

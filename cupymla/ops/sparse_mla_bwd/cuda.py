@@ -282,14 +282,6 @@ def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
     return problem, views.q.device.index, arrays.layouts, layouts, _strides(views.attn_sink), _strides(views.attn_dist)
 
 
-def _bound(views: Views, problem: Problem, arrays: OutputArrays, overlaps: bool) -> Binding:
-    key = _key(views, problem, arrays), overlaps
-    binding = _memo.entries.get(key)
-    if binding is None:
-        binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views, overlaps))
-    return binding
-
-
 def workspace_bytes(views: Views, problem: Problem) -> int:
     """How large a workspace a call needs, in bytes. Raises UnsupportedError."""
     device = views.q.device
@@ -306,11 +298,13 @@ def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) 
     own_stream = None if stream is None else pointer
     arrays = _outputs(views, problem, own_stream)
     with driver.on_device(views.q.device.index):
-        binding = _bound(views, problem, arrays, overlaps)
+        key = _key(views, problem, arrays), overlaps
+        binding = _memo.take(key) or Binding(problem, views.q.device, views, arrays.views, overlaps)
         size = binding.plan.workspace.bytes
         memory = launch_workspace(views.workspace, size, views.q, own_stream, pointer, OPERATOR)
         binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
         binding.launch(pointer)
+        _memo.add(key, binding)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
 

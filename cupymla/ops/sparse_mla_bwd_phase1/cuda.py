@@ -134,11 +134,10 @@ def call(views: Views, problem: Problem, stream: object) -> Result:
     arrays = _outputs(views, problem, None if stream is None else pointer)
     key = problem, views.q.device.index, arrays.layouts, views.out.strides, views.dout.strides
     with driver.on_device(views.q.device.index):
-        binding = _memo.entries.get(key)
-        if binding is None:
-            binding = _memo.add(key, Binding(problem, views.q.device, views, arrays.views))
+        binding = _memo.take(key) or Binding(problem, views.q.device, views, arrays.views)
         binding.point(views, arrays.pointers)
         binding.launch(pointer)
+        _memo.add(key, binding)
     tensor.hold(given, pointer)
     return arrays.finish()  # type: ignore[no-any-return]
 

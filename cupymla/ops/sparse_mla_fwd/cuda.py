@@ -51,10 +51,9 @@ def _run(binding: Binding, views: Views, outputs: Sequence[int], own: int | None
 
 
 def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, own: int | None, stream: int) -> None:
-    binding = _memo.entries.get(key)
-    if binding is None:
-        binding = _memo.add(key, bind(problem, views.q.device, arrays.views, _sink_stride(views)))
+    binding = _memo.take(key) or bind(problem, views.q.device, arrays.views, _sink_stride(views))
     _run(binding, views, arrays.pointers, own, stream)
+    _memo.add(key, binding)
 
 
 def workspace_bytes(views: Views, problem: Problem) -> int:

@@ -45,12 +45,6 @@ def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[A
 _repeats = Repeats(spec.INPUTS, spec.OPTIONS, run.ready)
 
 
-def _varies(scale: Any) -> bool:
-    """Whether a cache scale is a number that may be another for every layer of a model: what `Repeats` remembers holds
-    numbers, what `remembered` does leaves them out."""
-    return isinstance(scale, float) and scale != 1.0
-
-
 def _with_prepare(call: Callable[P, R]) -> Operator[P, R]:
     return make_operator(call, _prepare_attention)
 
@@ -158,7 +152,7 @@ def xl_paged_attention(
             *(pos_bias_v, pos_emb, alibi_slopes, k_scale, v_scale),
         )
         options = (scale, rel_extend, bias_scaled, kv_layout, kv_dtype, return_lse, lse_base)
-        again = None if _varies(k_scale) or _varies(v_scale) else _repeats(arrays, options)
+        again = _repeats(arrays, options)
         if again is not None:
             return again
     views, outline = remembered.read(

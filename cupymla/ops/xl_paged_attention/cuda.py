@@ -14,6 +14,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
 from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, captured, check_record
+from ..repeat import Run
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
@@ -269,11 +270,11 @@ def _check_values(views: Views, problem: Problem, stream: object) -> None:
 
 
 def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -> None:
-    binding = _memo.entries.get(outline)
-    if binding is None:
-        binding = _memo.add(outline, Binding(views, outline.problem, views.query.device, arrays.views))
-    binding.point(views, arrays.pointers, _workspace(binding, views.query, stream))
+    binding = _memo.take(outline) or Binding(views, outline.problem, views.query.device, arrays.views)
+    memory = _workspace(binding, views.query, stream)
+    binding.point(views, arrays.pointers, memory)
     binding.launch(stream)
+    _memo.add(outline, binding)
 
 
 def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
@@ -314,20 +315,37 @@ def call(views: Views, outline: Outline, stream: object) -> Any:
     return _result(arrays)
 
 
-def ready(views: Views, problem: Problem) -> ReadyKernel:
-    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
+def ready(views: Views, problem: Problem) -> Run:
+    """A call without outputs, to be run with the addresses that its views have by then, and with its scales that are
+    numbers; see `cupymla.ops.repeat`."""
+    numbers = [name for name in spec.SCALES if isinstance(getattr(views, name), float)]
+    place = 0  # of the workspace that the binding has been pointed at, if it has been
 
     def bind(outputs: tuple[View, ...]) -> Ready:
         binding = Binding(views, problem, views.query.device, outputs)
 
         def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
-            # The workspace depends on the stream.
-            binding.point(views, pointers, _workspace(binding, views.query, stream))
+            nonlocal place
+            memory = _workspace(binding, views.query, stream)
+            if moved or memory.arrivals != place:
+                place = 0
+                binding.point(views, pointers, memory)
+                place = memory.arrivals
             binding.launch(stream)
 
         return launch, 0
 
-    return ReadyKernel(views.query, _wanted(problem), bind)
+    kernel = ReadyKernel(views.query, _wanted(problem), bind)
+
+    def run(moved: bool, *scales: float) -> Any:
+        for name, scale in zip(numbers, scales, strict=True):
+            # Zeros differ in their signs.
+            if scale != getattr(views, name) or scale == 0.0:
+                setattr(views, name, scale)
+                moved = True
+        return kernel(moved)
+
+    return run
 
 
 def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:

@@ -3,8 +3,8 @@
 A decode loop calls with the same layouts and options over and over. What is new in each call is where the arrays lie,
 so their addresses are all that is looked at again: alignment, and outputs apart from everything else.
 
-`ops/repeat.py` remembers whole calls, of CuPy arrays that allocate their outputs, with every number in them. This is
-for the others: any framework, outputs that are given, any stream, scales that are numbers and change.
+`ops/repeat.py` remembers whole calls, of CuPy arrays that allocate their outputs. This is for the others: any
+framework, outputs that are given, any stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from . import spec
 from .spec import Outline, Views
 
 _ARRAYS = (*spec.INPUTS, *spec.OUTPUTS)
-_SCALES = ("k_scale", "v_scale")
 _OPTIONS = (*spec.OPTIONS, "check_indices")
 # Options of other types may compare as they like.
 _PLAIN = frozenset((type(None), bool, int, float, str, np.float64, np.float32))
@@ -62,7 +61,7 @@ def _look(arguments: Mapping[str, Any]) -> tuple[_Seen, object]:
                 seen.append(None)
                 layouts.append(None)
                 continue
-            if name in _SCALES and isinstance(array, _NUMBERS):
+            if name in spec.SCALES and isinstance(array, _NUMBERS):
                 try:
                     number = float(array)
                 except Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ... import tensor
 from ...errors import InputError
 from ...tensor import View
 from ..operator import CpuCall, Prepared
+from ..repeat import Run
 from . import cuda, reference, spec
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ def call(views: spec.Views, outline: spec.Outline, stream: object) -> Any:
     return cuda.call(views, outline, stream)
 
 
-def ready(**arguments: Any) -> Callable[[bool], Any]:
+def ready(**arguments: Any) -> Run:
     """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
     views, outline = spec.read(**arguments)
     return cuda.ready(views, outline.problem)

@@ -98,6 +98,7 @@ class Views:
 
 
 OUTPUTS = ("out", "lse")
+SCALES = ("k_scale", "v_scale")
 INPUTS = tuple(entry.name for entry in fields(Views) if entry.name not in OUTPUTS)
 
 OPTIONS = ("scale", "rel_extend", "bias_scaled", "kv_layout", "kv_dtype", "return_lse", "lse_base")
