@@ -72,6 +72,12 @@ def compiler() -> Literal["nvrtc", "nvcc"]:
     raise InputError("CUPYMLA_COMPILER", "'nvrtc' or 'nvcc'", repr(word))
 
 
+def check() -> None:
+    """Read all that is set. Raises InputError for what no call, or no compilation, could do with."""
+    for read in (cache_dir, readonly_caches, cutlass_dir, compiler, fail_on_spill, quiet):
+        read()
+
+
 def nvcc() -> str:
     """The nvcc executable, a path or a name to be found on PATH."""
     return value("CUPYMLA_NVCC") or "nvcc"

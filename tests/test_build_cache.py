@@ -265,6 +265,19 @@ def test_who_waits_says_for_whom_and_gives_up(
     assert said.count("waiting for process 77 on node3, which is compiling plain for sm_90a") == 1
 
 
+def test_what_a_lock_says_need_not_be_text(
+    kernel: KernelSource, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiler, "SAY_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "LOCK_TIMEOUT_SECONDS", 0.3)
+    file = lock_file(kernel, folder)
+    file.write_bytes(b"\xff\xfe\xff")
+    with file.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert build.cubin(kernel).path
+    assert "which is compiling plain for sm_90a" in capfd.readouterr().err
+
+
 def test_who_waits_takes_what_the_holder_made(
     kernel: KernelSource, folder: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[KernelSource]
 ) -> None:
@@ -397,6 +410,28 @@ def test_a_layer_that_is_not_there_is_mentioned(
     monkeypatch.setenv("CUPYMLA_READONLY_CACHE", str(tmp_path / "nowhere"))
     assert build.cubin(kernel).path
     assert f"no folder {tmp_path / 'nowhere'}" in capfd.readouterr().err
+
+
+def test_a_layer_that_cannot_be_reached_is_mentioned(
+    kernel: KernelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Behind a folder of somebody else's, say, or a file."""
+    (tmp_path / "file").touch()
+    stat = Path.stat
+
+    def refused(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    layers = [tmp_path / "secret", tmp_path / "file", tmp_path / "file" / "within"]
+    monkeypatch.setenv("CUPYMLA_READONLY_CACHE", os.pathsep.join(map(str, layers)))
+    assert build.cubin(kernel).path
+    said = capfd.readouterr().err
+    assert f"no folder {layers[0]} (Permission denied)" in said
+    assert f"{layers[1]} is no folder" in said
+    assert f"no folder {layers[2]} (Not a directory)" in said
 
 
 # Housekeeping --------------------------------------------------------------------------------------------------

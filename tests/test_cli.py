@@ -105,12 +105,28 @@ def test_doctor_reports_checks_that_break(
     assert found["GPU"]["state"] == "missing"
 
 
-def test_doctor_survives_an_unusable_setting(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+UNUSABLE = {
+    "CUPYMLA_CACHE_DIR": "~nobody-of-that-name/cache",
+    "CUPYMLA_READONLY_CACHE": "~nobody-of-that-name/cache",
+    "CUPYMLA_CUTLASS": "~nobody-of-that-name/cutlass",
+    "CUPYMLA_COMPILER": "cc",
+    "CUPYMLA_FAIL_ON_SPILL": "yes",
+    "CUPYMLA_QUIET": "2",
+}
+"""For each variable something that nothing can be done with. Any nvcc may be one that is not there."""
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_setting_is_said_before_anything_is_compiled(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUPYMLA_COMPILER", "cc")
+    assert UNUSABLE.keys() == config.VARIABLES.keys() - {"CUPYMLA_NVCC"}
+    monkeypatch.setenv(name, UNUSABLE[name])
     found = json_of(capsys, "doctor", status=1)
-    assert any("CUPYMLA_COMPILER" in check["found"] for check in found["checks"])
+    assert any(name in check["found"] for check in found["checks"])
+    monkeypatch.setattr(ahead, "precompile", lambda *_: pytest.fail("compiled"))
+    assert main(["precompile", "nvfp4_gemv", "--arch", "sm_90"]) == 2
+    assert name in capsys.readouterr().err
 
 
 def test_list_has_the_agreed_keys(capsys: pytest.CaptureFixture[str]) -> None:

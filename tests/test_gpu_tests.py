@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cupymla import driver
+from cupymla import InputError, driver
 from cupymla.testing import gpu_tests, machine
 
 RESULT = gpu_tests.FileResult(
@@ -58,6 +58,47 @@ def test_outcomes_are_counted_by_file(tmp_path: Path) -> None:
         "skipped": 1,
         "failed": 2,
     }
+
+
+GPU_TESTS = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_passes(): pass
+@pytest.mark.parametrize("fails", [False, True])
+def test_may_fail(fails): assert not (fails and {fails})
+"""
+
+
+def test_each_file_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(
+        machine, "provenance", lambda commit: {"gpu": "g", "driver": "d", "date": "t", "commit": commit}
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    (tmp_path / "tests" / "ops").mkdir(parents=True)
+    for name, fails in (("test_a", False), ("ops/test_b", True), ("ops/test_kernels", False)):
+        (tmp_path / "tests" / f"{name}.py").write_text(GPU_TESTS.format(fails=fails))
+    (tmp_path / "tests" / "test_on_the_cpu.py").write_text("def test_passes(): pass\n")
+    status, found = gpu_tests.run([], "abc", 2)
+    assert status == 1
+    assert sorted((result.file, result.passed, result.failed, result.commit) for result in found) == [
+        ("tests/ops/test_b.py", 2, 1, "abc"),
+        ("tests/test_a.py", 3, 0, "abc"),
+    ]
+    status, found = gpu_tests.run([gpu_tests.CASES], None, 2)
+    assert (status, [result.file for result in found]) == (0, [gpu_tests.CASES])
+    assert gpu_tests.files_of(["tests/test_on_the_cpu.py"]) == []
+    with pytest.raises(InputError, match="PATH"):
+        gpu_tests.files_of(["tests/nowhere"])
+
+
+def test_every_file_is_on_record() -> None:
+    """With how many of its tests have passed, and on what; that is of these sources only as `--show` says."""
+    results = {result.file: result for result in gpu_tests.read()}
+    assert results.keys() == set(gpu_tests.files_of([]))
+    assert [name for name, result in results.items() if result.failed] == []
 
 
 def test_a_run_renews_what_it_went_through_and_leaves_the_rest(tmp_path: Path) -> None:

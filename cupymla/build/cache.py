@@ -171,10 +171,15 @@ def location() -> Path | None:
 def _readonly_layers() -> list[Path]:
     layers = []
     for folder in config.readonly_caches():
-        if not folder.is_dir():
-            warn_once(f"CUPYMLA_READONLY_CACHE: no folder {folder}")
+        try:
+            facts = folder.stat()
+        except OSError as refused:
+            warn_once(f"CUPYMLA_READONLY_CACHE: no folder {folder} ({refused.strerror})")
             continue
-        reason = _open_to_others(folder, folder.stat())
+        if not stat.S_ISDIR(facts.st_mode):
+            warn_once(f"CUPYMLA_READONLY_CACHE: {folder} is no folder")
+            continue
+        reason = _open_to_others(folder, facts)
         if reason:
             raise InputError("CUPYMLA_READONLY_CACHE", "folders that only their owner can write to", reason)
         layers.append(folder.absolute())
@@ -357,7 +362,7 @@ def _acquire(descriptor: int, source: KernelSource, lock: Path) -> bool:
             waited = time.monotonic() - started
         if waited > compiler.SAY_AFTER_SECONDS and not said:
             said = True
-            holder = lock.read_text().strip() or "another process"
+            holder = lock.read_text(errors="replace").strip() or "another process"
             print(f"cupymla: waiting for {holder}, which is compiling {source}", file=sys.stderr, flush=True)
         if waited > LOCK_TIMEOUT_SECONDS:
             return False

@@ -152,6 +152,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
     from .. import arch, config
+    from ..build import cache as store
     from ..build import compiler
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
@@ -161,8 +162,8 @@ def precompile(options: argparse.Namespace) -> int:
     for name in options.arch or ():
         arch.named(name)
     # What no kernel could be compiled with is said once, not by each of them.
-    config.compiler()
-    config.fail_on_spill()
+    config.check()
+    store.layers()
     sources = []
     terminal = Terminal(options.json)
     for entry in entries(options.operators):
@@ -296,7 +297,7 @@ def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argpar
             step(subject.name)
             rows.append({"operator": subject.name, **measure.host_overhead(subject)})
     content = {**machine.provenance(options.commit), "rows": rows}
-    columns = (*measure.HOST_COLUMNS, *measure.FRAMEWORK_COLUMNS)
+    columns = ("launches", *measure.HOST_COLUMNS, *measure.FRAMEWORK_COLUMNS)
     cells = [(row["operator"], row["case"], *(row.get(key, "-") for key in columns)) for row in rows]
     terminal.table(f"Host microseconds per call on {content['gpu']}", ("operator", "case", *columns), cells)
     if options.out:

@@ -48,6 +48,12 @@ def version_of(*packages: str) -> str | None:
     return None
 
 
+def _settings() -> Check:
+    config.check()
+    named = [name for name in config.VARIABLES if config.value(name)]
+    return Check("settings", "ok", ", ".join(named) or "none")
+
+
 def _python() -> Check:
     return Check("Python", "ok", sys.version.split()[0])
 
@@ -134,6 +140,7 @@ def examine() -> list[Check]:
     """Look at everything; a check that cannot even be made is reported as missing, whatever it stumbled on."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("Python", _python),
+        ("settings", _settings),
         ("GPU", _gpu),
         ("driver", _driver),
         ("compiler", _compiler),

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+from ..launch import Launcher
 from ..ops.case import Case
 from . import machine, rivals, timing
 from .operators import Subject
@@ -139,12 +141,12 @@ def run(
 
 
 def host_overhead(subject: Subject) -> dict[str, Any]:
-    """Host microseconds per call of the operator's cheapest benchmark case, and the case's name.
+    """Host microseconds per call of the operator's cheapest benchmark case, the case's name, and its launches.
 
-    `bare` is the driver's launch function alone, with everything laid out; `prepared` a prepared call; `ordinary` a
-    public call with CuPy arrays that allocates its outputs, all three of one round (`timing.host_us_in_turns`). `torch`
-    and `jax`, where they are installed for this GPU, are a torch operator and a custom call outside of a CUDA graph, of
-    the operator's smallest case.
+    `bare` is the driver's launch function alone, once for each of the launches, with everything laid out; `prepared` a
+    prepared call; `ordinary` a public call with CuPy arrays that allocates its outputs, all three of one round
+    (`timing.host_us_in_turns`). `torch` and `jax`, where they are installed for this GPU, are a torch operator and a
+    custom call outside of a CUDA graph, of the operator's smallest case.
     """
     import cupy
 
@@ -153,15 +155,30 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     case = min(subject.cases.BENCH, key=subject.cases.flops)
     inputs = subject.cases.inputs(case, 0, cupy)
     prepared = subject.call.prepare(**inputs)
+    launches = bare_launches(prepared)
     calls = {
-        "bare": bare_launch(prepared.launcher),
+        "bare": lambda: [launch() for launch in launches],
         "prepared": prepared,
         "ordinary": lambda: subject.call(**inputs),
     }
     wait = cupy.cuda.get_current_stream().synchronize
     found = timing.host_us_in_turns(calls, wait)
     rounded = {name: round(found[name], 2) for name in HOST_COLUMNS}
-    return {"case": case.name, **rounded, **frameworks.overhead(subject)}
+    return {"case": case.name, "launches": len(launches), **rounded, **frameworks.overhead(subject)}
+
+
+def bare_launches(prepared: Callable[[], object]) -> list[Callable[[], object]]:
+    """What each launch of a prepared call does at least. Makes the call."""
+    made: list[Launcher] = []
+    launch = Launcher.__call__
+
+    def noted(launcher: Launcher, stream: int) -> None:
+        made.append(launcher)
+        launch(launcher, stream)
+
+    with mock.patch.object(Launcher, "__call__", noted):
+        prepared()
+    return [bare_launch(launcher) for launcher in made]
 
 
 def bare_launch(launcher: Any) -> Callable[[], object]:

