@@ -157,7 +157,7 @@ def host_overhead(subject: Subject) -> dict[str, Any]:
     prepared = subject.call.prepare(**inputs)
     launches = bare_launches(prepared)
     calls = {
-        "bare": lambda: [launch() for launch in launches],
+        "bare": launches[0] if len(launches) == 1 else lambda: [launch() for launch in launches],
         "prepared": prepared,
         "ordinary": lambda: subject.call(**inputs),
     }

@@ -129,7 +129,10 @@ def files_of(paths: Sequence[str]) -> list[str]:
     if listed.returncode not in (0, 5):  # 5: there are none
         raise InputError("PATH", "folders or files of tests", f"{' '.join(paths)}\n{listed.stdout}{listed.stderr}")
     found = dict.fromkeys(line.partition("::")[0] for line in listed.stdout.splitlines() if _TEST.match(line))
-    return [file for file in found if paths or file != CASES]
+    files = [file for file in found if paths or file != CASES]
+    if not files:
+        raise InputError("PATH", "folders or files with tests for a GPU", " ".join(paths) or "none")
+    return files
 
 
 def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
@@ -140,7 +143,10 @@ def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
     if done.returncode:
         print(f"{done.stdout}{done.stderr}", file=sys.stderr)
     print(f"{file}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.returncode}", flush=True)
-    return done.returncode, counted(report) if report.exists() else {}
+    counts = counted(report) if report.exists() else {}
+    if done.returncode and file not in counts:  # the process died
+        counts[file] = {"passed": 0, "skipped": 0, "failed": 1, "seconds": 0.0}
+    return done.returncode, counts
 
 
 def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tuple[int, list[FileResult]]:
@@ -192,7 +198,7 @@ def show(results: Sequence[FileResult]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and record, or show what is on record; 2 without a GPU, else pytest's status."""
+    """Run and record, or show what is on record; 2 without a GPU, 1 where a test failed."""
     from .. import driver
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -217,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     write(results, options.out)
     show(results)
-    return status
+    return 1 if status else 0
 
 
 if __name__ == "__main__":

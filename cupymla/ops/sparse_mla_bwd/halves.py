@@ -33,7 +33,7 @@ through L2 (50 MB on an H200): there 42.5 MB are 2% faster so, 44 MB 2% slower."
 
 _SHARE_ROOM = 50e6
 """Up to how many bytes of them one share of the columns may be. A pair of CTAs is as fast somewhere between 38 and 47
-MB with d_qk 576 and a topk of 1024, 57 and 66 MB with 2048, and at 75 MB with d_qk 512 and 2048, or in batches."""
+MB with d_qk 576 and a topk of 1024, 57 and 66 MB with 2048, and at 75 MB with d_qk 512 and 2048."""
 
 _COLUMN_BYTES = 2 + 4  # of a row of kv, and of its sums
 
