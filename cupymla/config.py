@@ -73,7 +73,7 @@ def compiler() -> Literal["nvrtc", "nvcc"]:
 
 
 def check() -> None:
-    """Read all that is set. Raises InputError for what no call, or no compilation, could do with."""
+    """Read all that is set, but for the path of nvcc. Raises InputError for what nothing could be done with."""
     for read in (cache_dir, readonly_caches, cutlass_dir, compiler, fail_on_spill, quiet):
         read()
 

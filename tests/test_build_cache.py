@@ -250,32 +250,28 @@ def test_a_lock_left_by_a_dead_process_does_not_matter(
         assert build.cubin(kernel).path
 
 
+@pytest.mark.parametrize(
+    ("held", "holder"),
+    [(b"process 77 on node3", "process 77 on node3"), (b"\xff\xfe\xff", "\ufffd\ufffd\ufffd")],
+    ids=["as written", "no text"],
+)
 def test_who_waits_says_for_whom_and_gives_up(
-    kernel: KernelSource, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kernel: KernelSource,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    held: bytes,
+    holder: str,
 ) -> None:
     monkeypatch.setattr(compiler, "SAY_AFTER_SECONDS", 0.05)
     monkeypatch.setattr(cache, "LOCK_TIMEOUT_SECONDS", 0.3)
-    file = lock_file(kernel, folder)
-    with file.open("w") as held:
-        held.write("process 77 on node3")
-        held.flush()
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock_file(kernel, folder).open("wb") as file:
+        file.write(held)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert build.cubin(kernel).path
     said = capfd.readouterr().err
-    assert said.count("waiting for process 77 on node3, which is compiling plain for sm_90a") == 1
-
-
-def test_what_a_lock_says_need_not_be_text(
-    kernel: KernelSource, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(compiler, "SAY_AFTER_SECONDS", 0.05)
-    monkeypatch.setattr(cache, "LOCK_TIMEOUT_SECONDS", 0.3)
-    file = lock_file(kernel, folder)
-    file.write_bytes(b"\xff\xfe\xff")
-    with file.open("r+b") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert build.cubin(kernel).path
-    assert "which is compiling plain for sm_90a" in capfd.readouterr().err
+    assert said.count(f"waiting for {holder}, which is compiling plain for sm_90a") == 1
 
 
 def test_who_waits_takes_what_the_holder_made(
