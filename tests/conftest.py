@@ -13,8 +13,8 @@ from typing import Any, Literal
 import pytest
 from hypothesis import settings
 
-from cupymla.emulate.host import machine
-from cupymla.testing.evidence import Recorder
+from cupymla_lab.emulate.host import machine
+from cupymla_lab.recorder import Recorder
 
 NO_GPU = "needs a CUDA GPU"
 

@@ -16,7 +16,7 @@ from cupymla import build
 from cupymla.build import KernelSource
 from cupymla.launch import LaunchConfig
 from cupymla.raw import RawKernel
-from cupymla.testing.interpreted import Interpreted
+from cupymla_lab.interpreted import Interpreted
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "scripts" / "examples"
 

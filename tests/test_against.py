@@ -13,9 +13,9 @@ from cupymla import build
 from cupymla.build import source as sources
 from cupymla.errors import InputError
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing import against
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import machine_for
+from cupymla_lab import ab as against
+from cupymla_lab.without_gpu import machine_for
 
 
 class Clock:

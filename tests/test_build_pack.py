@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from build_kit import private, python
 
+from cupymla import evidence
 from cupymla.build import pack, source
-from cupymla.testing import evidence
 
 ROOT = Path(__file__).resolve().parent.parent
 

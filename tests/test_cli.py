@@ -17,7 +17,8 @@ import pytest
 from build_kit import python
 
 import cupymla
-from cupymla import config, driver
+from cupymla import config, driver, evidence
+from cupymla.bench import timing
 from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
@@ -27,7 +28,6 @@ from cupymla.cli import doctor as examination
 from cupymla.cli.demo import Shown
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
-from cupymla.testing import evidence, timing
 from cupymla.testing.operators import Subject
 
 

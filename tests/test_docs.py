@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cupymla.emulate.host import machine
+from cupymla_lab.emulate.host import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from cupymla import driver
+from cupymla.bench import machine, timing
+from cupymla.bench import run as bench
 from cupymla.errors import UnsupportedError
-from cupymla.testing import against, bench, machine, power, profile, timing
-from cupymla.testing.power import Measured, Meter, PowerRow, Sample
+from cupymla_lab import ab as against
+from cupymla_lab import power, profile
+from cupymla_lab.power import Measured, Meter, PowerRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -172,7 +175,7 @@ def test_a_driver_without_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_shows_the_file() -> None:
-    """Renew it with `python -m cupymla.testing.power --page docs/power.md --out docs/benchmarks/h200`."""
+    """Renew it with `python -m cupymla_lab power --page docs/power.md --out docs/benchmarks/h200`."""
     page = (ROOT / "docs" / "power.md").read_text()
     folder = ROOT / "docs" / "benchmarks" / "h200"
     assert power.renewed(page, folder) == page

@@ -11,8 +11,8 @@ import pytest
 
 from cupymla import build
 from cupymla.build.source import KernelSource
-from cupymla.interpret import parse
 from cupymla.ops import registry
+from cupymla_lab.interpret import parse
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "ptx_rules.md"
 ARCHES = ("sm_80", "sm_90", "sm_90a")

@@ -11,9 +11,9 @@ import pytest
 from script_kit import Driver, compiled, loaded, script
 
 import cupymla
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import READS_UNWRITTEN
+from cupymla_lab.interpreted import interpreted
+from cupymla_lab.without_gpu import READS_UNWRITTEN
 
 pytestmark = pytest.mark.compile
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cupymla import evidence
 from cupymla.build.source import cuda_root
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.nvfp4_gemv import plan
-from cupymla.testing import evidence, same_code
+from cupymla_lab import same_code
 
 SWIZZLE = next(s for s in plan.sources("sm_90") if s.path.endswith("/swizzle.cu"))
 ENTRY = registry.named("nvfp4_gemv")

@@ -18,15 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupymla.emulate import Settings
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare as compare_module
-from cupymla.testing import gpu, operators
+from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
-from cupymla.testing.emulated import Emulated
-from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.poison import GUARD_BYTES, Guarded, span_bytes, strided_like
+from cupymla_lab import gpu
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import Emulated
+from cupymla_lab.interpreted import Interpreted
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).resolve().parent.parent

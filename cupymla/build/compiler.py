@@ -19,6 +19,7 @@ from .. import arch as arches
 from .. import config
 from ..errors import CompileError, UnsupportedError
 from .cubin import Resources, whole_bytes
+from .folders import temporary_folder
 from .source import KernelSource, Tree, package_folder, trees
 
 Backend = Literal["nvrtc", "nvcc"]
@@ -131,8 +132,6 @@ def _give_cupy_a_cache() -> None:
         home = Path.home().resolve(strict=True)
         (home / ".cupy" / "kernel_cache").mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):
-        from .cache import temporary_folder
-
         ours = temporary_folder()
         config.set_cupy_cache_dir(ours / "cupy" if ours else Path(tempfile.mkdtemp(prefix="cupymla-")))
 

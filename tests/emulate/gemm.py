@@ -13,9 +13,9 @@ from device import Kernel, Memory, Where, tile_map
 
 from cupymla import tensormap
 from cupymla.build import KernelSource, compiler
-from cupymla.emulate import Program, Settings, build
-from cupymla.emulate.host.library import Model
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import Program, Settings, build
+from cupymla_lab.emulate.host.library import Model
 
 SOURCE = KernelSource("gemm.cu", "gemm", arch="sm_100a", root=str(Path(__file__).resolve().parent))
 TILE_M, TILE_N, TILE_K = 128, 64, 64

@@ -1,4 +1,4 @@
-"""`python -m cupymla emulate`: what it prints, runs and refuses."""
+"""`python -m cupymla_lab emulate`: what it prints, runs and refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from cupymla import driver
 from cupymla.cli import main
-from cupymla.emulate.host import machine
+from cupymla_lab.emulate.host import machine
 
 KERNEL = """
 .version 8.8

@@ -13,12 +13,12 @@ import pytest
 import tutorials
 from device import Kernel, Memory, Where
 
+from cupymla.bench.processes import Processes
 from cupymla.build import KernelSource, compiler
-from cupymla.emulate import EmulationError, Settings, mutation
-from cupymla.emulate.host import library
-from cupymla.emulate.run import MODES, Check, Mode
 from cupymla.launch import Geometry
-from cupymla.testing.processes import Processes
+from cupymla_lab.emulate import EmulationError, Settings, mutation
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.run import MODES, Check, Mode
 
 pytestmark = pytest.mark.compile
 

@@ -10,9 +10,9 @@ import pytest
 from device import Kernel, Memory
 from isa_oracle import Array
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.machine import HostError
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.machine import HostError
 
 pytestmark = pytest.mark.compile
 

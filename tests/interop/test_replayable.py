@@ -12,9 +12,9 @@ from interop_kit import Problem, companion_problems, facts_of, operator_problems
 from cupymla.interop.call import complete
 from cupymla.interop.table import DECLARATIONS
 from cupymla.ops import registry
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import as_tuple
-from cupymla.testing.without_gpu import is_interpreted
+from cupymla_lab.interpreted import interpreted
+from cupymla_lab.without_gpu import is_interpreted
 
 # Operators without a kernel that the interpreter runs.
 ELSEWHERE = {e.name for e in registry.OPERATORS if not any(is_interpreted(kernel.arch) for kernel in e.kernels)}

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cupymla.interpret import GlobalMemory, Program, interpret, parse
-from cupymla.interpret.cycles import Recorder, Trace, trace
-from cupymla.interpret.cycles.trace import WarpTrace
 from cupymla.launch import Geometry
+from cupymla_lab.interpret import GlobalMemory, Program, interpret, parse
+from cupymla_lab.interpret.cycles import Recorder, Trace, trace
+from cupymla_lab.interpret.cycles.trace import WarpTrace
 
 HEAD = ".version 8.0\n.target sm_90a\n.address_size 64\n"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cupymla.interpret import GlobalMemory, interpret, parse
-from cupymla.interpret.machine import Machine
 from cupymla.launch import Geometry
+from cupymla_lab.interpret import GlobalMemory, interpret, parse
+from cupymla_lab.interpret.machine import Machine
 
 HEAD = """.version 9.0
 .target sm_90a

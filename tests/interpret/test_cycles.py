@@ -13,16 +13,17 @@ import pytest
 from cycles_kit import recorded, warps_of
 
 from cupymla.build.source import cuda_root
-from cupymla.interpret import Program
-from cupymla.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
-from cupymla.interpret.cycles.rates import FROM_MEMORY
-from cupymla.interpret.cycles.trace import Named
 from cupymla.ops import mla_cases
 from cupymla.ops.xl_paged_attention import plan
 from cupymla.ops.xl_paged_attention.cuda import Parameters
-from cupymla.testing import against, cycles, machine_code
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab as against
+from cupymla_lab import cycles, machine_code
+from cupymla_lab.interpret import Program
+from cupymla_lab.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
+from cupymla_lab.interpret.cycles.rates import FROM_MEMORY
+from cupymla_lab.interpret.cycles.trace import Named
+from cupymla_lab.interpreted import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD_RATES = ("l2_latency=nan", "l2_latency=-1", "l2_latency=inf", "gather_bytes=0", "memory_bytes=0", "warp_products=0")

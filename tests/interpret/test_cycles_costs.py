@@ -11,12 +11,13 @@ import pytest
 from cycles_kit import recorded, text_of, warps_of
 
 from cupymla import build
-from cupymla.interpret import parse
-from cupymla.interpret.cycles import Rates, costs, replay, report, trace
-from cupymla.interpret.cycles.rates import FROM_MEMORY
 from cupymla.ops import registry
-from cupymla.testing import machine_code, operators
-from cupymla.testing.interpreted import interpreted
+from cupymla.testing import operators
+from cupymla_lab import machine_code
+from cupymla_lab.interpret import parse
+from cupymla_lab.interpret.cycles import Rates, costs, replay, report, trace
+from cupymla_lab.interpret.cycles.rates import FROM_MEMORY
+from cupymla_lab.interpreted import interpreted
 
 NOTHING = trace.Run(0, 0, 0, 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from interpret_kit import element, run
 
-from cupymla.ptx.approximation import Approximation, strayed
+from cupymla_lab.ptx.approximation import Approximation, strayed
 
 INTEGERS = np.array(
     [0, 1, 2, 3, 31, 32, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF], np.uint32

@@ -20,17 +20,18 @@ import numpy as np
 import pytest
 
 from cupymla.errors import InputError
-from cupymla.interpret import Program, Trap
-from cupymla.interpret.instructions.barriers import HANDLERS
-from cupymla.interpret.operands import Operands
-from cupymla.interpret.program import Step
-from cupymla.interpret.threads import Lanes
 from cupymla.ops import registry
 from cupymla.ops.case import Case
-from cupymla.testing import against, compare
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla.testing import compare
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import READS_UNWRITTEN
+from cupymla_lab import ab as against
+from cupymla_lab.interpret import Program, Trap
+from cupymla_lab.interpret.instructions.barriers import HANDLERS
+from cupymla_lab.interpret.operands import Operands
+from cupymla_lab.interpret.program import Step
+from cupymla_lab.interpret.threads import Lanes
+from cupymla_lab.interpreted import Interpreted, interpreted
+from cupymla_lab.without_gpu import READS_UNWRITTEN
 
 KINDS = {
     "wait for an mbarrier": ("mbarrier.try_wait",),

@@ -9,7 +9,7 @@ import pytest
 from interpret_kit import element, run
 from test_interpret_traps import DONE, FENCE, MULTIPLY, ONES, product
 
-from cupymla.interpret import Trap
+from cupymla_lab.interpret import Trap
 
 # Each thread stores its number in shared memory and reads that of a thread of another warp, or lane.
 NEIGHBOUR = f"""mov.u32 %r1, tile; shl.b32 %r2, %r0, 2; add.s32 %r2, %r2, %r1; xor.b32 %r3, %r0, {{bit}};

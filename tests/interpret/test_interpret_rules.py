@@ -14,10 +14,10 @@ from test_interpret_races import TOGETHER
 from test_interpret_traps import BOUNDS, DONE, FENCE, INIT, MULTIPLY, ONES, product
 
 from cupymla.build import KernelSource
-from cupymla.interpret import GlobalMemory, Trap, Unknown, interpret, parse
-from cupymla.interpret.instructions.wgmma import decode, element_addresses
 from cupymla.launch import Geometry, Launcher
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+from cupymla_lab.interpret import GlobalMemory, Trap, Unknown, interpret, parse
+from cupymla_lab.interpret.instructions.wgmma import decode, element_addresses
+from cupymla_lab.interpreted import Interpreted, Kernel, interpreted
 
 # Shared memory and mbarriers ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from interpret_kit import element, run
 
-from cupymla.interpret import Trap, Unknown
+from cupymla_lab.interpret import Trap, Unknown
 
 
 def test_reads_and_writes_stay_inside_and_aligned() -> None:

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from cupymla.interpret import program_of, run
 from cupymla.ops.sparse_mla_fwd import plan
+from cupymla_lab.interpret import program_of, run
 
 
 @pytest.mark.compile

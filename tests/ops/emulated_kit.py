@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.emulate import MODES, Settings
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare, operators
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
-from cupymla.testing.without_gpu import MOST_FLOPS
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import MOST_FLOPS
 
 QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25
 PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for seconds

@@ -10,8 +10,8 @@ from writer_kit import turns_of_a_call
 
 from cupymla.ops.attn_dist import plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.interpreted import Interpreted, interpreted
 
 SUBJECT = Subject("attn_dist")
 CASES = {case.name: case for case in SUBJECT.cases.CASES}

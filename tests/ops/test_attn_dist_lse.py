@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cupymla.emulate import Settings
 from cupymla.ops.log2_scales import log2_scales, lse_scales
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import emulated
+from cupymla_lab.interpreted import interpreted
 
 SUBJECT = Subject("attn_dist")
 

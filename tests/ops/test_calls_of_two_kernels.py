@@ -15,14 +15,14 @@ import pytest
 
 import cupymla
 from cupymla import build, driver
-from cupymla.interpret import Trap
-from cupymla.interpret.instructions import bind
 from cupymla.launch import Geometry
 from cupymla.ops.nvfp4_gemv import plan as gemv_plan
 from cupymla.ops.xl_paged_attention import matrix_bd
 from cupymla.ops.xl_paged_attention import plan as xl_plan
 from cupymla.tensormap import TileMap
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+from cupymla_lab.interpret import Trap
+from cupymla_lab.interpret.instructions import bind
+from cupymla_lab.interpreted import Interpreted, Kernel, interpreted
 
 pytestmark = pytest.mark.compile
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import cupymla
-from cupymla.testing.interpreted import DeviceArray, interpreted
 from cupymla.testing.operators import as_tuple
+from cupymla_lab.interpreted import DeviceArray, interpreted
 
 Array = np.ndarray[Any, Any]
 

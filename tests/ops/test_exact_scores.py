@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.emulate import Settings
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.xl_paged_attention import cases as xl_cases
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import emulated
+from cupymla_lab.interpreted import interpreted
 
 pytestmark = pytest.mark.compile
 

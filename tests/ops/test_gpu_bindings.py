@@ -15,7 +15,7 @@ from cupymla import tensor
 from cupymla.errors import DriverError, InputError, UnsupportedError
 from cupymla.ops import gpu
 from cupymla.tensormap import TileMap
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla_lab.interpreted import Interpreted, interpreted
 
 CURRENT = 0
 

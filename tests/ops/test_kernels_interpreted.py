@@ -14,8 +14,8 @@ import pytest
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
-from cupymla.testing.interpreted import interpreted
-from cupymla.testing.without_gpu import is_interpreted, machine_for, multiprocessors, small_cases
+from cupymla_lab.interpreted import interpreted
+from cupymla_lab.without_gpu import is_interpreted, machine_for, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case

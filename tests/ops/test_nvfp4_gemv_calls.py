@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupymla.ops.nvfp4_gemv import cases, cuda, nvfp4_gemv
-from cupymla.testing.interpreted import DeviceArray, Interpreted, Kernel, interpreted
+from cupymla_lab.interpreted import DeviceArray, Interpreted, Kernel, interpreted
 
 
 @pytest.mark.compile

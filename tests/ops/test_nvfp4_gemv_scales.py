@@ -15,7 +15,7 @@ from gemv_scales_kit import BLOCK, blocks_past_float32, every_code_and_scale, ne
 
 from cupymla.ops.nvfp4_gemv import nvfp4_gemv, reference
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import machine_for
+from cupymla_lab.without_gpu import machine_for
 
 pytestmark = pytest.mark.compile
 

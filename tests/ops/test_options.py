@@ -16,8 +16,9 @@ from option_kit import DECLARED, another
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
-from cupymla.testing import compare, without_gpu
+from cupymla.testing import compare
 from cupymla.testing.operators import Subject
+from cupymla_lab import without_gpu
 
 NAMES = [entry.name for entry in registry.OPERATORS]
 NOT_OF_THE_RESULT = {"stream", "check_indices", "workspace"}

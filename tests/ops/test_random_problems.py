@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from random_problems import OPERATORS, attends_to_several, problems
 
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.testing import against, compare, gpu
+from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab as against
+from cupymla_lab import gpu
+from cupymla_lab.interpreted import interpreted
 
 FEW = 6
 

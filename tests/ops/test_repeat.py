@@ -21,7 +21,7 @@ from cupymla.launch import Geometry, Launcher
 from cupymla.ops import repeat
 from cupymla.tensor import View
 from cupymla.testing import operators
-from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted, kind_of
+from cupymla_lab.interpreted import DeviceArray, Interpreted, interpreted, kind_of
 
 
 @pytest.fixture

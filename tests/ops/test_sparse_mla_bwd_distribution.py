@@ -11,14 +11,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from cupymla.interpret.instructions import bind
-from cupymla.interpret.threads import Lanes
 from cupymla.launch import Geometry
 from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.interpret.instructions import bind
+from cupymla_lab.interpret.threads import Lanes
+from cupymla_lab.interpreted import Interpreted, Kernel, interpreted
 
 CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
 

@@ -15,9 +15,9 @@ from writer_kit import turns_of_a_call
 from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
-from cupymla.testing import against
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab as against
+from cupymla_lab.interpreted import Interpreted, interpreted
 
 FOLDER = CUDA / "sparse_mla_bwd" / "sm90"
 SUBJECT = Subject("sparse_mla_bwd")

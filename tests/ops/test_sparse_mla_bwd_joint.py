@@ -13,8 +13,8 @@ from writer_kit import turns_of_a_call
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.interpreted import Interpreted, interpreted
 
 SUBJECT = Subject("sparse_mla_bwd")
 

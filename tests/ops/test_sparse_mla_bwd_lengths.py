@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.sparse_mla_bwd import cases, halves, sparse_mla_bwd
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.interpret.memory import GlobalMemory
+from cupymla_lab.interpreted import interpreted
 
 NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
 QUERIES = 2

@@ -12,9 +12,9 @@ from writer_kit import turns_of_a_call
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import small_cases
+from cupymla_lab.interpreted import Interpreted, interpreted
+from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_bwd")
 ALWAYS = -2.0

@@ -25,15 +25,15 @@ from cupymla.errors import CupymlaError
 from cupymla.interop.call import Call, Runner
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
-from cupymla.interpret.instructions import bind
-from cupymla.interpret.program import Program
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import cases, launches, plan
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
-from cupymla.testing.emulated import Emulated, emulated
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.interpret.instructions import bind
+from cupymla_lab.interpret.program import Program
+from cupymla_lab.interpreted import Interpreted, Kernel, interpreted
 
 pytestmark = pytest.mark.compile
 

@@ -14,12 +14,12 @@ from backward_plan_kit import LISTS, ORDERED, PROBLEM, planned
 
 from cupymla import arch, build
 from cupymla.build import KernelSource
-from cupymla.interpret import GlobalMemory, interpret, parse
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla_lab.interpret import GlobalMemory, interpret, parse
+from cupymla_lab.interpreted import Interpreted, interpreted
 
 HEADS = 65
 BLACKWELL = arch.named("sm_100a")

@@ -17,8 +17,8 @@ from sass_kit import machine_code, require_single_issuers
 from cupymla import InputError, UnsupportedError, arch, build, tensor
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd_phase1 import cases, cuda, plan, spec
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.interpreted import interpreted
 
 BLACKWELL = arch.named("sm_100a")
 

@@ -19,8 +19,8 @@ from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
-from cupymla.testing import against
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab as against
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:

@@ -13,7 +13,7 @@ from cupymla import driver
 from cupymla.errors import InputError
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
-from cupymla.testing.interpreted import Interpreted, interpreted, kind_of
+from cupymla_lab.interpreted import Interpreted, interpreted, kind_of
 
 CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_det")
 EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same

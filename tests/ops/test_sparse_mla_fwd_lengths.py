@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.interpret.memory import GlobalMemory
+from cupymla_lab.interpreted import interpreted
 
 SUBJECT = Subject("sparse_mla_fwd")
 # Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's slots.

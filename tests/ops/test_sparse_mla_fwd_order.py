@@ -20,9 +20,9 @@ from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.rows_in_order import first_of_those
 from cupymla.ops.sparse_mla_fwd import cases, order, plan, spec
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import small_cases
+from cupymla_lab.interpreted import Interpreted, interpreted
+from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_fwd")
 SOURCES = Path(cupymla.__file__).parent.parent / "cuda" / "sparse_mla_fwd" / "sm90"

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from cupymla.ops.xl_paged_attention.cases import make
-from cupymla.ptx.approximation import Approximation
 from cupymla.testing import compare
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.interpreted import interpreted
+from cupymla_lab.ptx.approximation import Approximation
 
 FEW = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5), "kv_layout": "NHD"}
 

@@ -21,7 +21,7 @@ from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_page
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
-from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
+from cupymla_lab.interpreted import DeviceArray, Interpreted, interpreted
 
 pytestmark = pytest.mark.compile
 

@@ -19,13 +19,13 @@ from xl_kit import MULTIPROCESSORS, PROBLEM, SHARED_CLUSTERS, SHARED_UNITS, name
 
 from cupymla import UnsupportedError, arch, build
 from cupymla.build import KernelSource
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.launch import Geometry, check
 from cupymla.ops.xl_paged_attention import cases, cuda, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.spec import NAME
 from cupymla.testing import compare
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject, as_tuple
+from cupymla_lab.interpret.memory import GlobalMemory
+from cupymla_lab.interpreted import interpreted
 
 HOPPER = arch.named("sm_90a")
 FACTS = {"rows": 16, "tile": 16, "most_clusters": 16, "shared_ctas": 96}

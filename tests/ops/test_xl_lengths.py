@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from xl_kit import named, take_for_long
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import XlCase, make
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.interpret.memory import GlobalMemory
+from cupymla_lab.interpreted import interpreted
 
 
 class Call(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cupymla.testing.interpreted import Interpreted
+from cupymla_lab.interpreted import Interpreted
 
 Ints = npt.NDArray[np.int32]
 
