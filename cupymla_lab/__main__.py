@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from cupymla.cli.terminal import exit_with
+from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import CupymlaError, InputError, UnsupportedError
 
 COMMANDS = {
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(module.main(words[1:]))
     except CupymlaError as error:
         print(f"error: {error}", file=sys.stderr)
+        Terminal("--json" in words).json({"error": str(error)})
         return 2 if isinstance(error, InputError | UnsupportedError) else 1
 
 

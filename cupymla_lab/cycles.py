@@ -21,8 +21,7 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing.operators import Subject
 
-from . import ab as against
-from . import machine_code
+from . import ab, machine_code
 from .ab import Variant
 from .interpret import Program
 from .interpret.cycles import Rates, Recorder, Replayed, Trace, replay, report
@@ -239,7 +238,7 @@ def _run(options: argparse.Namespace) -> int:
         launches = record(subject, case, variant, options.arch, multiprocessors, ctas, options.ptx_costs, options.in_l2)
         return replayed(launches, rates, options.resident)
 
-    variants = against.variants(subject, [Path(folder) for folder in options.against], options.set)
+    variants = ab.variants(subject, [Path(folder) for folder in options.against], options.set)
     rows: list[tuple[str, ...]] = []
     first, recorded, counted = 0.0, 0, "PTX"
     for number, variant in enumerate(variants):

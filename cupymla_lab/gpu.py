@@ -43,7 +43,7 @@ from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.operators import Subject
 from cupymla.testing.poison import Guarded
 
-from . import ab as against
+from . import ab
 from .emulate import EmulationError, Settings
 from .recorder import Recorder
 from .translated import Translated, translated
@@ -160,7 +160,7 @@ def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callab
 
     Raises what work raises, and Mismatch when another one was launched, or none.
     """
-    with against.chosen(subject, kernel, case), launches() as launched, ThreadPoolExecutor(1) as fresh:
+    with ab.chosen(subject, kernel, case), launches() as launched, ThreadPoolExecutor(1) as fresh:
         made = fresh.submit(work).result()
     operators.require_launched(subject, kernel, case, launched)
     return made

@@ -33,8 +33,7 @@ from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import CupymlaError, InputError, UnsupportedError
 from cupymla.testing.operators import Subject
 
-from . import ab as against
-from . import profile
+from . import ab, profile
 
 OPERATORS = ("sparse_mla_fwd", "sparse_mla_bwd")
 """Whose cases are measured where none is named: those that work tensor cores hard enough to come to the limit."""
@@ -238,7 +237,7 @@ def rows(operators: Sequence[str], cases: Sequence[str], folders: Sequence[Path]
     """
     import cupy
 
-    variants = [against.here(), *(against.kernels_of(folder) for folder in folders)]
+    variants = [ab.here(), *(ab.kernels_of(folder) for folder in folders)]
     chosen = [(subject, case) for subject in map(Subject, operators) for case in bench.chosen(subject, cases)]
     timer = timing.Timer()
     matmul = measure(timing.matmul(), meter).row("matmul", profile.CEILING, 2 * timing.MATMUL_SIZE**3)

@@ -32,8 +32,7 @@ from cupymla.testing import compare
 from cupymla.testing.compare import Report
 from cupymla.testing.operators import Subject, require_launched
 
-from . import ab as against
-from . import recorder
+from . import ab, recorder
 from .emulate import MODES, Settings
 from .emulated import emulated
 from .interpreted import Interpreted, interpreted
@@ -112,7 +111,7 @@ def run_cases(
     """
     arch = kernel.arch
     counts = multiprocessors(subject.name, kernel.name)
-    variant = against.here() if sources is None else against.kernels_of(sources, "--sources")
+    variant = ab.here() if sources is None else ab.kernels_of(sources, "--sources")
     if not is_interpreted(arch):
         turns = len(MODES)
     reports: list[Sequence[Report]] = []
@@ -125,7 +124,7 @@ def run_cases(
             what = f"{kernel.name} {arch} {case.name} {how}"
             try:
                 with (
-                    against.chosen(subject, kernel, case),
+                    ab.chosen(subject, kernel, case),
                     machine_for(subject.name, arch, whole, kernel.name) as made,
                     variant.applied(),
                 ):
@@ -216,7 +215,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.case and unserved:
                 raise InputError("--case", f"cases of {options.kernel}", ", ".join(unserved), name)
             turns = TURNS if options.case else 1
-            with against.constants(subject, options.set):
+            with ab.constants(subject, options.set):
                 for kernel in kernels:
                     served = [case for case in cases if case in subject.cases_of(kernel)]
                     complete &= run_cases(subject, kernel, served, turns, options.sources) is not None

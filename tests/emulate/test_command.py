@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupymla import driver
-from cupymla.cli import main
+from cupymla_lab.__main__ import main
 from cupymla_lab.emulate.host import machine
 
 KERNEL = """

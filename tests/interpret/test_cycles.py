@@ -17,8 +17,7 @@ from cupymla.ops import mla_cases
 from cupymla.ops.xl_paged_attention import plan
 from cupymla.ops.xl_paged_attention.cuda import Parameters
 from cupymla.testing.operators import Subject
-from cupymla_lab import ab as against
-from cupymla_lab import cycles, machine_code
+from cupymla_lab import ab, cycles, machine_code
 from cupymla_lab.interpret import Program
 from cupymla_lab.interpret.cycles import Rates, Recorder, Replayed, Stuck, replay, report, trace
 from cupymla_lab.interpret.cycles.rates import FROM_MEMORY
@@ -260,7 +259,7 @@ def test_warps_of_a_scheduler_share_its_issue_slots() -> None:
 def test_a_kernel_takes_no_less_than_its_products() -> None:
     subject = Subject("sparse_mla_fwd")
     case = mla_cases.sized(64, 576, 256, 1, 300)
-    launches = cycles.record(subject, case, against.here(), multiprocessors=1)
+    launches = cycles.record(subject, case, ab.here(), multiprocessors=1)
     assert [launch.kernel for launch in launches] == ["sparse_mla_fwd"]
     found = replay(launches[0].trace)
     # 4 blocks of 64 slots: 64 heads x 64 slots x (576 + 512) multiply-adds at 2048 a cycle.
@@ -297,11 +296,11 @@ def test_a_variant_is_what_is_recorded() -> None:
     subject = Subject("sparse_mla_fwd")
     case = mla_cases.sized(16, 576, 512, 1, 600)
 
-    def warps(variant: against.Variant) -> int:
+    def warps(variant: ab.Variant) -> int:
         (launch,) = cycles.record(subject, case, variant, multiprocessors=2)
         return len(launch.trace.warps)
 
-    assert warps(against.here()) == 2 * warps(against.constant(subject, "plan._MERGE_PAIRS=9"))
+    assert warps(ab.here()) == 2 * warps(ab.constant(subject, "plan._MERGE_PAIRS=9"))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
-from cupymla_lab import ab as against
+from cupymla_lab import ab
 from cupymla_lab.interpret import Program, Trap
 from cupymla_lab.interpret.instructions.barriers import HANDLERS
 from cupymla_lab.interpret.operands import Operands
@@ -66,9 +66,7 @@ class Fixture:
 
     @contextlib.contextmanager
     def machine(self, seed: int) -> Iterator[Interpreted]:
-        wanted = (
-            contextlib.nullcontext() if self.kernel is None else against.chosen(self.subject, self.kernel, self.case)
-        )
+        wanted = contextlib.nullcontext() if self.kernel is None else ab.chosen(self.subject, self.kernel, self.case)
         with wanted, interpreted(multiprocessors=self.multiprocessors, seed=seed) as made:
             yield made
 

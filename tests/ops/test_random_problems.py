@@ -17,8 +17,7 @@ from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare
 from cupymla.testing.compare import Report
 from cupymla.testing.operators import Subject
-from cupymla_lab import ab as against
-from cupymla_lab import gpu
+from cupymla_lab import ab, gpu
 from cupymla_lab.interpreted import interpreted
 
 FEW = 6
@@ -54,7 +53,7 @@ def test_interpreted_kernels_keep_the_law(operator: str, request: pytest.Fixture
         wanted = data.draw(st.sampled_from(settings_of(Subject(operator))), "settings")
         multiprocessors = data.draw(st.sampled_from((1, 2, 5, 20)), "multiprocessors")
         with (
-            against.constants(Subject(operator), wanted),
+            ab.constants(Subject(operator), wanted),
             interpreted("sm_90a", multiprocessors=multiprocessors) as machine,
         ):
             compare.require(machine.check(operator, case))
@@ -73,7 +72,7 @@ def test_kernels_on_a_gpu_keep_the_law(operator: str, request: pytest.FixtureReq
 
         wanted = data.draw(st.sampled_from(settings_of(Subject(operator))), "settings")
         # A thread keeps what it has bound before, with other constants.
-        with against.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
+        with ab.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
             compare.require(fresh.submit(launched).result())
 
     draw_problems(request, operator, 1e8, run)

@@ -16,7 +16,7 @@ from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
 from cupymla.testing.operators import Subject
-from cupymla_lab import ab as against
+from cupymla_lab import ab
 from cupymla_lab.interpreted import Interpreted, interpreted
 
 FOLDER = CUDA / "sparse_mla_bwd" / "sm90"
@@ -108,7 +108,7 @@ def test_cases_of_shares_are_run_in_them() -> None:
     assert len(found) >= 8
     for case in found:
         sizes = {name: getattr(case, name) for name in ("s_q", "s_kv", "h_q", "topk", "d_qk", "batch")}
-        with against.chosen(SUBJECT, kernel, case):
+        with ab.chosen(SUBJECT, kernel, case):
             chosen = planned(**sizes)
         assert chosen.in_halves and chosen.in_shares, case.name
         assert chosen.in_order == (case.intent == "ordered_shares"), case.name

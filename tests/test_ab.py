@@ -14,7 +14,8 @@ from cupymla.build import source as sources
 from cupymla.errors import InputError
 from cupymla.ops.sparse_mla_fwd import plan
 from cupymla.testing.operators import Subject
-from cupymla_lab import ab as against
+from cupymla_lab import ab
+from cupymla_lab.__main__ import main
 from cupymla_lab.without_gpu import machine_for
 
 
@@ -58,9 +59,9 @@ def test_variants_take_turns_and_are_compared_with_the_first() -> None:
     subject = Doubling()
     case = Subject("sparse_mla_fwd").cases.BENCH[0]
     kept = plan._MERGE_PAIRS
-    variants = [against.here(), against.constant(Subject("sparse_mla_fwd"), f"plan._MERGE_PAIRS={kept + 1}")]
+    variants = [ab.here(), ab.constant(Subject("sparse_mla_fwd"), f"plan._MERGE_PAIRS={kept + 1}")]
     clock = Clock(10.0, 20.0, 12.0, 18.0, 11.0, 22.0)
-    first, second = against.take_turns(subject, case, {"value": 1}, variants, clock, rounds=3)  # type: ignore[arg-type]
+    first, second = ab.take_turns(subject, case, {"value": 1}, variants, clock, rounds=3)  # type: ignore[arg-type]
     assert (first.us, first.ratio, first.spread, first.same_bits) == (11.0, 1.0, round(2 / 11, 4), True)
     assert (second.us, second.spread, second.same_bits) == (20.0, 0.2, False)
     assert second.ratio == round(20 / 11, 4)
@@ -73,10 +74,10 @@ def test_what_is_written_beside_the_results_is_compared_too(step: int, same: boo
     """All variants write into the same array."""
     subject = Doubling()
     setting = f"plan._MERGE_PAIRS={plan._MERGE_PAIRS + step}"
-    variants = [against.here(), against.constant(Subject("sparse_mla_fwd"), setting)]
+    variants = [ab.here(), ab.constant(Subject("sparse_mla_fwd"), setting)]
     inputs = {"value": 1, "beside": np.zeros(2)}
     case = Subject("sparse_mla_fwd").cases.BENCH[0]
-    _, second = against.take_turns(subject, case, inputs, variants, Clock(1.0, 1.0), rounds=1)  # type: ignore[arg-type]
+    _, second = ab.take_turns(subject, case, inputs, variants, Clock(1.0, 1.0), rounds=1)  # type: ignore[arg-type]
     assert second.same_bits == same
 
 
@@ -89,18 +90,18 @@ def test_what_is_written_beside_the_results_is_compared_too(step: int, same: boo
 )
 def test_what_is_no_setting_is_refused(setting: str) -> None:
     with pytest.raises(InputError, match="--set"):
-        against.constant(Subject("sparse_mla_fwd"), setting)
+        ab.constant(Subject("sparse_mla_fwd"), setting)
 
 
 def test_a_folder_without_kernels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--against"):
-        against.kernels_of(tmp_path)
+        ab.kernels_of(tmp_path)
 
 
 def test_equal_bits_are_told_from_equal_values() -> None:
     zeros = np.zeros(3, np.float32)
-    assert against.same_bits([zeros, None], [zeros.copy(), None])
-    assert not against.same_bits([zeros], [-zeros])
+    assert ab.same_bits([zeros, None], [zeros.copy(), None])
+    assert not ab.same_bits([zeros], [-zeros])
 
 
 @pytest.mark.compile
@@ -120,9 +121,17 @@ def test_kernels_of_another_folder_run(tmp_path: Path) -> None:
     with machine_for(subject.name, "sm_90", 0) as machine:
         real = build.kernel
         given = machine.arguments(subject.cases.inputs(case, 0), subject.written)
-        ours, theirs = (
-            against.prepared(subject, given, variant)().get() for variant in (against.here(), against.kernels_of(other))
-        )
+        ours, theirs = (ab.prepared(subject, given, variant)().get() for variant in (ab.here(), ab.kernels_of(other)))
         assert build.kernel == real
     assert np.any(ours != 0)
     np.testing.assert_array_equal(2 * ours.astype(np.float64), theirs.astype(np.float64))
+
+
+@pytest.mark.parametrize("option", [("--against", "no-kernels-here"), ("--set", "plan.no_such_constant=3")])
+def test_a_variant_that_is_none_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(ab, "with_kernels", lambda names: [Subject(name) for name in names])
+    monkeypatch.setattr(ab, "Timer", lambda: pytest.fail("measured"))
+    assert main(["ab", "sparse_mla_fwd", *option]) == 2
+    assert option[0] in capsys.readouterr().err
