@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import stat
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ from .source import KernelSource
 SCHEMA = 1
 LOCK_TIMEOUT_SECONDS = 900.0
 _POLL_SECONDS = 0.05
-_OURS = (".cubin", ".json", ".lock", ".part", ".ptx")
+_OURS = (".cubin", ".json", ".lock", ".part", ".gz")
 HOST_FOLDER = "host"
 """What the emulator compiles, for the host and for a GPU, is kept in this folder of the cache."""
 _OURS_OF_HOST = (".so", ".o", ".json", ".gch", ".part", ".cubin")
@@ -175,8 +177,8 @@ def _write(file: Path, data: bytes) -> None:
     keep(file, lambda part: part.write_bytes(data))
 
 
-def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | None:
-    """Keep a compiled kernel; returns its file, or None after one warning when the folder cannot take it."""
+def store(source: KernelSource, name: str, content: str, made: Cubin, ptx: str) -> Path | None:
+    """Keep a kernel and its PTX; returns the cubin's file, or None after one warning when the folder cannot take it."""
     layer = location()
     folder = _folder(layer, source) if layer else None
     if folder is None:
@@ -199,6 +201,7 @@ def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | 
     }
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(file.with_suffix(".ptx.gz"), gzip.compress(ptx.encode(), compresslevel=4, mtime=0))
         _write(file, made.data)
         _write(file.with_suffix(".json"), json.dumps(record, indent=1).encode())
     except OSError as error:
@@ -210,19 +213,9 @@ def store(source: KernelSource, name: str, content: str, made: Cubin) -> Path | 
 def load_ptx(source: KernelSource, name: str) -> str | None:
     """The PTX kept under a key; None when there is none."""
     for folder in _folders(source):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return _file(folder, source, name).with_suffix(".ptx").read_text()
+        with contextlib.suppress(OSError, EOFError, zlib.error, UnicodeDecodeError):
+            return gzip.decompress(_file(folder, source, name).with_suffix(".ptx.gz").read_bytes()).decode()
     return None
-
-
-def store_ptx(source: KernelSource, name: str, text: str) -> None:
-    """Keep a kernel's PTX beside its cubin, where a folder takes it."""
-    layer = location()
-    folder = _folder(layer, source) if layer else None
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _write(_file(folder, source, name).with_suffix(".ptx"), text.encode())
 
 
 # Locks ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cupymla import driver
-from cupymla.build import cache, compiler
+from cupymla.build import cache, compiler, ptx
 from cupymla.build.cubin import Image
 from cupymla.build.source import KernelSource, content_hash
 from cupymla.errors import CompileError
@@ -125,14 +125,14 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
     except OSError:
         folder = None
     if folder is None:
-        return build(compiler.ptx(source), str(source), threads)
+        return build(ptx(source), str(source), threads)
     chain = compiler.toolchain()
     made_of = (str(source), content_hash(source), str(chain), *_linkers(), str(threads), identity())
     options = (*compiler.flags(chain.backend, source.arch), *compiler.flags(chain.backend, TARGET))
     file = folder / f"program-{by_content.digest(*made_of, *options)}.cubin"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Program.read(file)
-    made = build(compiler.ptx(source), str(source), threads)
+    made = build(ptx(source), str(source), threads)
     # The cubin, which is looked for, last.
     with contextlib.suppress(OSError):
         cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
@@ -158,7 +158,7 @@ def identity() -> str:
 def _own_files() -> tuple[str, ...]:
     """Digests of what decides on a translation and on what is read of it."""
     here = Path(__file__).resolve().parent
-    build_files = [Path(inspect.getfile(part)) for part in (compiler.ptx, Image)]
+    build_files = [Path(inspect.getfile(part)) for part in (compiler.compile, Image)]
     return by_content.digests([*here.glob("*.py"), *(here.parent / "ptx").glob("*.py"), *build_files])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from cupymla import driver, launch, tensormap
-from cupymla.build import KernelSource, compiler, loader
+from cupymla.build import KernelSource, loader, ptx
 from cupymla.build.cubin import Cubin, Image, Resources
 from cupymla.errors import DriverError, InputError, UnsupportedError
 from cupymla.launch import Geometry, Launcher, Parameter
@@ -388,7 +388,7 @@ def _only(entry: str | None, kernels: Sequence[str]) -> str:
 def _ptx(source: str | Path | KernelSource) -> tuple[str, str, str | None]:
     """PTX, what errors call it, and the kernel if the source names one."""
     if isinstance(source, KernelSource):
-        return compiler.ptx(source), str(source), source.entry
+        return ptx(source), str(source), source.entry
     if isinstance(source, str) and ("\n" in source or not source.endswith(".ptx")):
         return source, "<ptx>", None
     try:

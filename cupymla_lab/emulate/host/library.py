@@ -153,7 +153,7 @@ def _wrapper(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
-    text = re.sub(r"^\s*\.loc .*$", "", compiler.ptx(MODEL, linked=True), flags=re.MULTILINE)
+    text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
     return _object(recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
 
 
