@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import __version__
 
-ARCHES = ("sm_90a", "sm_100a")
+ARCHES = ("sm_90a", "sm_100f")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ CHECKS = ("tcgen05", "proxy", "init")
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The command's options."""
-    command.add_argument("file", type=Path, metavar="KERNEL.ptx", help="PTX for sm_100a")
+    command.add_argument("file", type=Path, metavar="KERNEL.ptx", help="PTX for sm_100f")
     command.add_argument("--entry", metavar="NAME", help="the kernel, where there are several")
     command.add_argument("--out", type=Path, metavar="FOLDER", help="write the translation, and arrays after a run")
     run = command.add_argument_group("running it (docs/emulation.md has an example)")
