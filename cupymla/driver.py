@@ -133,7 +133,8 @@ def has_dependent_launch(index: int) -> bool:
 
 @functools.cache
 def arch_of(device: Device) -> Arch:
-    """The compile target for a CUDA device: the "a" target of its compute capability, else the newest it can load.
+    """The compile target for a CUDA device: an "a" or "f" target that lists its compute capability, else the
+    newest it can load.
 
     Raises UnsupportedError where no known target runs on it, and DriverError.
     """
@@ -146,7 +147,7 @@ def arch_of(device: Device) -> Arch:
         # Kernels are machine code for a target, so no operator has one that a GPU of another kind could load.
         otherwise = "or arrays on the CPU, for which every operator has its NumPy reference"
         raise UnsupportedError("any operator's CUDA kernel", name, f"{arches.served()}; {otherwise}")
-    return max(fitting, key=lambda arch: (arch.exact, arch.capability))
+    return max(fitting, key=lambda arch: arch.preference)
 
 
 def entry_point(name: str) -> int:

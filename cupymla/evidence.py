@@ -2,7 +2,8 @@
 
 One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds the content hash of the kernel's
 include closure, so that an edit of any file the kernel is made from shows as evidence that is no longer current.
-A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`, which never makes a kernel "verified".
+A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`. What both say is told in one of four
+words (`Status`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]
+Status = Literal["verified", "emulated", "not run", "none"]
+"""What is known of a kernel as its sources are now: "verified" when every case that there was passed on a GPU of the
+target; "emulated" when a CPU, or another GPU, stood in for it; "not run"; "none" where there is no kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Evidence:
         repeats: "cases" that gave equal bits in "runs" runs each; empty when repetition was not checked.
         sanitizers: each compute-sanitizer tool that ran, with its summary line; empty when none did.
         same_code_as: content hash of the sources that ran, where those of `content_hash` are others that compile to the
-            same machine code (`cupymla_lab.same_code`).
+            same code (`cupymla_lab.same_code`).
+        carried_from: the target that was emulated, where another one than `arch` was: its translation is the same.
         how: for what was emulated, in which modes and with which seeds each case ran.
         emulator: and the digest of the emulator it ran in (`emulate.program.identity`).
     """
@@ -67,6 +72,7 @@ class Evidence:
     same_code_as: str = ""
     how: str = ""
     emulator: str = ""
+    carried_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +112,31 @@ class Support:
         operator: its name.
         kernel: the kernel's name, or "reference" for an operator that has only its NumPy reference.
         arch: the kernel's target, or "cpu".
-        evidence: how the kernel has been run: "hardware", "emulated" or "none".
-        current: whether that was with the present sources.
-        found: the evidence itself, None when there is none.
+        current: whether `found` is of the present sources.
+        found: the evidence of a GPU, None when there is none.
         without_gpu: what a run of the present sources on a CPU showed, None when there was none.
     """
 
     operator: str
     kernel: str
     arch: str
-    evidence: Literal["hardware", "emulated", "none"]
-    current: bool
+    current: bool = False
     found: Evidence | None = field(default=None, repr=False)
     without_gpu: WithoutGpu | None = field(default=None, repr=False)
 
-    def as_dict(self) -> dict[str, str | bool]:
+    @property
+    def status(self) -> Status:
+        """The word for it."""
+        if self.arch == "cpu":
+            return "none"
+        if self.current and self.found is not None and self.found.ran == "hardware":
+            return "verified"
+        return "emulated" if self.current or self.without_gpu is not None else "not run"
+
+    def as_dict(self) -> dict[str, str]:
         """The row as `list --json` prints it."""
-        row: dict[str, str | bool] = {name: getattr(self, name) for name in ("operator", "kernel", "arch", "evidence")}
-        return {**row, "current": self.current}
+        row: dict[str, str] = {name: getattr(self, name) for name in ("operator", "kernel", "arch", "status")}
+        return {**row, "detail": detail(self)}
 
 
 def path(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
@@ -176,31 +189,56 @@ def support_rows(folder: Path | None = None) -> list[Support]:
             cpu = read_without_gpu(path_without_gpu(entry.name, kernel, folder))
             if cpu is not None and cpu.content_hash != digest:
                 cpu = None
-            ran: Literal["hardware", "emulated", "none"] = found.ran if found else "none"
-            rows.append(Support(entry.name, kernel.name, kernel.arch, ran, current, found, cpu))
+            rows.append(Support(entry.name, kernel.name, kernel.arch, current, found, cpu))
         if not entry.kernels:
-            rows.append(Support(entry.name, "reference", "cpu", "none", False))
+            rows.append(Support(entry.name, "reference", "cpu"))
     return rows
 
 
-def status(row: Support) -> str:
-    """What the support table says of a row."""
-    if row.arch == "cpu":
+def told(row: Support) -> str:
+    """What the support table says of a row: its status, and what that rests on."""
+    return ": ".join(filter(None, (row.status, detail(row))))
+
+
+def detail(row: Support) -> str:
+    """What a row's status rests on, and what ran before the sources were edited; empty where nothing ran."""
+    if row.status == "none":
         return "NumPy reference only; CUDA arrays raise `UnsupportedError`"
+    if row.current and row.found is not None:
+        return _run(row.found) + _since(row.found)
     cpu = row.without_gpu
-    small = f"; without a GPU: {cpu.cases} of {cpu.of} cases {cpu.ran}, {cpu.date}" if cpu else ""
-    if row.found is None:
-        return f"unverified: not run on a GPU yet{small}"
-    how = "emulated on" if row.evidence == "emulated" else "on"
-    compiler = " ".join(row.found.toolkit.split()[:2])
-    of = f" of {row.found.of}" if row.found.of > row.found.cases else ""
-    run = f"{row.found.cases}{of} cases {how} {row.found.gpu}, {compiler}, {row.found.date}"
-    later = cases_since(row.found) if row.current else 0
-    if later:
-        run += f" ({later} further cases came since)"
-    if row.current and row.found.same_code_as:
-        run += " (words of its sources have changed since, its machine code has not)"
-    return f"verified: {run}" if row.current else f"unverified: edited since it passed {run}{small}"
+    said = []
+    if cpu is not None:
+        said.append(f"{_count(cpu)} on a CPU, {_compiler(cpu)}, {cpu.date}")
+    if row.found is not None:
+        how = "were emulated" if row.found.ran == "emulated" else "passed"
+        said.append(f"edited since {_run(row.found, how)}")
+    return "; ".join(said)
+
+
+def _count(found: Evidence | WithoutGpu) -> str:
+    of = f" of {found.of}" if found.of > found.cases else ""
+    return f"{found.cases}{of} cases"
+
+
+def _compiler(found: Evidence | WithoutGpu) -> str:
+    return " ".join(found.toolkit.split()[:2])
+
+
+def _run(found: Evidence, how: str = "") -> str:
+    return " ".join(filter(None, (_count(found), how, f"on {found.gpu}, {_compiler(found)}, {found.date}")))
+
+
+def _since(found: Evidence) -> str:
+    """What has come since evidence of the present sources was written, each in brackets."""
+    remarks = []
+    if later := cases_since(found):
+        remarks.append(f"{later} further cases came since")
+    if found.carried_from:
+        remarks.append(f"as {found.carried_from}, of which the emulator makes the same code")
+    elif found.same_code_as:
+        remarks.append("words of its sources have changed since, its machine code has not")
+    return "".join(f" ({remark})" for remark in remarks)
 
 
 def cases_since(found: Evidence) -> int:
@@ -214,5 +252,5 @@ def support_markdown(rows: Sequence[Support] | None = None) -> str:
     """The support table, between the markers that the README keeps it in."""
     lines = [BEGIN, "| operator | kernel | target | status |", "| --- | --- | --- | --- |"]
     for row in support_rows() if rows is None else rows:
-        lines.append(f"| `{row.operator}` | `{row.kernel}` | `{row.arch}` | {status(row)} |")
+        lines.append(f"| `{row.operator}` | `{row.kernel}` | `{row.arch}` | {told(row)} |")
     return "\n".join([*lines, END])

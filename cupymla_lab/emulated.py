@@ -1,7 +1,7 @@
-"""Operators' sm_100a kernels on a machine without a GPU: their own plans and bindings, with the host emulator where
+"""Operators' sm_100f kernels on a machine without a GPU: their own plans and bindings, with the host emulator where
 the driver is (docs/emulation.md).
 
-    with emulated("sm_100a", multiprocessors=4, settings=Settings("random", seed=1)) as machine:
+    with emulated("sm_100f", multiprocessors=4, settings=Settings("random", seed=1)) as machine:
         reports = machine.check("sparse_mla_fwd", case)
 
 Arrays and driver are those of `interpreted`. Arrays lie between guard bytes, so that a write past one of them shows.
@@ -101,7 +101,7 @@ class Emulated(Interpreted):
 
 
 @contextlib.contextmanager
-def emulated(arch: str = "sm_100a", multiprocessors: int = 148, settings: Settings | None = None) -> Iterator[Emulated]:
+def emulated(arch: str = "sm_100f", multiprocessors: int = 148, settings: Settings | None = None) -> Iterator[Emulated]:
     """A block in which operators run in the host emulator. One at a time in a process.
 
     Args:

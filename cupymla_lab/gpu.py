@@ -2,7 +2,7 @@
 
     python -m cupymla_lab gpu check OP ... --out FOLDER     everything: cases, repetition, sanitizers, evidence
     python -m cupymla_lab gpu cases OP ... [--small]        the cases alone, as the sanitizers run them
-    python -m cupymla_lab gpu check --emulated sm_100a      kernels for Blackwell, translated, on a Hopper GPU
+    python -m cupymla_lab gpu check --emulated sm_100f      kernels for Blackwell, translated, on a Hopper GPU
 
 Inputs are made by NumPy and copied with their strides, gaps full of NaN. Outputs are filled with NaN and stand between
 guard zones before each call, so that what was not written and what was written beside shows.
@@ -525,7 +525,7 @@ def _parser() -> argparse.ArgumentParser:
     cases = commands.add_parser("cases", help="the cases alone")
     for command in (full, cases):
         command.add_argument(
-            "--emulated", default="", metavar="SM", choices=["sm_100a", "sm_103a"],
+            "--emulated", default="", metavar="SM", choices=["sm_100f"],
             help="kernels for this target, translated to run on a Hopper GPU",
         )  # fmt: skip
     cases.add_argument("operators", nargs="+", metavar="OP")

@@ -1,6 +1,6 @@
-"""Operators' sm_100a kernels on a Hopper GPU: their own plans and bindings, each launch translated (docs/emulation.md).
+"""Operators' sm_100f kernels on a Hopper GPU: their own plans and bindings, each launch translated (docs/emulation.md).
 
-    with translated("sm_100a") as machine:
+    with translated("sm_100f") as machine:
         machine.settings = Settings("random", seed=1)
         cupymla.sparse_mla_fwd(...)         # CuPy arrays, as ever
 
@@ -133,7 +133,7 @@ class Translated:
 
 
 @contextlib.contextmanager
-def translated(arch: str = "sm_100a", settings: Settings | None = None) -> Iterator[Translated]:
+def translated(arch: str = "sm_100f", settings: Settings | None = None) -> Iterator[Translated]:
     """A block in which operators run translated. One at a time in a process; needs a Hopper GPU.
 
     Args:

@@ -7,7 +7,7 @@
     python -m cupymla_lab without-gpu OP --list                             the names of all small cases
 
 When all of a kernel's cases that are small enough pass, `tests/evidence/<op>.<kernel>.<arch>.cpu.json` says so.
-It never makes a kernel "verified".
+That makes a kernel "emulated", never "verified".
 """
 
 from __future__ import annotations

@@ -435,9 +435,9 @@ def test_a_layer_that_cannot_be_reached_is_mentioned(
 
 def test_entries_tell_what_is_there(tmp_path: Path) -> None:
     text = '#ifdef N\nextern "C" __global__ void k() {}\n#endif\n'
-    made = build.cubin(written(tmp_path / "src", "sub/k.cu", text, "k", defines=(("N", 4),), arch="sm_100a"))
+    made = build.cubin(written(tmp_path / "src", "sub/k.cu", text, "k", defines=(("N", 4),), arch="sm_100f"))
     (entry,) = cache.entries()
-    assert (entry.path, entry.entry, entry.arch, entry.source) == (made.path, "k", "sm_100a", "sub/k.cu")
+    assert (entry.path, entry.entry, entry.arch, entry.source) == (made.path, "k", "sm_100f", "sub/k.cu")
     assert (entry.defines, entry.toolchain) == (("N=4",), str(compiler.toolchain()))
     assert (entry.size_bytes, entry.resources, entry.writable) == (len(made.data), made.resources, True)
 

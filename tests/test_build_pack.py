@@ -34,7 +34,7 @@ from cupymla.build import KernelSource, cubin
 from cupymla.build.source import find_cutlass
 print(cupymla.__file__)
 print(find_cutlass()[0])
-from cupymla.testing import evidence
+from cupymla import evidence
 print(sorted((row.kernel, row.found.date, row.current) for row in evidence.support_rows() if row.found))
 print(dict(cubin(KernelSource("probe/probe.cu", "probe")).facts))
 """

@@ -162,7 +162,7 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
         return []
 
     monkeypatch.setattr(ahead, "precompile", note)
-    for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100a", set())):
+    for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100f", set())):
         asked.clear()
         said = printed(capsys, "precompile", "--arch", target)
         assert ("nvfp4_gemv: sm_90, which is what runs there" in said) == (target == "sm_90a")
@@ -255,7 +255,7 @@ def test_precompile_refuses_an_unusable_setting_once(
     name: str, word: str, capsys: pytest.CaptureFixture[str], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, word)
-    assert main(["precompile", "--arch", "sm_100a"]) == 2
+    assert main(["precompile", "--arch", "sm_100f"]) == 2
     told = capsys.readouterr()
     assert name in told.err
     assert (told.out, told.err.count("\n")) == ("", 1)
@@ -451,14 +451,14 @@ def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
     if driver.available():
         return
-    wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100a")}
+    wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100f")}
     wanted.add(("nvfp4_gemv", "sm_90"))  # what a GPU of sm_90a runs
     compiled = {(row["kernel"], row["arch"]) for row in found["kernels"]}
     # Companions' kernels are among them.
     assert wanted <= compiled
-    assert {arch for _, arch in compiled} == {"sm_90", "sm_90a", "sm_100a"}
+    assert {arch for _, arch in compiled} == {"sm_90", "sm_90a", "sm_100f"}
     assert all(row["error"] == "" for row in found["kernels"])
-    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100a")
+    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100f")
     assert all(row["cached"] for row in json_of(capsys, *words))
 
 
@@ -466,11 +466,11 @@ def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.compile
 def test_precompile_and_what_becomes_of_the_cache(capsys: pytest.CaptureFixture[str], cache_folder: Path) -> None:
     """Kernels are shown with their resources, found the next time, listed, and cleared."""
-    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100a", "--jobs", "2")
+    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100f", "--jobs", "2")
     rows = json_of(capsys, *words)
     assert rows
     for row in rows:
-        assert (row["kernel"], row["arch"], row["error"]) == ("sparse_mla_bwd_phase1", "sm_100a", "")
+        assert (row["kernel"], row["arch"], row["error"]) == ("sparse_mla_bwd_phase1", "sm_100f", "")
         assert not row["cached"] and row["registers"] > 0
         assert row["spill_store_bytes"] == row["spill_load_bytes"] == 0
     assert f"{len(rows)} compiled, none failed, none with spills" in printed(capsys, *words)

@@ -56,33 +56,66 @@ def row_of(rows: list[evidence.Support]) -> evidence.Support:
 
 
 def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
-    """A kernel edited since its last GPU run shows as unverified."""
+    """A kernel edited since its last GPU run shows as not run."""
     entry, kernel = a_kernel()
-    assert row_of(evidence.support_rows(tmp_path)).evidence == "none"
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))) == "not run"
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
     file = recorder.write(some_evidence(digest), tmp_path)
     assert file is not None
     assert evidence.read(file) == some_evidence(digest)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("hardware", True)
+    assert (row.status, row.current) == ("verified", True)
     there = len(Subject(entry.name).cases_of(kernel))
     said = "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
-    assert evidence.status(row) == f"{said} ({there - 7} further cases came since)"
+    assert evidence.told(row) == f"{said} ({there - 7} further cases came since)"
     whole = replace(row, found=replace(some_evidence(digest), cases=there))
-    assert evidence.status(whole) == f"verified: {there} cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.told(whole) == f"verified: {there} cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     part = replace(some_evidence(digest), ran="emulated", of=9)
     assert recorder.write(part, tmp_path) is None, "hardware says more"
     file.unlink()
     recorder.write(part, tmp_path)
     assert recorder.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
-    told = evidence.status(row_of(evidence.support_rows(tmp_path)))
-    said = "verified: 7 of 9 cases emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
-    assert told == f"{said} ({there - 9} further cases came since)"
-    recorder.write(some_evidence("0" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("hardware", False)
-    assert evidence.status(row).startswith("unverified")
+    said = "emulated: 7 of 9 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert (row.status, evidence.told(row)) == ("emulated", f"{said} ({there - 9} further cases came since)")
+    recorder.write(replace(part, content_hash="0" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    said = "not run: edited since 7 of 9 cases were emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert (row.status, row.current, evidence.told(row)) == ("not run", False, said)
+    recorder.write(some_evidence("1" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert evidence.told(row) == "not run: edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert row.as_dict() == {
+        "operator": entry.name,
+        "kernel": kernel.name,
+        "arch": kernel.arch,
+        "status": "not run",
+        "detail": "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02",
+    }
+
+
+def test_an_operator_without_a_kernel_has_none() -> None:
+    row = evidence.Support("new", "reference", "cpu")
+    assert row.status == "none" and evidence.told(row).startswith("none: NumPy reference only")
+
+
+@pytest.mark.parametrize("ran", ["interpreted", "emulated"])
+@pytest.mark.parametrize("where", ["a CPU", "a GPU", "both"])
+def test_what_was_emulated_is_never_called_verified(ran: Any, where: str) -> None:
+    """Whatever stood in for the GPU, and however many of the cases passed there."""
+    gpu_found = replace(some_evidence("1" * 64), ran="emulated", of=7)
+    cpu_found = evidence.WithoutGpu("op", "k", "sm_80", "1" * 64, ran, "", "nvrtc 12.9.86", 7, 7, {}, "2026-01-03")
+    row = evidence.Support(
+        gpu_found.operator,
+        gpu_found.kernel,
+        gpu_found.arch,
+        current=where != "a CPU",
+        found=None if where == "a CPU" else gpu_found,
+        without_gpu=None if where == "a GPU" else cpu_found,
+    )
+    assert row.status == "emulated" and evidence.told(row).startswith("emulated: 7 cases on ")
+    assert "verified" not in evidence.told(row)
 
 
 def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path) -> None:
@@ -128,24 +161,35 @@ def test_evidence_names_every_mode_that_a_case_ran_in() -> None:
     assert "tcgen05" in told and "proxy" in told and "init" in told
 
 
-def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:
-    """It is told beside what GPUs have shown, and only while it is of the present sources."""
+def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
+    """And only while it is of the present sources."""
     entry, kernel = a_kernel()
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
     errors = {"out": {"error": 1e-3, "limit": 2e-3}}
     told = evidence.WithoutGpu(
-        entry.name, kernel.name, kernel.arch, digest, "interpreted", "", "nvrtc", 5, 9, errors, "2026-01-03"
+        entry.name,
+        kernel.name,
+        kernel.arch,
+        digest,
+        "interpreted",
+        "",
+        "nvrtc 12.9.86 cccl",
+        5,
+        9,
+        errors,
+        "2026-01-03",
     )
     recorder.write_without_gpu(told, tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current, row.without_gpu) == ("none", False, told)
-    note = "without a GPU: 5 of 9 cases interpreted, 2026-01-03"
-    assert evidence.status(row) == f"unverified: not run on a GPU yet; {note}"
+    assert (row.status, row.current, row.without_gpu) == ("emulated", False, told)
+    said = "emulated: 5 of 9 cases on a CPU, nvrtc 12.9.86, 2026-01-03"
+    assert evidence.told(row) == said
     recorder.write(some_evidence("0" * 64), tmp_path)
-    assert evidence.status(row_of(evidence.support_rows(tmp_path))).endswith(f"2026-01-02; {note}")
+    before = "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))) == f"{said}; {before}"
     recorder.write(some_evidence(digest), tmp_path)
-    assert evidence.status(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
     recorder.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
     assert row_of(evidence.support_rows(tmp_path)).without_gpu is None
 
@@ -323,7 +367,7 @@ def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
     entry, kernel = a_kernel()
     evidence.path(entry.name, kernel, tmp_path).write_text(content)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("none", False)
+    assert (row.status, row.current) == ("not run", False)
 
 
 def test_support_rows_name_every_operator_and_kernel_once() -> None:

@@ -39,14 +39,14 @@ pytestmark = [
 @pytest.fixture
 def blackwell() -> Iterator[Emulated]:
     """A GPU of compute capability 10.0, as far as the check can tell."""
-    with emulated("sm_100a", 4) as machine:
+    with emulated("sm_100f", 4) as machine:
         fake_cupy.computing(machine._cupy)
         yield machine
 
 
 @pytest.fixture
 def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
-    """nvfp4_gemv, which has two kernels for sm_100a, with the smallest case that both can run and one for one alone."""
+    """nvfp4_gemv, which has two kernels for sm_100f, with the smallest case that both can run and one for one alone."""
     found = Subject("nvfp4_gemv")
     for_both = min((case for case in found.cases.CASES if case.intent == "tensor"), key=found.cases.flops)
     for_one = min((case for case in found.small_grid() if case.intent == "shapes"), key=found.cases.flops)
@@ -77,7 +77,7 @@ def in_a_process(job: gpu.Job) -> list[Report]:
     """What a process does that has no GPU but the emulator's; one case hangs."""
     if job.case == HANGS:
         time.sleep(600)
-    with emulated("sm_100a", 4) as machine:
+    with emulated("sm_100f", 4) as machine:
         fake_cupy.computing(machine._cupy)
         return gpu.do(job)
 
@@ -169,7 +169,7 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
         yield object()
 
     def objects(subject: Subject, kernel: KernelEntry, case: Any, **_: object) -> list[Report]:
-        assert kernel.arch == "sm_103a"
+        assert kernel.arch == "sm_100f"
         raise EmulationError(code, (0, 0))
 
     code = 2
@@ -179,11 +179,11 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(get_default_memory_pool=lambda: pool))
     case = Subject("attn_dist").cases.CASES[0].name
     with pytest.raises(Mismatch, match=f"attn_dist {case} emulated: "):
-        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
-    assert entered == ["sm_103a"]
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_100f"))
+    assert entered == ["sm_100f"]
     code = 0  # the grid may still run: not a Mismatch, after which a process goes on
     with pytest.raises(EmulationError):
-        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_100f"))
 
 
 def test_sanitizers_are_refused_for_what_is_emulated(
@@ -193,7 +193,7 @@ def test_sanitizers_are_refused_for_what_is_emulated(
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "compute_capability", lambda index: (9, 0))
     with pytest.raises(SystemExit):
-        gpu.main(["check", "attn_dist", "--emulated", "sm_100a", "--sanitizers", "memcheck"])
+        gpu.main(["check", "attn_dist", "--emulated", "sm_100f", "--sanitizers", "memcheck"])
     assert "none of what is emulated" in capsys.readouterr().err
 
 

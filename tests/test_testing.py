@@ -264,7 +264,7 @@ def test_copies_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any]) -
 E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 
 
-@pytest.mark.parametrize("machine", [Interpreted("sm_90a", 2, 0, 1, 1), Emulated("sm_100a", 2, Settings())])
+@pytest.mark.parametrize("machine", [Interpreted("sm_90a", 2, 0, 1, 1), Emulated("sm_100f", 2, Settings())])
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16, E5M2])
 def test_arrays_of_a_machine_keep_their_strides_and_poison_their_gaps(
     dtype: np.dtype[Any], machine: Interpreted
@@ -371,8 +371,8 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
                 ("plain", "sm_80"),
                 ("plain", "sm_90"),
                 ("hopper", "sm_90a"),
-                ("b", "sm_100a"),
-                ("beside", "sm_100a"),
+                ("b", "sm_100f"),
+                ("beside", "sm_100f"),
             )
         ),
     )

@@ -47,8 +47,7 @@ FIRST_RELEASE: dict[str, tuple[int, int]] = {
     "sm_89": (11, 8),
     "sm_90": (11, 8),
     "sm_90a": (12, 0),
-    "sm_100a": (12, 8),
-    "sm_103a": (12, 9),
+    "sm_100f": (12, 9),
 }
 
 # Front-end diagnostics that are mistakes when they point into our own files: lost or overflowing values (61-63, 68,

@@ -56,7 +56,7 @@ def list_(options: argparse.Namespace) -> int:
     if options.markdown:
         print(evidence.support_markdown(rows))
         return 0
-    table = [(r.operator, r.kernel, r.arch, evidence.status(r)) for r in rows]
+    table = [(r.operator, r.kernel, r.arch, evidence.told(r)) for r in rows]
     terminal.table("Operators", ("operator", "kernel", "target", "status"), table)
     return 0
 

@@ -22,7 +22,7 @@ from ..testing.operators import Subject
 from . import doctor, tables
 from .terminal import Terminal
 
-ARCHES = ("sm_90a", "sm_100a")
+ARCHES = ("sm_90a", "sm_100f")
 
 # A reference in float64 takes seconds for this much on two cores, and each problem is computed three times.
 CPU_FLOPS = 3e10

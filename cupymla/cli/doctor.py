@@ -90,8 +90,8 @@ def _compiler() -> Check:
         chain = compiler.toolchain()
     except CupymlaError as error:
         return Check(name, "missing", str(error).splitlines()[0], INSTALL_CUDA, needed=True)
-    if chain.release < (12, 8):
-        return Check(name, "missing", f"{chain}: too old for sm_100a", f"12.8 or newer: {INSTALL_CUDA}", needed=True)
+    if chain.release < (12, 9):
+        return Check(name, "missing", f"{chain}: too old for sm_100f", f"12.9 or newer: {INSTALL_CUDA}", needed=True)
     return Check(name, "ok", str(chain))
 
 

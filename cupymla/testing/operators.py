@@ -177,11 +177,11 @@ def arguments_on(xp: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 def kernels_for(entry: OperatorEntry, capability: tuple[int, int]) -> tuple[KernelEntry, ...]:
     """The kernels of an operator, all of one target, that a GPU of this compute capability runs; there may be none.
 
-    A target for exactly this GPU goes before one that many run, a newer one before an older.
+    A target that lists this GPU goes before one that does not, a newer one before an older.
     """
     targets = [arches.named(kernel.arch) for kernel in entry.kernels]
     fitting = [arch for arch in targets if arch.runs_on(capability)]
-    best = max(fitting, key=lambda arch: (arch.exact, arch.capability), default=None)
+    best = max(fitting, key=lambda arch: arch.preference, default=None)
     return tuple(kernel for kernel in entry.kernels if best and kernel.arch == best.name)
 
 

@@ -1,4 +1,4 @@
-"""Kernels for Blackwell (sm_100a) on a Hopper GPU: their PTX translated, with a checked model of what Hopper lacks.
+"""Kernels for Blackwell (sm_100f) on a Hopper GPU: their PTX translated, with a checked model of what Hopper lacks.
 
 `load` makes PTX a kernel that can be launched, `build` does all of it that needs no GPU. docs/emulation.md says what
 this proves and what it does not.

@@ -40,7 +40,7 @@ def early_uses(text: str, name: str = "<ptx>", without: int = 0) -> list[EarlyUs
     """What is used between a `tcgen05.ld` and the next `tcgen05.wait::ld`, on any path.
 
     Args:
-        text: PTX for sm_100a.
+        text: PTX for sm_100f.
         name: what errors call it.
         without: a line whose wait counts as taken away; 0 for none.
 

@@ -89,7 +89,7 @@ class Program:
 
 
 def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
-    """Translate PTX for sm_100a and link it with the model; needs no GPU.
+    """Translate PTX for sm_100f and link it with the model; needs no GPU.
 
     Args:
         text: the PTX.

@@ -315,7 +315,7 @@ def load(
     on: Literal["gpu", "host", "auto"] = "gpu",
     threads: int = 0,
 ) -> EmulatedKernel | HostProgram:
-    """A kernel for sm_100a or sm_103a, translated, ready to be launched.
+    """A kernel for Blackwell, translated, ready to be launched.
 
     Args:
         source: PTX text, the path of a file of it, a kernel's source to compile, or for a GPU a program that was

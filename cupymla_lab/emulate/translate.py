@@ -1,4 +1,4 @@
-"""PTX for sm_100a to PTX for sm_90a, in which every instruction that Hopper lacks is a call into the model.
+"""PTX for sm_100f to PTX for sm_90a, in which every instruction that Hopper lacks is a call into the model.
 
 Everything that is not translated stays byte for byte as it was, debug information included.
 """
@@ -86,7 +86,7 @@ class Translation:
 
 
 def translate(text: str, name: str = "<ptx>", padding: Mapping[str, int] | None = None) -> Translation:
-    """Translate PTX that was compiled for sm_100a.
+    """Translate PTX that was compiled for sm_100f, sm_100a or sm_103a.
 
     Args:
         text: the PTX.
@@ -147,7 +147,7 @@ class _Translator:
             raise self._source.error(0, "a PTX text has a .target")
         named = target.words[1] if len(target.words) > 1 else "no name"
         if not named.startswith(SOURCES):
-            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {named}")
+            raise self._source.error(target.start, f"expected PTX for sm_100f, sm_100a or sm_103a, found {named}")
         return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
 
     def _head(self) -> _Edit:

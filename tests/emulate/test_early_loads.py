@@ -1,4 +1,4 @@
-"""Registers of `tcgen05.ld` are used behind `tcgen05.wait::ld` only, in all kernels for sm_100a."""
+"""Registers of `tcgen05.ld` are used behind `tcgen05.wait::ld` only, in all kernels for sm_100f."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ USE = "add.u32 %r3, %r4, %r2;\n"
 
 
 def sources() -> Iterator[KernelSource]:
-    """Of every kernel for sm_100a variants that have each value of each definition."""
+    """Of every kernel for sm_100f variants that have each value of each definition."""
     seen: set[tuple[str, str, str | int]] = set()
     for entry in registry.OPERATORS:
         plan = importlib.import_module(f"{entry.module}.plan") if entry.kernels else None
-        for source in plan.sources("sm_100a") if plan else ():
+        for source in plan.sources("sm_100f") if plan else ():
             values = {(source.entry, name, value) for name, value in source.defines or (("", ""),)}
-            if source.arch == "sm_100a" and not values <= seen:
+            if source.arch == "sm_100f" and not values <= seen:
                 seen |= values
                 yield source
 

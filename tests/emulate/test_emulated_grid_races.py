@@ -146,7 +146,7 @@ def test_ctas_that_share_a_sequence_meet_by_a_counter_with_an_order(
     """xl_paged_attention adds up what its CTAs left in a workspace; a relaxed counter does not say that it is there."""
     case = next(case for case in cases.CASES if case.name == "gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero")
     settings = Settings(mode, 1, patience_seconds=20.0, races="practice")
-    with emulated("sm_100a", 7, settings) as machine:
+    with emulated("sm_100f", 7, settings) as machine:
         compare.require(machine.check("xl_paged_attention", case))
     folder = tmp_path / "cuda"
     shutil.copytree(cuda_root(), folder, ignore=shutil.ignore_patterns("third_party"))
@@ -157,5 +157,5 @@ def test_ctas_that_share_a_sequence_meet_by_a_counter_with_an_order(
     ours = plan.variant
     monkeypatch.setattr(plan, "variant", lambda *given, **named: replace(ours(*given, **named), root=str(folder)))
     told = r"race: .* (reads|writes) global memory .* of cluster \d+ wrote .* nothing orders the two"
-    with emulated("sm_100a", 7, settings) as machine, pytest.raises(HostError, match=told):
+    with emulated("sm_100f", 7, settings) as machine, pytest.raises(HostError, match=told):
         machine.check("xl_paged_attention", case)

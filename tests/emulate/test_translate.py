@@ -392,8 +392,8 @@ def test_every_product_assembles_for_both_targets(name: str, text: str, tmp_path
 
 
 def first_variants() -> dict[str, KernelSource]:
-    """Of each kernel for sm_100a a variant for each number of heads and each stage, which have code of their own."""
-    every = [source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100a"])]
+    """Of each kernel for sm_100f a variant for each number of heads and each stage, which have code of their own."""
+    every = [source for entry in registry.OPERATORS for source in operators.variants(entry, ["sm_100f"])]
     own = ("CUPYMLA_HEADS", "CUPYMLA_STAGE")
     named = (([source.entry, *(f"{n}={v}" for n, v in source.defines if n in own)], source) for source in every)
     return {" ".join(name): source for name, source in reversed(list(named))}

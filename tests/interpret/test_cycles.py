@@ -316,7 +316,7 @@ def test_a_variant_is_what_is_recorded() -> None:
         (["--case", "h128_d576_k256_q2_kv1000", "--ctas", "0"], "--ctas': expected at least 1, got 0"),
         (["--case", "h128_d576_k256_q2_kv1000", "--resident", "0"], "--resident': expected at least 1, got 0"),
         (["--case", "h128_d576_k256_q2_kv1000", "--resident", "-2"], "--resident': expected at least 1, got -2"),
-        (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_100a"], "such as sm_90a"),
+        (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_100f"], "such as sm_90a"),
         (["--case", "h128_d576_k256_q2_kv1000", "--arch", "sm_80"], "sm_80"),
         (
             ["--case", "h16_d576_k130_q3_kv300", "--queries", "1", "--in-l2", "kw"],

@@ -1,4 +1,4 @@
-"""The table of docs/blackwell_model.md: rates and bytes of our sm_100a kernels and of published ones, and what follows.
+"""The table of docs/blackwell_model.md: rates and bytes of our sm_100f kernels and of published ones, and what follows.
 
 A model, not a measurement. Layouts are stated here, product by product; every number of the page's tables is computed
 from them, so that the page cannot drift. `python tests/ops/test_blackwell_model.py` prints the tables.

@@ -1,5 +1,5 @@
 """Scores that are exact in natural units, and large: where the comparison law leaves no room for what a kernel rounds
-that works in units of log2. In the interpreter (sm_90a) and the emulator (sm_100a)."""
+that works in units of log2. In the interpreter (sm_90a) and the emulator (sm_100f)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cupymla_lab.interpreted import interpreted
 
 pytestmark = pytest.mark.compile
 
-ARCHS = ("sm_90a", "sm_100a")
+ARCHS = ("sm_90a", "sm_100f")
 
 
 def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> dict[str, Any]:

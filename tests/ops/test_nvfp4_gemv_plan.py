@@ -110,13 +110,13 @@ def test_alignment_is_that_of_every_row_and_batch_that_there_is() -> None:
     assert steps((1, 144, 1), (7, 1, 9)) == 0
 
 
-@pytest.mark.parametrize(("name", "target"), [("sm_80", "sm_80"), ("sm_90a", "sm_90"), ("sm_100a", "sm_100a")])
+@pytest.mark.parametrize(("name", "target"), [("sm_80", "sm_80"), ("sm_90a", "sm_90"), ("sm_100f", "sm_100f")])
 def test_targets(name: str, target: str) -> None:
     assert plan.plan(problem(8, 1, 64, 1), arch.named(name)).arch == target
 
 
 def test_an_architecture_without_a_kernel_is_named() -> None:
-    turing = arch.Arch("sm_75", (7, 5), 64 * 1024, exact=False)
+    turing = arch.Arch("sm_75", (7, 5), 64 * 1024)
     with pytest.raises(UnsupportedError, match="sm_75"):
         plan.plan(problem(8, 1, 64, 1), turing)
 
@@ -227,7 +227,7 @@ def test_the_tensor_core_gets_what_it_is_predicted_to_be_faster_at(name: str, fo
 
 
 def test_the_streaming_kernel_gets_everything_that_the_other_cannot_do() -> None:
-    blackwell, many = arch.named("sm_100a"), (8192, 16, 28672, 1)
+    blackwell, many = arch.named("sm_100f"), (8192, 16, 28672, 1)
     assert plan.plan_tiles(tiled(*many), blackwell, 148) is not None
     assert plan.plan_tiles(tiled(*many), arch.named("sm_90"), 148) is None
     assert plan.plan_tiles(problem(*many), blackwell, 148) is None

@@ -120,9 +120,9 @@ def test_rows_that_are_stored_whole_have_an_attention_in_one_piece() -> None:
 
 
 def test_blackwell_has_none() -> None:
-    assert not planned(target=arch.named("sm_100a")).in_halves
+    assert not planned(target=arch.named("sm_100f")).in_halves
     with pytest.raises(InputError, match="stage"):
-        plan.variant(arch.named("sm_100a"), stage="weights")
+        plan.variant(arch.named("sm_100f"), stage="weights")
 
 
 def test_one_half_follows_the_other() -> None:

@@ -1,4 +1,4 @@
-"""The sm_100a kernels of the backward read topk_length once for a query, as test_sparse_mla_bwd_lengths.py says of
+"""The sm_100f kernels of the backward read topk_length once for a query, as test_sparse_mla_bwd_lengths.py says of
 sparse_mla_bwd for sm_90a: roles that read it for themselves could disagree, and wait for ever."""
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ LISTED_STAGES = ("zero", "sort", "attention", "deal", "round", "sink")
 
 DEVICES: Mapping[str, Callable[[], AbstractContextManager[Interpreted]]] = {
     "sm_90a": lambda: interpreted("sm_90a", 2),
-    "sm_100a": lambda: emulated("sm_100a", 2, settings("random")),
+    "sm_100f": lambda: emulated("sm_100f", 2, settings("random")),
 }
 
 

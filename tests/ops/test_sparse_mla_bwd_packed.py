@@ -22,7 +22,7 @@ from cupymla_lab.interpret import GlobalMemory, interpret, parse
 from cupymla_lab.interpreted import Interpreted, interpreted
 
 HEADS = 65
-BLACKWELL = arch.named("sm_100a")
+BLACKWELL = arch.named("sm_100f")
 
 
 def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:

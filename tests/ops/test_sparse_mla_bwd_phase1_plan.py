@@ -20,7 +20,7 @@ from cupymla.ops.sparse_mla_bwd_phase1 import cases, cuda, plan, spec
 from cupymla.testing.operators import Subject
 from cupymla_lab.interpreted import interpreted
 
-BLACKWELL = arch.named("sm_100a")
+BLACKWELL = arch.named("sm_100f")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:

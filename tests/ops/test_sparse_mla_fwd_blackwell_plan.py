@@ -17,7 +17,7 @@ from cupymla.ops.kv_rows import MAX_ROWS, kv_rows
 from cupymla.ops.mla import SoftmaxOptions
 from cupymla.ops.sparse_mla_fwd import binding, blackwell_plan, plan
 
-BLACKWELL = arch.named("sm_100a")
+BLACKWELL = arch.named("sm_100f")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:

@@ -78,8 +78,7 @@ def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
         ("sm_90a", {"block_size": 8}),
         ("sm_80", {}),
         ("sm_89", {}),
-        ("sm_100a", {}),
-        ("sm_103a", {}),
+        ("sm_100f", {}),
     ],
 )
 @pytest.mark.usefixtures("forced")

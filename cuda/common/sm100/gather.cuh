@@ -1,5 +1,5 @@
 // Four rows of a matrix that lie anywhere, by one TMA instruction (PTX ISA, "cp.async.bulk.tensor", ".tile::gather4";
-// sm_100a). The map's box is one row of as many columns as are copied.
+// sm_100f). The map's box is one row of as many columns as are copied.
 #pragma once
 
 #include "../tma.cuh"

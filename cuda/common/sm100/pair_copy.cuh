@@ -1,5 +1,5 @@
 // Tensor copies in a pair of CTAs that the even one's barrier counts (PTX ISA, "cp.async.bulk.tensor",
-// ".cta_group::2"; sm_100a).
+// ".cta_group::2"; sm_100f).
 #pragma once
 
 #include "gather.cuh"

@@ -1,4 +1,4 @@
-// Tensor Memory in the layout of warp-level accumulators (PTX ISA, "tcgen05.ld", shape .16x256b; sm_100a).
+// Tensor Memory in the layout of warp-level accumulators (PTX ISA, "tcgen05.ld", shape .16x256b; sm_100f).
 #pragma once
 
 #include "tmem.cuh"

@@ -1,4 +1,4 @@
-// Numbers of the sm_100a sparse MLA backward kernels, and the budgets they must keep.
+// Numbers of the sm_100f sparse MLA backward kernels, and the budgets they must keep.
 #pragma once
 
 #include "../../common/integers.cuh"

@@ -1,4 +1,4 @@
-// Numbers of the sm_100a kernel of the backward's first phase, and the budgets they must keep.
+// Numbers of the sm_100f kernel of the backward's first phase, and the budgets they must keep.
 #pragma once
 
 #include "../../common/integers.cuh"

@@ -11,10 +11,6 @@
 #include "softmax.cuh"
 #include "storage.cuh"
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
-#error "this kernel is for sm_100a and sm_103a"
-#endif
-
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: 128, which a pair of CTAs takes, or 64, which one does; either serves any
 // h_q. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which
 // costs a multiplication per score; 0 where it is surely positive in fp32. CUPYMLA_SPLIT: 1 where those of each cluster

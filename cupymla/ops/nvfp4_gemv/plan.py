@@ -14,13 +14,13 @@ from . import model
 from .formats import FORMATS, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
 
-TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
-"""What the kernels are compiled for. sm_100a and sm_103a have conversions of E2M1, and the tcgen05 kernel."""
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100f")
+"""What the kernels are compiled for. sm_100f has conversions of E2M1, and the tcgen05 kernel."""
 
 MAX_ITEMS = 2**31 - 1
 """Items of work of one launch, which the kernel counts in 32 bits."""
 
-TENSOR_TARGETS = ("sm_100a", "sm_103a")
+TENSOR_TARGETS = ("sm_100f",)
 """Targets that have the tcgen05 kernel as well."""
 
 WHOLE_TARGETS = ("sm_90",)

@@ -189,7 +189,7 @@ class HostProgram:
 
     def _check(self, geometry: Geometry) -> None:
         check(geometry)
-        limit, static = arch.named("sm_100a").smem_bytes, self.shape.static_bytes
+        limit, static = arch.named("sm_100f").smem_bytes, self.shape.static_bytes
         if geometry.smem_bytes + static > limit:
             beside = f" beside {static} of the kernel's own" if static else ""
             raise InputError("smem_bytes", f"at most {limit - static} bytes{beside}", geometry.smem_bytes)
@@ -242,7 +242,7 @@ def _is_relaxed(instruction: str) -> bool:
 
 
 def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram:
-    """Translate PTX for sm_100a and make it ready to run on the host.
+    """Translate PTX for sm_100f and make it ready to run on the host.
 
     Args:
         ptx: the text.
