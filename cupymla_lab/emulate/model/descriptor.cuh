@@ -3,7 +3,7 @@
 // Descriptor"). Compiles on the host as well.
 #pragma once
 
-#include "common/integers.cuh"
+#include "common/types.cuh"
 
 namespace cupymla::emulate {
 

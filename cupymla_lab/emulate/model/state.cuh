@@ -8,7 +8,7 @@
 #include "model_host.hpp"
 #endif
 
-#include "common/integers.cuh"
+#include "common/types.cuh"
 #ifndef CUPYMLA_HOST_MACHINE
 #include "common/hardware.cuh"
 #endif
