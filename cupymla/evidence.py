@@ -230,15 +230,15 @@ def _run(found: Evidence, how: str = "") -> str:
 
 
 def _since(found: Evidence) -> str:
-    """What has come since evidence of the present sources was written, each in brackets."""
+    """In brackets, what has changed since a run of which evidence is kept."""
     remarks = []
     if later := cases_since(found):
         remarks.append(f"{later} further cases came since")
     if found.carried_from:
-        remarks.append(f"as {found.carried_from}, of which the emulator makes the same code")
+        remarks.append(f"as {found.carried_from}, emulated by the same code")
     elif found.same_code_as:
         remarks.append("words of its sources have changed since, its machine code has not")
-    return "".join(f" ({remark})" for remark in remarks)
+    return f" ({'; '.join(remarks)})" if remarks else ""
 
 
 def cases_since(found: Evidence) -> int:

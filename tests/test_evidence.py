@@ -130,6 +130,10 @@ def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path)
     assert evidence.read(file) == full
     edited = replace(plain, content_hash="2" * 64)
     assert recorder.write(edited, tmp_path) == file
+    carried = replace(edited, carried_from="sm_100a", cases=8)
+    file.unlink()
+    assert recorder.write(carried, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file, "a run says more than what was carried over"
     assert evidence.read(file) == edited
 
 

@@ -523,7 +523,9 @@ def _mbarrier(w: Writer) -> str:
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"
     return w.write(
-        w.operands[0], f"barrier_test(t, {matrices.address_in_shared(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
+        w.operands[0],
+        f"barrier_test(t, {matrices.address_in_shared(w, w.operands[1])}, {phase}, {races.order(w.parts)})",
+        "pred",
     )
 
 

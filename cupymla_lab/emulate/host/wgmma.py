@@ -156,9 +156,7 @@ def _multiply(w: Writer) -> str:
     if k * per != 32 or d_count * per_register != columns // 2 or a_count not in (0, 4):
         raise ValueError("a shape of wgmma that these types or registers do not have")
     negated = len(rest) >= 2 and (rest[0] < 0) != (rest[1] < 0)
-    flags = ", ".join(
-        str(int(flag)) for flag in (transposed_a, transposed_b, negated, "satfinite" in w.parts)
-    )
+    flags = ", ".join(str(int(flag)) for flag in (transposed_a, transposed_b, negated, "satfinite" in w.parts))
     site = (
         f"static const ProductSite site = {{{of_d}, {d_count}, {of_a}, {a_count}, {columns}, {k}, {w.line}, "
         f"{_ELEMENTS[kinds[1]]}, {_ELEMENTS[kinds[2]]}, {_SUMS[kinds[0]]}, {flags}}};"
