@@ -17,8 +17,8 @@ from .source import KernelSource, closure, cuda_root, units
 def files() -> dict[str, Path]:
     """Every file to pack, as its place in the pack and where it lies now.
 
-    All of `cuda/` but third-party code and pages, and each CUTLASS header in the include closure of a translation unit; each of
-    those carries its licence in its first lines.
+    All of `cuda/` but third-party code and pages, and each CUTLASS header in the include closure of a translation
+    unit; each of those carries its licence in its first lines.
     Raises CompileError when CUTLASS is included and cannot be found.
     """
     root = cuda_root()

@@ -149,7 +149,7 @@ def _multiply(w: Writer) -> str:
     from_registers = isinstance(w.operands[1], Vector)
     rest = [_number(operand) for operand in w.operands[4:]]
     transposes = [bool(each) for each in rest[2:]] if per == 2 else []
-    transposed_a, transposed_b = ([False, False] + transposes)[-2:] if len(transposes) != 1 else (False, transposes[0])
+    transposed_a, transposed_b = [False, False, *transposes][-2:]
     of_d, d_count = _registers(w, w.operands[0])
     of_a, a_count = _registers(w, w.operands[1]) if from_registers else ("nullptr", 0)
     per_register = 2 if kinds[0] == "f16" else 1
