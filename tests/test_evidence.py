@@ -25,7 +25,7 @@ from cupymla.testing.compare import Report, compare
 from cupymla.testing.operators import Subject
 from cupymla_lab import gpu, recorder, without_gpu
 from cupymla_lab.emulate import MODES, program
-from cupymla_lab.interpreted import Interpreted
+from cupymla_lab.emulated import Emulated
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -206,10 +206,10 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
     expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
-    assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
+    assert told == [("attn_dist", kernel, "emulated", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
 
@@ -260,7 +260,7 @@ def test_a_case_that_launched_nothing_has_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However right its results are; but for cases in which there is nothing to do."""
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)

@@ -10,14 +10,14 @@ from unittest import mock
 import numpy as np
 import pytest
 from conftest import HOST
-from cupymla.emulate import EmulationError, HostError
-from cupymla.emulate.host.machine import load
-from cupymla.emulate.host.memory import Arrays
-from cupymla.testing.emulated import Emulated, Kernel, emulated
 from hopper_kit import element, program, run, text
 
 from cupymla.build import KernelSource
 from cupymla.launch import Geometry, Launcher
+from cupymla_lab.emulate import EmulationError, HostError
+from cupymla_lab.emulate.host.machine import load
+from cupymla_lab.emulate.host.memory import Arrays
+from cupymla_lab.emulated import Emulated, Kernel, emulated
 
 pytestmark = HOST
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import HOST
-from cupymla.emulate import MODES, HostError
-from cupymla.emulate.run import Mode
 from hopper_kit import element, run
+
+from cupymla_lab.emulate import MODES, HostError
+from cupymla_lab.emulate.run import Mode
 
 pytestmark = HOST
 

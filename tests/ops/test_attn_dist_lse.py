@@ -1,4 +1,4 @@
-"""attn_dist's lse: what large, tiny and infinite ones do, in the interpreter (sm_90a) and the emulator (sm_100f)."""
+"""attn_dist's lse: what large, tiny and infinite ones do, in the engine, for Hopper and Blackwell."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ from cupymla.testing import compare
 from cupymla.testing.operators import Array, Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
-from cupymla_lab.interpreted import interpreted
 
 SUBJECT = Subject("attn_dist")
 
 
 def require(arch: str, inputs: dict[str, Any]) -> Array:
     """The kernel's dist, which keeps the comparison law."""
-    made = (
-        interpreted(arch, 2, seed=1)
-        if arch == "sm_90a"
-        else emulated(arch, 2, Settings("lazy", patience_seconds=20.0, races="practice"))
-    )
-    with made as machine:
+    with emulated(arch, 2, Settings("lazy", patience_seconds=20.0, races="practice")) as machine:
         results = machine.results(SUBJECT, inputs)
     compare.require(SUBJECT.reports(inputs, results))
     return results["dist"]

@@ -25,8 +25,7 @@ from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
 from cupymla_lab.emulate.run import Mode
-from cupymla_lab.emulated import emulated
-from cupymla_lab.interpreted import DeviceArray
+from cupymla_lab.emulated import DeviceArray, emulated
 
 pytestmark = pytest.mark.compile
 
@@ -186,7 +185,7 @@ def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
     def run(settings: Settings) -> float:
         with emulated("sm_100f", multiprocessors, settings) as machine:
             reports = machine.check("nvfp4_gemv", named(name))
-            programs[:] = machine._hosts.values()
+            programs[:] = [kernel.host for kernel in machine.kernels]
         return float(sum(bool(report.failure) for report in reports))
 
     assert run(Settings("eager", races="practice")) == 0
