@@ -1,4 +1,4 @@
-"""The backward's kernel for neighbouring queries, in the interpreter: what the operator's cases do not bring about."""
+"""The backward's kernel for neighbouring queries, in the engine: what the operator's cases do not bring about."""
 
 from __future__ import annotations
 

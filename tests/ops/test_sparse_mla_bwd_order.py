@@ -1,4 +1,4 @@
-"""Queries of the backward that take their rows in the order of tokens, in the interpreter."""
+"""Queries of the backward that take their rows in the order of tokens, in the engine."""
 
 from __future__ import annotations
 

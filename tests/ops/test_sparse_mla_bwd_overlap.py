@@ -1,5 +1,5 @@
 """Kernels of one call of sparse_mla_bwd overlap: each but the first is a dependent launch, and waits before it uses
-global memory. The interpreter and the host emulator look at every access, SASS shows what the compilers made of it.
+global memory. The engine looks at every access, SASS shows what the compilers made of it.
 
 Compiles, needs no GPU.
 """

@@ -1,4 +1,4 @@
-"""Queries of the forward that take their rows in the order of tokens: when, and in the interpreter how."""
+"""Queries of the forward that take their rows in the order of tokens: when, and in the engine how."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """xl_paged_attention where all that ex2.approx gives is off to one side: few rows, which a reference may get right by
-chance, so that the comparison law leaves little room. In the interpreter."""
+chance, so that the comparison law leaves little room. In the engine."""
 
 from __future__ import annotations
 

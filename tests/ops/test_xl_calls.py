@@ -1,6 +1,6 @@
 """Ordinary calls of xl_paged_attention that follow each other in one thread: what is remembered must fit the next call.
 
-The kernel runs in the interpreter; compiles to PTX, needs no GPU.
+The kernel runs in the engine; compiles to PTX, needs no GPU.
 """
 
 from __future__ import annotations
