@@ -23,8 +23,8 @@ from .. import maps as tables
 from ..failures import EmulationError, HostError
 from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
 from ..run import CHECKS, MODES, LaunchState, Report, Settings
-from ..translate import Translation, translate
-from .library import Model, available, cta_bytes, library
+from ..translate import Translation
+from .library import Model, available, cta_bytes, library, translated
 from .memory import Arrays
 from .recompile import mangled
 
@@ -298,7 +298,7 @@ def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram
         InputError: no kernel of that name, or several and no name.
         CompileError: there is no C++ compiler, or none of NVRTC for the model.
     """
-    translation = translate(ptx, name)
+    translation = translated(ptx, name)
     if entry is None:
         if len(translation.kernels) != 1:
             raise InputError("entry", "a name, for there are " + ", ".join(translation.kernels), None)
