@@ -153,8 +153,7 @@ def _native() -> Path:
         "}",
     ]
     sources = tuple(member.digest for member in closure(MODEL))
-    return _object("
-".join(lines), "model", (*_MODEL_FLAGS, f"-I{cuda_root()}", f"-I{_HERE.parent}"), sources)
+    return _object("\n".join(lines), "model", (*_MODEL_FLAGS, f"-I{cuda_root()}", f"-I{_HERE.parent}"), sources)
 
 
 def _wrapper(name: str) -> str:
