@@ -63,15 +63,21 @@ __device__ __forceinline__ uint32_t rank_of_half(const Mma& mma, uint32_t half) 
 
 // Which operand rows are read by whom ---------------------------------------------------------------------------
 
-// A generic store has to be fenced off by its thread or by the one that issued the operation that reads it.
-__device__ __forceinline__ void require_proxy_fence(uint32_t rank, uint32_t offset, uint32_t issuer, uint32_t site) {
-  if (!checking(kCheckProxy) || offset >= kSmemBytes) return;
+// A generic store has to be fenced off by its thread or by the one that issued the operation that reads it. The thread
+// whose store is not, or -1.
+__device__ __forceinline__ int32_t unfenced(uint32_t rank, uint32_t offset, uint32_t issuer) {
+  if (!checking(kCheckProxy) || offset >= kSmemBytes) return -1;
   const uint64_t word = watched(cta_of(rank).smem_writes[offset / 16]);
-  if (word == 0) return;
+  if (word == 0) return -1;
   const uint64_t clock = word >> 16;
   const uint32_t writer = static_cast<uint32_t>(word) & 0x3fffu;
-  if (watched(thread_of(writer).proxy_clock) > clock || watched(thread_of(issuer).proxy_clock) > clock) return;
-  fail(kProxyFenceMissing, site, offset, writer);
+  if (watched(thread_of(writer).proxy_clock) > clock || watched(thread_of(issuer).proxy_clock) > clock) return -1;
+  return static_cast<int32_t>(writer);
+}
+
+__device__ __forceinline__ void require_proxy_fence(uint32_t rank, uint32_t offset, uint32_t issuer, uint32_t site) {
+  const int32_t writer = unfenced(rank, offset, issuer);
+  if (writer >= 0) fail(kProxyFenceMissing, site, offset, writer);
 }
 
 // One row of a K-major operand or one of a transposed operand, as floats.

@@ -479,4 +479,19 @@ CUPYMLA_MODEL void cupymla_emulate_clear(uint32_t address, uint32_t bytes) {
   for (uint32_t at = 0; at + 4 <= bytes; at += 4) hardware::store_shared_u32(address + at, 0);
 }
 
+#ifdef CUPYMLA_HOST_MACHINE
+// For wgmma, which the host machine carries out.
+extern "C" int32_t cupymla_emulate_unfenced(uint32_t rank, uint32_t offset, uint32_t issuer) {
+  return unfenced(rank, offset, issuer);
+}
+#endif
+
+// setmaxnreg, of which the host machine keeps account.
+CUPYMLA_MODEL void cupymla_emulate_registers(uint32_t count, uint32_t grows, uint32_t site) {
+#ifdef CUPYMLA_HOST_MACHINE
+  stop_if_asked();
+  machine::set_registers(*machine::current, count, grows != 0);
+#endif
+}
+
 CUPYMLA_LAUNCH_FACTS(launch_bytes = sizeof(Launch), cta_bytes = sizeof(Cta), failure_bytes = sizeof(Failure));

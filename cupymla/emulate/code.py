@@ -73,6 +73,7 @@ MODEL: dict[str, tuple[int, tuple[int, ...]]] = {
     "convert": (32, (32, 32, 32, 32, 32, 32)),
     "reduce": (32, (32, 32, 32)),
     "clear": (0, (32, 32)),
+    "registers": (0, (32, 32, 32)),
 }
 
 

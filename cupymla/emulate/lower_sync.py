@@ -100,9 +100,14 @@ def leave(code: Code) -> None:
     code.line(f"{code.instruction.opcode};")
 
 
-def dropped(code: Code) -> None:
-    """setmaxnreg: registers are not moved between warps; ptxas gives every thread the same number."""
-    code.line("// setmaxnreg")
+def registers(code: Code) -> None:
+    """setmaxnreg: on a GPU ptxas gives every thread the same number, and registers are not moved between warps."""
+    code.call("registers", code.value(code.operand(0)), int("inc" in code.instruction.parts), code.site)
+
+
+def kept(code: Code) -> None:
+    """What is executed as it stands, unless the launch takes it away."""
+    code.unless_removed(code.original())
 
 
 def shared_store(code: Code) -> None:

@@ -15,8 +15,8 @@ from .failures import EmulationError
 from .run import Settings
 from .translate import Site
 
-KINDS = ("wait", "fence", "commit", "expect_tx", "arrive", "barrier")
-"""What `Site.mutation` may be; "barrier" is a named barrier or __syncthreads."""
+KINDS = ("wait", "fence", "commit", "expect_tx", "arrive", "barrier", "warp")
+"""What `Site.mutation` may be; "barrier" is a named barrier or __syncthreads, "warp" is bar.warp.sync."""
 
 RUNS: tuple[Settings, ...] = (
     Settings("eager", patience_seconds=0.5),

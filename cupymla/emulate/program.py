@@ -27,7 +27,7 @@ from ..build.source import KernelSource, content_hash
 from ..errors import CompileError
 from ..ptx import PtxError
 from . import by_content
-from .translate import TARGET, Site, Translation, translate
+from .translate import BLACKWELL, TARGET, Site, Translation, translate
 
 MODEL = KernelSource("emulate/model.cu", "", arch=TARGET)
 # Of the kernel, which ptxas otherwise arranges for warps whose lanes come out of calls together. The model's calls let
@@ -99,6 +99,8 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
         CompileError: the model does not compile, or there is no linker that is new enough.
     """
     translation = translate(text, name)
+    if not translation.source.startswith(BLACKWELL):
+        raise PtxError(name, 0, f"expected PTX for sm_100a or sm_103a for a GPU, found {translation.source}")
     library = model(_registers(threads or _bound(text)))
     cubin = link(translation, library)
     padding = missing_bytes(translation, cubin)

@@ -1,6 +1,8 @@
-"""PTX for sm_100a to PTX for sm_90a, in which every instruction that Hopper lacks is a call into the model.
+"""PTX to PTX for sm_90a, in which every instruction that Hopper lacks is a call into the model.
 
-Everything that is not translated stays byte for byte as it was, debug information included.
+Of kernels for older targets what is told to the model stays: waits, arrivals, fences and copies, so that they run on
+the host machine as Blackwell's do. Everything that is not translated stays byte for byte as it was, debug information
+included.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from .instructions import PLAIN, newer_qualifier, row_for
 from .lower_sync import leave
 
 TARGET = "sm_90a"
-SOURCES = ("sm_100", "sm_103")
-"""What is translated: these, their "a" and their "f" variants. What sm_103 alone has is left out."""
+BLACKWELL = ("sm_100", "sm_103")
+"""What is translated for a Hopper GPU: these, their "a" and their "f" variants. What sm_103 alone has is left out."""
+OLDER = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+"""What the host machine runs besides: these and sm_90a."""
 
 # PTX ISA 9.0, "Special Registers".
 _SPECIAL_REGISTER = re.compile(
@@ -59,6 +63,7 @@ class Translation:
 
     Attributes:
         name: what the PTX is called.
+        source: the target that it was compiled for, such as sm_100a.
         text: PTX for sm_90a.
         sites: its translated instructions, number i at index i - 1.
         kernels: the names of its kernels.
@@ -68,6 +73,7 @@ class Translation:
     """
 
     name: str
+    source: str
     text: str
     sites: tuple[Site, ...]
     kernels: tuple[str, ...]
@@ -85,7 +91,7 @@ class Translation:
 
 
 def translate(text: str, name: str = "<ptx>", padding: Mapping[str, int] | None = None) -> Translation:
-    """Translate PTX that was compiled for sm_100a.
+    """Translate PTX that was compiled for sm_100a, or for an older target for the host machine.
 
     Args:
         text: the PTX.
@@ -126,7 +132,7 @@ class _Translator:
         kernels = tuple(f.name for f in self._module.functions if f.kernel and f.body is not None)
         text += "\n" + self._thunks.functions() + "\n"
         sites, alignment = tuple(self._sites), self._alignment()
-        return Translation(self._source.name, text, sites, kernels, lines, alignment, self._facts())
+        return Translation(self._source.name, self._named(), text, sites, kernels, lines, alignment, self._facts())
 
     def _facts(self) -> dict[str, int]:
         held = {name: item for item in self._module.items if isinstance(item, Variable) for name, _ in item.names}
@@ -140,13 +146,17 @@ class _Translator:
         asked = (each.alignment for each in variables if each.space == "shared" and each.external)
         return max(asked, default=1) or 1
 
+    def _named(self) -> str:
+        target = self._module.directive(".target")
+        return target.words[1] if target is not None and len(target.words) > 1 else "no name"
+
     def _target(self) -> _Edit:
         target = self._module.directive(".target")
         if target is None:
             raise self._source.error(0, "a PTX text has a .target")
-        named = target.words[1] if len(target.words) > 1 else "no name"
-        if not named.startswith(SOURCES):
-            raise self._source.error(target.start, f"expected PTX for sm_100a or sm_103a, found {named}")
+        if not self._named().startswith(BLACKWELL) and self._named().rstrip("a") not in OLDER:
+            expected = f"PTX for {', '.join((*OLDER, 'sm_90a', *(f'{name}a' for name in BLACKWELL)))}"
+            raise self._source.error(target.start, f"expected {expected}, found {self._named()}")
         return _Edit(target.start, target.end, " ".join((".target", TARGET, *target.words[2:])))
 
     def _head(self) -> _Edit:

@@ -5,39 +5,74 @@
 
 namespace machine {
 
-// cp.async: carried out when issued or when its group is waited for, by chance.
+// cp.async: carried out when issued, when its group is waited for, or behind an arrival that it brings about, as the mode
+// says.
 namespace {
-void perform_async(const AsyncCopy& copy) {
+
+void perform_async(AsyncCopy& copy) {
+  if (copy.done) return;
   if (copy.read) std::memcpy(copy.to, copy.from, copy.read);
   std::memset(copy.to + copy.read, 0, copy.size - copy.read);
+  copy.done = true;
 }
+
+// All copies of a thread before that number.
+void perform_async_to(Thread& t, uint64_t number) {
+  for (; t.async_first < number; ++t.async_first, t.async_copies.pop_front()) perform_async(t.async_copies.front());
+}
+
+void perform_arrival(Copy& copy) {
+  perform_async_to(*copy.thread, copy.map);
+  if (copy.cta->causality) copy.cta->causality->landed_async(*copy.thread, copy.barrier, copy.from);
+  barrier_arrive(*copy.cta, copy.barrier);
+}
+
+bool is_late(Thread& t) { return the->mode == kLazy || (the->mode == kRandom && (draw(t) & 1)); }
+
+std::shared_ptr<Copy> issue(Thread& t, void (*perform)(Copy&)) {
+  auto copy = std::make_shared<Copy>();
+  copy->perform = perform;
+  copy->thread = &t;
+  copy->cta = t.cta;
+  copy->issued = the->switches;
+  the->copies.push_back(copy);
+  return copy;
+}
+
 }  // namespace
 
 void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t read) {
   if (size != 4 && size != 8 && size != 16) broken("cp.async of %u bytes", size);
   if (read > size) broken("cp.async reads %u of %u bytes", read, size);
-  const AsyncCopy copy{shared(t, to, size), generic(from, size), size, read};
+  AsyncCopy copy{shared(t, to, size), generic(from, size), size, read, false};
   if (t.races) {
     t.cta->causality->write_by_async(t, to, size);
     read_global(t, from, read, false);
   }
-  if (draw(t) & 1) return perform_async(copy);
-  t.open_async.push_back(copy);
+  if (!is_late(t)) perform_async(copy);
+  t.async_copies.push_back(copy);
 }
 
 void commit_async(Thread& t) {
   if (t.races) t.cta->causality->close_async(t);
-  t.async_groups.push_back(std::move(t.open_async));
-  t.open_async.clear();
+  t.async_groups.push_back(t.async_first + t.async_copies.size());
 }
 
 void wait_async(Thread& t, uint32_t newest) {
   if (newest == UINT32_MAX) commit_async(t), newest = 0;
-  while (t.async_groups.size() > newest) {
-    for (const AsyncCopy& copy : t.async_groups.front()) perform_async(copy);
-    t.async_groups.pop_front();
-  }
+  for (; t.async_groups.size() > newest; t.async_groups.pop_front()) perform_async_to(t, t.async_groups.front());
   if (t.races) t.cta->causality->wait_async(t, newest);
+}
+
+void arrive_async(Thread& t, uint32_t barrier, bool counts) {
+  if (counts) barrier_expect_arrival(*t.cta, barrier);
+  auto copy = std::make_shared<Copy>();
+  copy->thread = &t, copy->cta = t.cta, copy->barrier = barrier;
+  copy->map = t.async_first + t.async_copies.size();
+  if (t.races) copy->from = t.cta->causality->arrive_async(t, barrier);
+  if (!is_late(t)) return perform_arrival(*copy);
+  copy->perform = perform_arrival, copy->issued = the->switches;
+  the->copies.push_back(copy);
 }
 
 // Bulk copies ---------------------------------------------------------------------------------------------------------
@@ -232,16 +267,6 @@ void reduce(void* to, const void* from, uint32_t bytes, Reduction how) {
 }
 
 namespace {
-
-std::shared_ptr<Copy> issue(Thread& t, void (*perform)(Copy&)) {
-  auto copy = std::make_shared<Copy>();
-  copy->perform = perform;
-  copy->thread = &t;
-  copy->cta = t.cta;
-  copy->issued = the->switches;
-  the->copies.push_back(copy);
-  return copy;
-}
 
 // Looks for races of a tile's bytes: `each` is called with the offsets and lengths of its pieces.
 template <typename Each>

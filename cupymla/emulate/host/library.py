@@ -108,11 +108,11 @@ def _shape(facts: dict[str, object]) -> KernelShape:
     places, cluster = facts["parameters"], facts["cluster"]
     assert isinstance(places, list) and isinstance(facts["static_bytes"], int)
     x, y, z = cluster if isinstance(cluster, list) else (0, 0, 0)
-    smallest, of_global = facts["smallest_store"], facts["smallest_global_store"]
-    assert isinstance(smallest, int) and isinstance(of_global, int)
+    smallest, of_global, registers = facts["smallest_store"], facts["smallest_global_store"], facts["registers"]
+    assert isinstance(smallest, int) and isinstance(of_global, int) and isinstance(registers, int)
     parameters = tuple((offset, size) for offset, size in places)
     extents = (x, y, z) if x else None
-    return KernelShape(str(facts["symbol"]), parameters, facts["static_bytes"], extents, smallest, of_global)
+    return KernelShape(str(facts["symbol"]), parameters, facts["static_bytes"], extents, smallest, of_global, registers)
 
 
 # The parts of a library -------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 
 def _machine() -> list[Path]:
     """The parts of the machine."""
-    names = ("runtime", "warps", "copies", "races", "waits", "grid")
+    names = ("runtime", "warps", "wgmma", "copies", "races", "waits", "grid")
     return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 

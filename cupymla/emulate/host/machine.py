@@ -48,8 +48,11 @@ class _Request(ctypes.Structure):
         ("races", ctypes.c_uint32),
         ("unit", ctypes.c_uint32),
         ("grid_unit", ctypes.c_uint32),
+        ("mode", ctypes.c_uint32),
+        ("registers", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
+        ("patience", ctypes.c_uint64),
         ("relaxed", ctypes.c_char_p),
     )
 
@@ -220,6 +223,8 @@ class HostProgram:
         request.approximation = APPROXIMATIONS.index(settings.approximation)
         request.races, request.unit = RACES.index(settings.races), self.shape.smallest_store
         request.grid_unit = self.shape.smallest_global_store
+        request.mode, request.registers = MODES.index(settings.mode), self.shape.registers
+        request.patience = int(settings.patience_seconds * 1e9)
         request.relaxed = bytes(1) + bytes(_is_relaxed(site.text) for site in self.translation.sites)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.

@@ -1,6 +1,6 @@
-"""ldmatrix and stmatrix, as C++ text.
+"""ldmatrix, stmatrix and movmatrix, as C++ text.
 
-Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix".
+Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix", "movmatrix".
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ if TYPE_CHECKING:
 
 def knows(parts: tuple[str, ...]) -> bool:
     """Whether `lower` writes this instruction, whose opcode is cut at the dots."""
-    return parts[0] in ("ldmatrix", "stmatrix") and "m8n8" in parts and parts[-1] == "b16"
+    return parts[0] in ("ldmatrix", "stmatrix", "movmatrix") and "m8n8" in parts and parts[-1] == "b16"
+
+
+def address_in_shared(w: Writer, operand: Operand) -> str:
+    """The shared-memory address that an operand names, by that space's window or a generic one."""
+    assert isinstance(operand, Address)
+    inner = operand.items[0]
+    named = any(part.startswith("shared") for part in w.parts)
+    return w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
 
 
 def lower(w: Writer) -> str:
     """The C++ of an instruction that `knows` knows."""
+    if w.parts[0] == "movmatrix":
+        return w.write(w.operands[0], f"transpose_matrix(t, {w.read(w.operands[1], 'u32')})", "u32")
     loads = w.parts[0] == "ldmatrix"
     vector, address = (w.operands[0], w.operands[1]) if loads else (w.operands[1], w.operands[0])
     items: tuple[Operand, ...] = vector.items if isinstance(vector, Vector) else (vector,)
-    assert isinstance(address, Address)
-    named = any(part.startswith("shared") for part in w.parts)
-    inner = address.items[0]
-    place = w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
+    place = address_in_shared(w, address)
     transposed = int("trans" in w.parts)
     if loads:
         lines = [f"{{ uint32_t loaded[4]; load_matrices(t, loaded, {place}, {len(items)}, {transposed});"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...ptx.syntax import Address, Constant, Name, Operand, Pair, Vector
-from . import copies, matrices, numbers, races, sm80
+from ...ptx.syntax import Constant, Name, Operand, Pair, Vector
+from . import copies, matrices, numbers, races, sm80, wgmma
 
 if TYPE_CHECKING:
     from .recompile import Writer
@@ -496,23 +496,16 @@ def _named_barrier(w: Writer) -> str:
     return f"barrier_sync(t, {w.read(w.operands[0], 'u32')}, {count}, {waits});"
 
 
-def _address(w: Writer, operand: Operand) -> str:
-    assert isinstance(operand, Address)
-    named = any(part.startswith("shared") for part in w.parts)
-    inner = operand.items[0]
-    return w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
-
-
 def _mbarrier(w: Writer) -> str:
     action = w.parts[1]
     if action == "init":
-        return f"barrier_init(t, {_address(w, w.operands[0])}, {w.read(w.operands[1], 'u32')});"
+        return f"barrier_init(t, {matrices.address_in_shared(w, w.operands[0])}, {w.read(w.operands[1], 'u32')});"
     if action == "inval":
         return ";"
     if action in ("expect_tx", "complete_tx"):
         sign = "" if action == "expect_tx" else "-"
         amount = f"{sign}static_cast<int32_t>({w.read(w.operands[1], 'u32')})"
-        return f"barrier_count(t, {_address(w, w.operands[0])}, {amount});"
+        return f"barrier_count(t, {matrices.address_in_shared(w, w.operands[0])}, {amount});"
     if action == "pending_count":
         return w.write(w.operands[0], f"static_cast<uint32_t>({w.read(w.operands[1], 'u64')} & 0xfffffu)", "u32")
     if action in ("arrive", "arrive_drop"):
@@ -521,7 +514,7 @@ def _mbarrier(w: Writer) -> str:
         count = "1" if "expect_tx" in w.parts or len(w.operands) < 3 else w.read(w.operands[2], "u32")
         return w.write(
             w.operands[0],
-            f"{function}(t, {_address(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
+            f"{function}(t, {matrices.address_in_shared(w, w.operands[1])}, {count}, {bytes_}, {races.order(w.parts)})",
             "u64",
         )
     if action not in ("try_wait", "test_wait"):
@@ -530,7 +523,7 @@ def _mbarrier(w: Writer) -> str:
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"
     return w.write(
-        w.operands[0], f"barrier_test(t, {_address(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
+        w.operands[0], f"barrier_test(t, {matrices.address_in_shared(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
     )
 
 
@@ -578,7 +571,7 @@ _TABLE: dict[str, Lower] = {
 
 def find(parts: tuple[str, ...]) -> Lower | None:
     """What writes an instruction, by its opcode cut at the dots; None when it is not known."""
-    for other in (sm80, copies, matrices, numbers):
+    for other in (sm80, copies, matrices, numbers, wgmma):
         if other.knows(parts):
             lower: Lower = other.lower
             return lower

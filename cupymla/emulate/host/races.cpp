@@ -11,6 +11,8 @@ namespace {
 
 constexpr uint32_t kNobody = 0xffffffffu, kMany = 0xfffffffeu;
 constexpr uint32_t kAnyLane = 0x80000000u;  // in a reader: any thread of the warp with that number stands for it
+constexpr uint32_t kWarpgroup = 0x40000000u;  // or products of that warpgroup
+constexpr uint32_t kReaderKind = 0xc0000000u;
 constexpr uint32_t kOrdinary = 0x80000000u, kAtomicWrite = 0x40000000u, kLine = 0x3fffffffu;  // in Cell::writer_line
 
 __attribute__((optimize("O3"), target_clones("default", "avx2", "avx512f"))) void raise(
@@ -29,11 +31,20 @@ void raise(std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
 
 void Knowledge::learn(Plane plane, uint32_t column, uint32_t stamp) {
   auto& stamps = planes[plane];
+  ++version;
   if (stamps.size() <= column) stamps.resize(column + 1);
   stamps[column] = std::max(stamps[column], stamp);
 }
 
-void Knowledge::merge(Plane plane, const Knowledge& other) { raise(planes[plane], other.planes[plane]); }
+void Knowledge::merge(Plane plane, const Knowledge& other) {
+  ++version;
+  raise(planes[plane], other.planes[plane]);
+}
+
+void Knowledge::merge(Plane to, Plane from) {
+  ++version;
+  raise(planes[to], planes[from]);
+}
 
 void Knowledge::merge(const Knowledge& other) {
   for (Plane plane : {kSeen, kFenced, kPast, kBefore}) merge(plane, other);
@@ -78,7 +89,7 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
 }
 
 Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
-    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 31) / 32 * 32),
+    : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 127) / 128 * 128),
       threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
@@ -116,7 +127,7 @@ void Causality::fence_proxy(Thread& t) {
   const uint32_t me = number(t);
   Knowledge& known = own_[me].known;
   release(me);
-  raise(known.planes[kFenced], known.planes[kSeen]);
+  known.merge(kFenced, kSeen);
 }
 
 // Barriers whose threads wait for one another -------------------------------------------------------------------------
@@ -187,6 +198,29 @@ void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool
          cell.writer_line & kLine, seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
 }
 
+// Whether a thread knows that a read is over: by a thread or what works for one, by any lane of a warp, or by products
+// of a warpgroup, each warp of which has to have waited.
+bool Causality::over(uint32_t thread, uint32_t column, uint32_t stamp) {
+  const uint32_t kind = column & kReaderKind, which = column & ~kReaderKind;
+  if (kind == 0) return knows(thread, kPast, column, stamp);
+  if (kind == kWarpgroup) {
+    for (uint32_t warp = 4 * which; warp < 4 * which + 4; ++warp) {
+      if (own_[thread].known.at(kPast, column_of_warp(warp)) < stamp) return false;
+    }
+    return true;
+  }
+  for (uint32_t lane = 32 * which; lane < 32 * which + 32; ++lane) {
+    if (knows(thread, kPast, lane, stamp)) return true;
+  }
+  return false;
+}
+
+uint32_t Causality::column_of_warp(uint32_t warp) {
+  if (warps_.empty()) warps_.resize(threads_ / 32);
+  if (warps_[warp] == 0) warps_[warp] = column(kProducts, warp * 32);
+  return warps_[warp];
+}
+
 void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool atomic) {
   const uint32_t me = number(t);
   if (cell.writer != kNobody && !(atomic && (cell.writer_line & kAtomicWrite)) &&
@@ -195,16 +229,8 @@ void Causality::require_free(Thread& t, uint32_t rank, const Cell& cell, bool at
            thread(me).c_str(), place(rank, cell).c_str(), doer(cell.writer).c_str(), cell.writer_line & kLine);
   }
   if (cell.reader == kNobody) return;
-  const auto over = [&](uint32_t column, uint32_t stamp) {
-    if (!(column & kAnyLane)) return knows(me, kPast, column, stamp);
-    const uint32_t first = (column & ~kAnyLane) * 32;
-    for (uint32_t lane = 0; lane < 32; ++lane) {
-      if (knows(me, kPast, first + lane, stamp)) return true;
-    }
-    return false;
-  };
   const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
-    if (over(column, stamp)) return;
+    if (over(me, column, stamp)) return;
     broken("race: %s writes %s, that %s read or was still reading at PTX line %u, and nothing "
            "orders the two",
            thread(me).c_str(), place(rank, cell).c_str(), doer(column).c_str(), line);
@@ -227,7 +253,7 @@ void Causality::note_read(Thread& t, Cell& cell, uint32_t column, uint32_t stamp
   }
   if (cell.reader != kMany) {
     // Who knows that the last read is over stands for it.
-    if (!(cell.reader & kAnyLane) && knows(number(t), kPast, cell.reader, cell.read)) {
+    if (!(cell.reader & kAnyLane) && over(number(t), cell.reader, cell.read)) {
       cell.reader = column, cell.read = stamp, cell.reader_line = t.line;
       return;
     }
@@ -421,6 +447,54 @@ void Causality::wait_group(Thread& t, uint32_t newest) {
   if (own_[me].columns[kBulk] && closed > newest) own_[me].known.learn(kPast, own_[me].columns[kBulk], closed - newest);
 }
 
+std::shared_ptr<const Shown> Causality::show(Thread& t) {
+  const uint32_t me = number(t);
+  Own& mine = own_[me];
+  if (!mine.shown || mine.shown_version != mine.known.version) {
+    Shown made{mine.known.planes[kSeen], mine.known.planes[kFenced]};
+    if (made.seen.size() <= me) made.seen.resize(me + 1);
+    made.seen[me] = ~0u;  // what it has done itself it sees
+    mine.shown = std::make_shared<const Shown>(std::move(made));
+    mine.shown_version = mine.known.version;
+  }
+  return mine.shown;
+}
+
+std::shared_ptr<const View> Causality::view_of(const std::vector<std::shared_ptr<const Shown>>& shown) const {
+  View made{shown[0]->seen, shown[0]->fenced};
+  const auto lower = [](std::vector<uint32_t>& to, const std::vector<uint32_t>& from) {
+    to.resize(std::min(to.size(), from.size()));
+    for (size_t i = 0; i < to.size(); ++i) to[i] = std::min(to[i], from[i]);
+  };
+  for (const auto& one : shown) lower(made.seen, one->seen), lower(made.fenced, one->fenced);
+  return std::make_shared<const View>(std::move(made));
+}
+
+void Causality::read_by_group(Thread& t, const View& view, uint64_t number_, uint32_t offset, uint32_t bytes) {
+  const uint32_t me = number(t), rank = t.cta->rank;
+  const uint32_t reader = kWarpgroup | me / 128, stamp = static_cast<uint32_t>(number_);
+  uint32_t count;
+  Cell* cell = cells(rank, offset, bytes, count);
+  each(Mark{reader, stamp, t.line << 2 | kRead}, me, cell, count, [&](Cell& one) {
+    if (one.writer != kNobody) {
+      const bool across = one.writer_line & kOrdinary;
+      const bool fenced = !across || View::knows(view.fenced, one.writer, one.written);
+      const bool seen = View::knows(view.seen, one.writer, one.written) || (practice_ && across && fenced);
+      if (!seen || !fenced) {
+        broken("race: a wgmma of the warpgroup of %s at PTX line %u %s %s, that %s wrote at PTX line %u, and %s",
+               thread(me / 128 * 128).c_str(), t.line, seen ? "asynchronously reads" : "reads",
+               place(rank, one).c_str(), doer(one.writer).c_str(), one.writer_line & kLine,
+               seen ? "no fence.proxy.async lies between the two" : "nothing orders the two");
+      }
+    }
+    note_read(t, one, reader, stamp);
+  });
+}
+
+void Causality::wait_products(Thread& t, uint32_t number_) {
+  own_[number(t)].known.learn(kPast, column_of_warp(number(t) / 32), number_);
+}
+
 void Causality::write_by_async(Thread& t, uint32_t address, uint32_t bytes) {
   const uint32_t me = number(t), column = own_column(me, kAsync);
   uint32_t count;
@@ -431,12 +505,29 @@ void Causality::write_by_async(Thread& t, uint32_t address, uint32_t bytes) {
   }
 }
 
-void Causality::close_async(Thread& t) { ++own_[number(t)].stamps[kAsync]; }
+void Causality::close_async(Thread& t) {
+  Own& mine = own_[number(t)];
+  mine.async_groups.push_back(mine.stamps[kAsync]++);
+}
 
 void Causality::wait_async(Thread& t, uint32_t newest) {
-  const uint32_t me = number(t), closed = own_[me].stamps[kAsync] - 1;
-  if (!own_[me].columns[kAsync] || closed <= newest) return;
-  for (Plane plane : {kSeen, kPast}) own_[me].known.learn(plane, own_[me].columns[kAsync], closed - newest);
+  Own& mine = own_[number(t)];
+  if (!mine.columns[kAsync] || mine.async_groups.size() <= newest) return;
+  const uint32_t stamp = mine.async_groups[mine.async_groups.size() - newest - 1];
+  for (Plane plane : {kSeen, kPast}) mine.known.learn(plane, mine.columns[kAsync], stamp);
+}
+
+uint32_t Causality::arrive_async(Thread& t, uint32_t told) {
+  require_initialised(t, told);
+  hold(t, told);
+  return own_[number(t)].stamps[kAsync]++;
+}
+
+void Causality::landed_async(Thread& t, uint32_t told, uint32_t stamp) {
+  TrackedBarrier* found = barrier(told);
+  if (found == nullptr || !own_[number(t)].columns[kAsync]) return;
+  Knowledge& known = found->releases.pending(static_cast<int>(t.cta->rank), false);
+  for (Plane plane : {kSeen, kPast}) known.learn(plane, own_[number(t)].columns[kAsync], stamp);
 }
 
 // Words ---------------------------------------------------------------------------------------------------------------
@@ -456,7 +547,9 @@ std::string Causality::thread(uint32_t number) const {
 }
 
 std::string Causality::doer(uint32_t column) const {
-  if (column & kAnyLane) return "the warp of " + thread((column & ~kAnyLane) * 32);
+  const uint32_t which = column & ~kReaderKind;
+  if ((column & kReaderKind) == kWarpgroup) return "a wgmma of the warpgroup of " + thread(which * 128);
+  if (column & kReaderKind) return "the warp of " + thread(which * 32);
   if (column < threads_) return thread(column);
   const Extra& extra = extras_[column - threads_];
   switch (extra.doer) {

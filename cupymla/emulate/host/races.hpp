@@ -28,6 +28,7 @@ inline uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
 
 struct Knowledge {
   std::array<std::vector<uint32_t>, kPlanes> planes;
+  uint64_t version = 0;  // another one where anything was learnt
 
   uint32_t at(Plane plane, uint32_t column) const {
     const auto& stamps = planes[plane];
@@ -36,8 +37,20 @@ struct Knowledge {
   void learn(Plane plane, uint32_t column, uint32_t stamp);
   void merge(const Knowledge& other);
   void merge(Plane plane, const Knowledge& other);
+  void merge(Plane to, Plane from);
   void clear();
   bool empty() const { return planes[kPast].empty() && planes[kBefore].empty(); }
+};
+
+// What a thread of a warpgroup saw, and knew to be fenced, when it issued a product; the least that all of them did.
+struct Shown {
+  std::vector<uint32_t> seen, fenced;
+};
+struct View {
+  std::vector<uint32_t> seen, fenced;
+  static bool knows(const std::vector<uint32_t>& stamps, uint32_t by, uint32_t stamp) {
+    return by < stamps.size() && stamps[by] >= stamp;
+  }
 };
 
 // What threads of several clusters know, by clusters: of the threads of each.
@@ -157,12 +170,21 @@ class Causality {
   // What a strong operation hands on, all that the thread knows or knew at its last fence, and what one takes.
   Gift gift(Thread& t, bool releases);
   void take(Thread& t, const Gift& gift, bool acquires);
+  // Products of a warpgroup (wgmma.hpp): what a thread shows when it issues one, what all knew, what one reads from its
+  // issue until all four warps have waited for it, and that a thread has waited.
+  std::shared_ptr<const Shown> show(Thread& t);
+  std::shared_ptr<const View> view_of(const std::vector<std::shared_ptr<const Shown>>& shown) const;
+  void read_by_group(Thread& t, const View& view, uint64_t number, uint32_t offset, uint32_t bytes);
+  void wait_products(Thread& t, uint32_t number);
   void write_by_async(Thread& t, uint32_t address, uint32_t bytes);
   void close_async(Thread& t);
+  // cp.async.mbarrier.arrive: the moment of the copies so far; they have landed, and the arrival is here.
+  uint32_t arrive_async(Thread& t, uint32_t barrier);
+  void landed_async(Thread& t, uint32_t barrier, uint32_t stamp);
   void wait_async(Thread& t, uint32_t newest);
 
  private:
-  enum Doer : uint32_t { kTensor, kBulk, kAsync, kCounted, kForeign };
+  enum Doer : uint32_t { kTensor, kBulk, kAsync, kCounted, kForeign, kProducts };
   struct Extra {
     Doer doer;
     uint32_t thread;
@@ -172,12 +194,17 @@ class Causality {
     Knowledge known, behind_fence, behind_wide;
     std::unique_ptr<Gift> taken;  // with relaxed operations since the last fence
     std::vector<uint32_t> stores_over;
+    std::vector<uint32_t> async_groups;  // the last stamp of the copies in each
     uint32_t columns[3] = {}, stamps[3] = {1, 1, 1};
+    std::shared_ptr<const Shown> shown;  // of that version
+    uint64_t shown_version = 0;
     uint64_t gathered = 0;  // nothing in kBefore has changed since that call of `gather`
   };
 
   uint32_t column(Doer doer, uint32_t thread);
   uint32_t own_column(uint32_t thread, Doer doer);
+  uint32_t column_of_warp(uint32_t warp);
+  bool over(uint32_t thread, uint32_t column, uint32_t stamp);
   bool knows(uint32_t thread, Plane plane, uint32_t by, uint32_t stamp) const {
     return (by == thread && plane != kFenced) || (pipe_ != ~0u && (by == pipe_ || by / 32 == thread / 32)) ||
            own_[thread].known.at(plane, by) >= stamp;
@@ -215,6 +242,7 @@ class Causality {
   uint64_t commit_count_ = 0, gathered_ = 0;
   std::vector<std::unique_ptr<Readers>> readers_;
   std::vector<uint32_t> free_readers_;
+  std::vector<uint32_t> warps_;  // columns of the products that each warp has waited for, 0: none yet
   // The last access: places next to each other mostly were used alike before, and are alike behind it.
   struct {
     Mark what;

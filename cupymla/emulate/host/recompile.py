@@ -35,8 +35,10 @@ from ...ptx.syntax import (
 )
 from ..code import LAUNCH
 from . import operations, races
+from .wgmma import Line, ProductRegisters, checked
 
 SYSTEM_BYTES = 1024
+REGISTER_FILE = 65536
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4}
 SIZES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f16x2": 4, "b128": 16, "pred": 1}
 
@@ -73,6 +75,7 @@ class KernelShape:
         static_bytes: shared memory that the module declares.
         cluster: extents that the kernel itself asks for, or None.
         smallest_store, smallest_global_store: bytes that it writes to shared and global memory at a time, at most 4.
+        registers: per thread at launch by `.maxnreg` or launch bounds; 0 when there is neither.
     """
 
     symbol: str
@@ -81,6 +84,7 @@ class KernelShape:
     cluster: tuple[int, int, int] | None
     smallest_store: int = 4
     smallest_global_store: int = 4
+    registers: int = 0
 
 
 @dataclass
@@ -281,7 +285,33 @@ class _Unit:
             x, y, z = (*numbers, 1, 1)[:3]
             cluster = (x, y, z)
         bytes_ = self.dynamic_start() - SYSTEM_BYTES if self.dynamic else self.static_bytes
-        return KernelShape(mangled(function.name), tuple(places), bytes_, cluster, *races.smallest_stores(self._module))
+        smallest = races.smallest_stores(self._module)
+        return KernelShape(
+            mangled(function.name), tuple(places), bytes_, cluster, *smallest, registers_at_launch(function)
+        )
+
+
+def registers_at_launch(function: Function) -> int:
+    """Registers per thread that ptxas gives a kernel by its bounds; 0 where it has none.
+
+    Source: CUDA C++ Programming Guide, "Compute Capabilities": 65536 of a multiprocessor, at most 255 for a thread.
+    """
+    threads = _extent(function, ".reqntid") or _extent(function, ".maxntid")
+    ctas = _extent(function, ".minnctapersm") or 1
+    by_bounds = min(256, REGISTER_FILE // (threads * ctas) // 8 * 8) if threads else 0
+    return _extent(function, ".maxnreg") or by_bounds
+
+
+def _extent(function: Function, directive: str) -> int:
+    """The product of the numbers behind a directive of a kernel's heading; 0 without it."""
+    words = function.heading
+    if directive not in words:
+        return 0
+    count, at = 1, words.index(directive) + 1
+    while at < len(words) and not words[at].startswith("."):
+        count *= int(words[at]) if words[at] != "," else 1
+        at += 1
+    return count
 
 
 def _clean(words: Sequence[str]) -> list[str]:
@@ -326,7 +356,8 @@ class _Body:
         self.name = function.name
         self._declared: dict[str, int] = {}
         self._arrays: list[str] = []
-        self._lines: list[str] = []
+        self._lines: list[Line] = []
+        self.products = ProductRegisters()
         self._scopes: list[_Scope] = []
         self._count = 0
         self._parameters = {p.name: p for p in unit.parameters(function)}
@@ -336,9 +367,11 @@ class _Body:
         assert self._function.body is not None
         self._block(self._function.body)
         types = {0: "bool", 1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "uint128_t"}
-        registers = [f"{types[size]} {name} = 0;" for name, size in self._declared.items()]
+        ordinary = {name: size for name, size in self._declared.items() if name not in self.products.numbers}
+        registers = [f"{types[size]} {name} = 0;" for name, size in ordinary.items()]
+        registers += self.products.declarations()
         head = self.unit.prototype(self._function)
-        lines = ["{", *self._offsets(), *registers, *self._arrays, *self._lines, "}"]
+        lines = ["{", *self._offsets(), *registers, *self._arrays, *checked(self._lines, self.products), "}"]
         return head + "\n" + "\n".join(lines)
 
     def _offsets(self) -> list[str]:
@@ -372,7 +405,7 @@ class _Body:
             if isinstance(statement, Block):
                 self._block(statement)
             elif isinstance(statement, Label):
-                self._lines.append(f"{scope.labels[statement.name]}:;")
+                self._lines.append(Line(f"{scope.labels[statement.name]}:;"))
             elif isinstance(statement, Instruction):
                 self._instruction(statement)
         self._scopes.pop()
@@ -438,12 +471,14 @@ class _Body:
         if lower is None:
             raise self._error(instruction, "an instruction that the host machine does not know")
         guard = instruction.guard
+        condition = ""
         if guard:
-            condition = writer.read(Name(guard.register), "pred")
-            code = f"if ({'!' if guard.negated else ''}{condition}) {{ {code} }}"
+            condition = ("!" if guard.negated else "") + writer.read(Name(guard.register), "pred")
         if instruction.parts[0] in races.WITH_LINES:
-            self._lines.append(f"t.line = {self.unit.source.line(instruction.start)};")
-        self._lines.append(code)
+            code = f"t.line = {writer.line}; {code}"
+        straight = instruction.parts[0] not in ("bra", "brx", "ret", "exit", "trap")
+        products = instruction.parts[0] == "wgmma"
+        self._lines.append(Line(code, condition, frozenset(writer.names), writer.line, straight, products))
 
     def _error(self, instruction: Instruction, what: str) -> PtxError:
         text = self.unit.source.text[instruction.start : instruction.end]
@@ -457,7 +492,27 @@ class Writer:
         self._body = body
         self.parts = instruction.parts
         self.operands = instruction.operands
+        self.line = body.unit.source.line(instruction.start)
+        self.names: set[str] = set()
         self._text = str(instruction)
+
+    def _register(self, name: str) -> tuple[str, int] | None:
+        """C++ name and size of a register, which the instruction uses; None when it is none."""
+        found = self._body.register(name)
+        if found is not None:
+            self.names.add(found[0])
+        return found
+
+    def register(self, operand: Operand, size: int) -> str:
+        """The C++ name of a register of that size in bytes."""
+        found = self._register(operand.text) if isinstance(operand, Name) else None
+        if found is None or found[1] != size:
+            raise ValueError(f"{operand} is no register of {size} bytes")
+        return found[0]
+
+    def of_products(self, registers: Sequence[str]) -> str:
+        """The name of a table with the numbers of registers that a wgmma uses."""
+        return self._body.products.table(registers)
 
     def read(self, operand: Operand, kind: str) -> str:
         """An operand as an expression of a PTX type; floats as float and double."""
@@ -473,7 +528,7 @@ class Writer:
         special = _SPECIAL.get(operand.text)
         if special is not None:
             return f"static_cast<{cpp}>({special})"
-        found = self._body.register(operand.text)
+        found = self._register(operand.text)
         if found is None:
             return f"static_cast<{cpp}>({self._symbol(operand.text)})"
         name, size = found
@@ -516,7 +571,7 @@ class Writer:
             return f"(void)({expression});"
         if not isinstance(operand, Name):
             raise ValueError(f"{operand} is no register")
-        found = self._body.register(operand.text)
+        found = self._register(operand.text)
         if found is None:
             raise KeyError(operand.text)
         name, size = found
@@ -529,7 +584,7 @@ class Writer:
 
     def size(self, operand: Operand) -> int:
         """The size in bytes of a register operand."""
-        found = self._body.register(operand.text) if isinstance(operand, Name) else None
+        found = self._register(operand.text) if isinstance(operand, Name) else None
         if found is None:
             raise ValueError(f"{operand} is no register")
         return found[1]

@@ -146,6 +146,19 @@ void rest_at_barrier(Thread& t) {
   rest(t, until);
 }
 
+void stand(Thread& t, const uint64_t& word, const char* what) {
+  constexpr uint64_t kRounds = 1024;
+  const uint64_t start = now();
+  Rest until;
+  until.word = &word, until.mask = ~0ull, until.value = word;
+  while (word == until.value) {
+    until.until = the->switches + kRounds * the->alive;
+    rest(t, until);
+    // Sooner than the model loses its patience: what stands behind this waits there.
+    if (word == until.value && now() > std::max(start, last_work()) + the->patience / 2) broken("deadlock: %s", what);
+  }
+}
+
 void sleep(Thread& t, uint32_t nanoseconds) {
   Rest until;
   until.until = the->switches + nanoseconds / kNanosecondsPerSwitch + 1;
@@ -327,7 +340,8 @@ void schedule() {
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
   uint32_t approximation, races, unit, grid_unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
-  uint64_t seed, limit;
+  uint32_t mode, registers;                        // of each thread at launch; 0: nobody says
+  uint64_t seed, limit, patience;
   const unsigned char* relaxed;
 };
 
@@ -341,6 +355,8 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   machine.limit = request->limit;
   machine.approximation = static_cast<Approximation>(request->approximation);
   machine.parameter_bytes = request->parameter_bytes;
+  machine.mode = static_cast<Mode>(request->mode);
+  machine.patience = request->patience, machine.registers = request->registers;
   const uint32_t* grid = request->grid;
   const uint32_t* extent = request->cluster;
   const uint32_t ctas = grid[0] * grid[1] * grid[2], size = extent[0] * extent[1] * extent[2];

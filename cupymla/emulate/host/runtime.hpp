@@ -29,6 +29,8 @@ constexpr uint64_t kStackBytes = 128 * 1024;
 
 struct Thread;
 struct Cta;
+struct Products;
+struct Warpgroup;
 class Causality;
 
 // One rendezvous of the lanes of a warp that share a mask.
@@ -40,7 +42,7 @@ struct Meeting {
 
 struct Warp {
   uint32_t ended = 0;
-  float fragments[2][32][12] = {};  // of the mma.sync at hand and of the one before
+  float fragments[2][32][24] = {};  // of the mma.sync at hand and of the one before
   std::map<uint64_t, Meeting> meetings;
   Thread* lanes[32] = {};
 };
@@ -62,6 +64,15 @@ struct Cta {
   uint32_t* cluster_ended = nullptr;
   uint64_t* cluster_issued = nullptr;  // see note_issue
   Causality* causality = nullptr;      // where races are looked for; see races.hpp
+  std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // see wgmma.hpp
+  // What setmaxnreg deals out: registers per thread of a warp that nobody has, and those of each warp.
+  uint32_t free_registers = 0;
+  uint64_t dealt = 0;  // how often
+  std::vector<uint32_t> registers;
+
+  Cta();
+  Cta(Cta&&) noexcept;
+  ~Cta();
 };
 
 // What a copy does with what is there: nothing, or adds to it.
@@ -104,6 +115,7 @@ struct AsyncCopy {
   unsigned char* to;
   const unsigned char* from;
   uint32_t size, read;
+  bool done;
 };
 
 struct Thread {
@@ -129,9 +141,15 @@ struct Thread {
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
   std::vector<std::shared_ptr<Copy>> open_group;
-  std::deque<std::vector<AsyncCopy>> async_groups;
-  std::vector<AsyncCopy> open_async;
+  std::deque<AsyncCopy> async_copies;  // not carried out, the oldest first
+  uint64_t async_first = 0;            // the number of the first of them
+  std::deque<uint64_t> async_groups;   // where the groups end that were not waited for
   uint32_t products = 0;  // mma.sync so far
+  std::unique_ptr<Products> wgmma;
+  bool watching = false;  // registers of wgmma are looked at when they are used
+
+  Thread();
+  ~Thread();
 };
 
 extern Thread* current;  // the one that runs
@@ -155,6 +173,8 @@ void rest_at_barrier(Thread& t);
 [[noreturn]] void end_thread(Thread& t);
 uint64_t now();
 uint64_t last_work();  // when a thread last did something else than wait
+// Until a word is another one, which something has to bring about: when all stand still for long, it ends in a failure.
+void stand(Thread& t, const uint64_t& word, const char* what);
 void sleep(Thread& t, uint32_t nanoseconds);
 uint64_t draw(Thread& t);
 
@@ -350,10 +370,48 @@ uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operati
 void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
 void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed);
 
-void multiply_16x8x16(Thread& t, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat);
+// mma.sync with D of 16x8: `count` registers of A and half as many of B.
+enum Element : uint8_t { kHalf, kBfloat, kTf32, kE4m3, kE5m2, kSigned8, kUnsigned8 };
+inline uint32_t element_bytes(Element element) {
+  return element == kTf32 ? 4 : element == kHalf || element == kBfloat ? 2 : 1;
+}
+// Elements that lie side by side, as floats; those of 8-bit integers are exact too.
+void numbers(Element element, const void* from, uint32_t count, float* out);
+void multiply_16x8(Thread& t, double (&sums)[4], const uint32_t* a, const uint32_t* b, uint32_t count, Element of_a,
+                   Element of_b);
+uint32_t transpose_matrix(Thread& t, uint32_t word);
 void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t read);
 void commit_async(Thread& t);
 void wait_async(Thread& t, uint32_t newest);
+// cp.async.mbarrier.arrive: `counts`: its arrival is one more than the barrier was made for.
+void arrive_async(Thread& t, uint32_t barrier, bool counts);
+
+// Products of a warpgroup; see wgmma.hpp ------------------------------------------------------------------------------
+
+enum Sums : uint8_t { kSingle, kHalves, kIntegers };
+
+// What the text of a wgmma.mma_async says: its registers by their numbers among those that products use, and the rest.
+struct ProductSite {
+  const uint16_t* of_d;
+  uint32_t d_count;
+  const uint16_t* of_a;  // nullptr: A lies in shared memory
+  uint32_t a_count, columns, k, line;
+  Element a, b;
+  Sums sums;
+  bool transposed_a, transposed_b, negated, saturates;
+};
+struct RegisterUse {
+  uint32_t number, line;
+};
+
+void begin_products(Thread& t, uint32_t* registers, uint32_t count);
+void products_fence(Thread& t);
+void multiply(Thread& t, const ProductSite& site, uint64_t a, uint64_t b, bool keeps);
+void commit_products(Thread& t);
+void wait_products(Thread& t, uint32_t newest);
+void use_registers(Thread& t, const RegisterUse* uses, uint32_t count);
+// setmaxnreg.
+void set_registers(Thread& t, uint32_t count, bool grows);
 
 // mbarriers, bulk copies ----------------------------------------------------------------------------------------------
 
@@ -363,6 +421,9 @@ uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t ex
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 uint64_t barrier_drop(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);
 void barrier_expect(const Cta& one, uint32_t barrier, int32_t bytes);
+// An arrival that something else brings about; one more that the phase waits for.
+void barrier_arrive(const Cta& one, uint32_t barrier);
+void barrier_expect_arrival(const Cta& one, uint32_t barrier);
 // By the thread itself.
 void barrier_count(Thread& t, uint32_t barrier, int32_t bytes);
 inline void barrier_expect(Thread& t, uint32_t barrier, int32_t bytes) { barrier_expect(*t.cta, barrier, bytes); }

@@ -12,6 +12,8 @@ namespace machine {
 // Where in its error ex2.approx lies; as cupymla/ptx/approximation.py numbers them.
 enum class Approximation : uint32_t { kExact, kAbove, kBelow, kScattered };
 
+enum Mode : uint32_t { kEager, kLazy, kRandom };
+
 // A cluster of the grid.
 struct Cluster {
   uint32_t first[3] = {};
@@ -33,6 +35,9 @@ struct Machine {
   std::string failure;
   Approximation approximation = Approximation::kExact;
   bool in_thread = false;  // else the scheduler runs
+  Mode mode = kEager;
+  uint64_t patience = 0;   // nanoseconds that all may stand still
+  uint32_t registers = 0;  // of each thread at launch, where the kernel says it
   const unsigned char* relaxed = nullptr;  // by sites; see is_relaxed
   std::vector<std::unique_ptr<Causality>> causalities;  // of the clusters
   std::unique_ptr<GridShadow> grid;

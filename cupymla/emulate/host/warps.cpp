@@ -102,6 +102,36 @@ uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operati
   return result;
 }
 
+namespace {
+
+struct SmallFloats {
+  float e4m3[256], e5m2[256];
+  SmallFloats() {
+    for (uint32_t code = 0; code < 256; ++code) {
+      e4m3[code] = from_half(half_of_e4m3(code));
+      e5m2[code] = from_half(static_cast<uint16_t>(code << 8));
+    }
+  }
+};
+const SmallFloats kSmall;
+
+}  // namespace
+
+void numbers(Element element, const void* place, uint32_t count, float* out) {
+  const auto* from = static_cast<const unsigned char*>(place);
+  for (uint32_t i = 0; i < count; ++i) {
+    switch (element) {
+      case kHalf: out[i] = from_half(load<uint16_t>(from + 2 * i)); break;
+      case kBfloat: out[i] = from_bfloat(load<uint16_t>(from + 2 * i)); break;
+      case kTf32: out[i] = as<float>(load<uint32_t>(from + 4 * i) & 0xffffe000u); break;
+      case kE4m3: out[i] = kSmall.e4m3[from[i]]; break;
+      case kE5m2: out[i] = kSmall.e5m2[from[i]]; break;
+      case kSigned8: out[i] = static_cast<float>(static_cast<int8_t>(from[i])); break;
+      case kUnsigned8: out[i] = static_cast<float>(from[i]); break;
+    }
+  }
+}
+
 // Each lane names a row of 8 elements of 16 bits: lanes 0-7 those of the first matrix, and so on. A lane holds two
 // neighbours of row lane / 4, or transposed, of column lane / 4.
 void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed) {
@@ -136,25 +166,36 @@ void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t co
 
 // mma.sync: all lanes show their fragments, then each adds up its own four sums. Lanes may be one product apart, so
 // fragments of two are kept.
-void multiply_16x8x16(Thread& t, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat) {
+void multiply_16x8(Thread& t, double (&sums)[4], const uint32_t* a, const uint32_t* b, uint32_t count, Element of_a,
+                   Element of_b) {
   auto& shown = t.warp->fragments[t.products++ % 2];
-  for (int i = 0; i < 12; ++i) {
-    const uint32_t word = i < 8 ? a[i / 2] : b[i / 2 - 4];
-    const auto bits = static_cast<uint16_t>(word >> (i % 2 * 16));
-    shown[t.lane][i] = bfloat ? from_bfloat(bits) : from_half(bits);
-  }
+  const uint32_t per = 4 / element_bytes(of_a), behind_a = count * per;
+  numbers(of_a, a, count * per, shown[t.lane]);
+  numbers(of_b, b, count / 2 * per, shown[t.lane] + behind_a);
   together(t, kSync, 0xffffffffu, 0, 0);
   const uint32_t row = t.lane / 4, column = t.lane % 4 * 2;
   for (uint32_t i = 0; i < 4; ++i) {
-    double sum = d[i];
+    double sum = 0;
     for (uint32_t lane = 0; lane < 4; ++lane) {
-      const float* x = shown[row * 4 + lane] + i / 2 * 2;
-      const float* y = shown[(column + i % 2) * 4 + lane] + 8;
-      sum += static_cast<double>(x[0]) * y[0] + static_cast<double>(x[1]) * y[1];
-      sum += static_cast<double>(x[4]) * y[2] + static_cast<double>(x[5]) * y[3];
+      const float* x = shown[row * 4 + lane] + i / 2 * per;
+      const float* y = shown[(column + i % 2) * 4 + lane] + behind_a;
+      for (uint32_t j = 0; j < count / 2; ++j) {
+        for (uint32_t k = 0; k < per; ++k) sum += static_cast<double>(x[j * 2 * per + k]) * y[j * per + k];
+      }
     }
-    d[i] = static_cast<float>(sum);
+    sums[i] = sum;
   }
+}
+
+// movmatrix: a lane holds two neighbours of row lane / 4, and gets two of column lane / 4.
+uint32_t transpose_matrix(Thread& t, uint32_t word) {
+  uint32_t made = 0;
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t row = t.lane % 4 * 2 + half, column = t.lane / 4;
+    const auto found = static_cast<uint32_t>(together(t, kShuffleIndex, 0xffffffffu, word, row * 4 + column / 2));
+    made |= (found >> column % 2 * 16 & 0xffffu) << half * 16;
+  }
+  return made;
 }
 
 // mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
@@ -193,15 +234,32 @@ void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
   if (t.races) t.cta->causality->initialise(t, barrier);
 }
 
-uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
-  unsigned char* where = place(*t.cta, barrier);
+namespace {
+
+uint64_t arrive(const Cta& one, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
+  unsigned char* where = place(one, barrier);
   const uint64_t before = load<uint64_t>(where);
   State state(before);
   if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
   state.missing -= count;
   state.bytes += expected_bytes;
-  update(*t.cta, barrier, where, state);
+  update(one, barrier, where, state);
   return before;
+}
+
+}  // namespace
+
+uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes) {
+  return arrive(*t.cta, barrier, count, expected_bytes);
+}
+
+void barrier_arrive(const Cta& one, uint32_t barrier) { arrive(one, barrier, 1, 0); }
+
+void barrier_expect_arrival(const Cta& one, uint32_t barrier) {
+  unsigned char* where = place(one, barrier);
+  const auto word = load<uint64_t>(where);
+  if ((word & 0xfffff) == 0xfffff) broken("an mbarrier expects more arrivals than it can count");
+  store<uint64_t>(where, word + 1);
 }
 
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order) {
