@@ -20,7 +20,7 @@ import numpy as np
 
 from ..build import KernelSource, content_hash, ptx
 from ..emulate import Settings, Site
-from ..emulate.host.machine import HostMap, HostProgram, load
+from ..emulate.host.machine import HostArray, HostMap, HostProgram, load
 from ..launch import Geometry
 from ..tensormap import TileMap
 from .interpreted import DeviceArray, Interpreted, Kernel, installed
@@ -66,7 +66,7 @@ class Emulated(Interpreted):
         """A fresh array, all bytes 0xFF, guarded."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         host = self._guarded(name, size)[:size].view(dtype).reshape(shape)
-        self._memory.add(name, host, True)
+        self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 
     def kernel(self, source: KernelSource, device: int) -> Kernel:
@@ -87,7 +87,11 @@ class Emulated(Interpreted):
             HostMap(maps[number]) if number in maps else _Placed(content) for number, content in enumerate(parameters)
         ]
         self.sites = self._hosts[kernel.function].translation.sites
-        self._hosts[kernel.function].launch(geometry, values, replace(self.settings, seed=self.seed))
+        arrays = [HostArray(b.name, b.base, b.size, b.writable, b.written) for b in self._memory.buffers]
+        self._hosts[kernel.function].launch(geometry, values, replace(self.settings, seed=self.seed), arrays=arrays)
+        if self.settings.races == "unchecked":
+            for buffer in self._memory.buffers:
+                buffer.written = None  # nobody has looked at what the kernel writes
         for name, memory in self._guards:
             memory.check(f"{kernel.program.name}, {name}")
 

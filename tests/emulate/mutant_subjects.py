@@ -86,7 +86,9 @@ def _forward() -> dict[str, Kernel]:
 
 
 def _backward() -> dict[str, Kernel]:
-    def kernel(case: Case, settings: tuple[str, ...], multiprocessors: int = 2, most: int = 40, **defines: int) -> Kernel:
+    def kernel(
+        case: Case, settings: tuple[str, ...], multiprocessors: int = 2, most: int = 40, **defines: int
+    ) -> Kernel:
         return Kernel("sparse_mla_bwd", "sm_90a", case, multiprocessors, defines, settings=settings, most=most)
 
     tiny = _mla(8, 65, 2, 80, sink="finite")
@@ -137,7 +139,15 @@ def _distribution() -> dict[str, Kernel]:
 def _paged() -> dict[str, Kernel]:
     def kernel(case: str, arch: str, multiprocessors: int, gain: str, engine: int, most: int = 40) -> Kernel:
         return Kernel(
-            "xl_paged_attention", arch, case, multiprocessors, {"ENGINE": engine}, "", (f"plan._FEW_GAIN={gain}",), (), most
+            "xl_paged_attention",
+            arch,
+            case,
+            multiprocessors,
+            {"ENGINE": engine},
+            "",
+            (f"plan._FEW_GAIN={gain}",),
+            (),
+            most,
         )
 
     tensor, half = "gqa4-2x64_b4_c0-90_rel24_fp8_e4m3fn_vllm_number", "gqa4-2x64_b4_c0-90_dense_float16_vllm_zero"
@@ -148,9 +158,7 @@ def _paged() -> dict[str, Kernel]:
         "xl-tensor-fp8": kernel(tensor, "sm_80", 4, "-1e9", 2, 20),
         "xl-plain": kernel(plain, "sm_80", 4, "-1e9", 0),
         "xl-tensor-90": kernel(half, "sm_90a", 4, "-1e9", 2, 20),
-        "xl-few": Kernel(
-            "xl_paged_attention", "sm_90a", few, 8, {}, "xl_paged_attention_few", ("plan._FEW_GAIN=1e9",)
-        ),
+        "xl-few": Kernel("xl_paged_attention", "sm_90a", few, 8, {}, "xl_paged_attention_few", ("plan._FEW_GAIN=1e9",)),
         "xl-tensor-100": kernel(half, "sm_100a", 4, "-1e9", 2),
         "xl-plain-100": kernel(plain, "sm_100a", 4, "-1e9", 0),
     }
@@ -161,6 +169,7 @@ def _gemv() -> dict[str, Kernel]:
         return Kernel("nvfp4_gemv", arch, case, 2, defines, "nvfp4_gemv", ("model.MARGIN=1.0",), (), most)
 
     any_shape, whole = "m128_k64_l2_n3_128x4", "m140_k768_l1_n1_mxfp4_128x4"
+    tensor = "m66_k288_l2_n3_tma_scalar_rows"
     return {
         "gemv": kernel(any_shape, "sm_80", WHOLE=0),
         "gemv-whole": kernel(whole, "sm_80"),
@@ -168,7 +177,13 @@ def _gemv() -> dict[str, Kernel]:
         "gemv-100": kernel(any_shape, "sm_100a", WHOLE=0),
         "gemv-whole-100": kernel(whole, "sm_100a", 20),
         "gemv-tcgen05": Kernel(
-            "nvfp4_gemv", "sm_100a", "m66_k288_l2_n3_tma_scalar_rows", 2, {}, "nvfp4_gemv_tcgen05", ("model.MARGIN=-1e9",)
+            "nvfp4_gemv",
+            "sm_100a",
+            "m66_k288_l2_n3_tma_scalar_rows",
+            2,
+            {},
+            "nvfp4_gemv_tcgen05",
+            ("model.MARGIN=-1e9",),
         ),
     }
 
@@ -187,13 +202,19 @@ def _blackwell() -> dict[str, Kernel]:
     # Behind the last four, the producers wait for the end of the passes, for which the planner waits for the epilogue.
     short, long = (150, 3, 150, 1, 141, 5, 0, 0, 0, 3), (300, 3, 300, 1, 291, 5, 0, 0, 0, 3)
     queries = (500, 390, 0, 500, 3, 130, 1, 500)
+    six_of_64 = sliced(64, 576, 650, (641,), 1300, wants_dist=True)  # blocks
+    six_of_128 = sliced(128, 576, 350, (341,), 700, wants_dist=True)
     scores = {"sm_scale": 0.25}  # so far apart that blocks move the base, and with it the output, many times
     return {
         "fwd-64-100": kernel(forward, sliced(64, 576, 250, few, 600, **scores), 1, few, HEADS=64, SPLIT=0),
         "fwd-128-100": kernel(forward, sliced(128, 576, 500, many, 600, **scores), 2, many, HEADS=128, SPLIT=0),
         "fwd-split-100": kernel(forward, _mla(64, 700, 1, 800), 4, SPLIT=1),
-        "bwd-64-100": kernel(backward, sliced(64, 576, 650, (641,), 1300, wants_dist=True), 2, (641,), STAGE=0, HEADS=64),
-        "bwd-128-100": kernel(backward, sliced(128, 576, 350, (341,), 700, wants_dist=True), 2, (341,), STAGE=0, HEADS=128),
+        "bwd-64-100": kernel(
+            backward, sliced(64, 576, 650, (641,), 1300, wants_dist=True), 2, (641,), STAGE=0, HEADS=64
+        ),
+        "bwd-128-100": kernel(
+            backward, sliced(128, 576, 350, (341,), 700, wants_dist=True), 2, (341,), STAGE=0, HEADS=128
+        ),
         "bwd-stored-100": kernel(backward, _mla(128, 130, 2, 300, deterministic=True), 2, (), 20, STAGE=0, PARTIALS=1),
         "bwd-sum-100": kernel(backward, _mla(8, 65, 2, 80, deterministic=True), 2, (), 20, STAGE=8),
         "bwd-round-100": kernel(backward, _mla(8, 65, 2, 80, sink="finite"), 2, (), 20, STAGE=2),

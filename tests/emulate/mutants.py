@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cupymla.ptx import Places, parse
-from cupymla.ptx.syntax import Block, Function, Guard, Instruction, Label, Name, Statement
+from cupymla.ptx.syntax import Block, Function, Guard, Instruction, Label, Statement
 
 KINDS = ("wait", "fence", "arrive", "expect_tx", "commit", "barrier", "bound")
 """What may be taken out. "barrier" is one of a warp, of a CTA or a named one; those of a cluster count as "arrive" and
@@ -23,13 +23,18 @@ KINDS = ("wait", "fence", "arrive", "expect_tx", "commit", "barrier", "bound")
 CHOSEN = "cupymla_mutant"
 """A variable of the texts that hold several mutants: the number of the one that is in force."""
 
+NOTE = 0x10000
+"""The number with which they note what is executed."""
+
 SEEN = "cupymla_mutants_seen"
-"""A variable of the texts that note what is executed: a byte for each mutant's instruction."""
+"""Where: a variable with a word for each mutant's number."""
 
 MOST = 40
 """Mutants of a kernel that are drawn."""
 
 SEED = 1
+
+_COPIES = 3
 
 _STARTS: Mapping[str, tuple[str, ...]] = {
     "wait": (
@@ -87,7 +92,7 @@ class Mutant:
 
 
 def found(ptx: str, entry: str) -> tuple[Mutant, ...]:
-    """Every mutant of a kernel, in the order of its text. Raises PtxError, and KeyError where there is no such kernel."""
+    """Every mutant of a kernel, in the order of its text. Raises PtxError, and KeyError for a kernel that is not there."""
     function = _kernel(ptx, entry)
     assert function.body is not None
     source, places = parse(ptx, entry).source, Places(ptx)
@@ -224,12 +229,20 @@ def plain_of(instruction: Instruction) -> str:
 
 
 def drawn(executed: Iterable[Mutant], most: int = MOST, seed: int = SEED) -> list[Mutant]:
-    """At most so many mutants, of each kind in turn, so that no kind goes short; in the order of the text."""
+    """At most so many mutants, of each kind in turn and of each place in turn, so that neither one kind nor what a
+    compiler has unrolled takes all; in the order of the text. Of one kind and place there are `_COPIES` at most."""
     by_kind: dict[str, list[Mutant]] = {kind: [] for kind in KINDS}
     for mutant in executed:
         by_kind[mutant.kind].append(mutant)
     for kind, mutants in by_kind.items():
         random.Random(f"{seed} {kind}").shuffle(mutants)
+        turns: Counter[str] = Counter()
+        turn = {}
+        for mutant in mutants:
+            turn[mutant.identity] = turns[mutant.place]
+            turns[mutant.place] += 1
+        mutants[:] = [mutant for mutant in mutants if turn[mutant.identity] < _COPIES]
+        mutants.sort(key=lambda mutant: -turn[mutant.identity])
     chosen: list[Mutant] = []
     while len(chosen) < most and any(by_kind.values()):
         chosen += [mutants.pop() for mutants in by_kind.values() if mutants]
@@ -253,54 +266,36 @@ def mutated(ptx: str, mutant: Mutant) -> str:
 
 
 def together(ptx: str, entry: str, mutants: Sequence[Mutant]) -> str:
-    """The text with all of the mutants, of which the one that the variable `CHOSEN` numbers, from 1, is in force."""
+    """The text with all of the mutants, of which the one that the variable `CHOSEN` numbers, from 1, is in force.
+
+    Where that is `NOTE` the kernel does what it should, and notes in `SEEN` which of the instructions it executes: a
+    guarded one where its guard holds, but for that of a bound.
+    """
     edits = []
     for number, mutant in enumerate(mutants, 1):
         held = f", {'!' if mutant.guard.negated else ''}{mutant.guard.register}" if mutant.guard else ""
-        other = held if not mutant.unguarded else ""
-        both = ".and" if held else ""
-        text = f"setp.ne{both}.u32 %mutant_off, %mutant_chosen, {number}{held};\n"
+        noted, note = "", "%mutant_note"
+        if held and mutant.kind != "bound":
+            noted, note = f"setp.eq.and.u32 %mutant_on, %mutant_chosen, {NOTE}{held};\n", "%mutant_on"
+        text = f"{noted}@{note} st.global.u32 [{SEEN}+{4 * number}], {NOTE};\n"
+        text += f"setp.ne{'.and' if held else ''}.u32 %mutant_off, %mutant_chosen, {number}{held};\n"
         if mutant.replacement:
+            other = "" if mutant.unguarded else held
             text += f"setp.eq{'.and' if other else ''}.u32 %mutant_on, %mutant_chosen, {number}{other};\n"
         text += f"@%mutant_off {mutant.original}"
         if mutant.replacement:
             text += f"\n@%mutant_on {mutant.replacement}"
         edits.append((mutant.start, mutant.end, text))
-    registers = ".reg .pred %mutant_on, %mutant_off;\n.reg .b32 %mutant_chosen;"
-    first = f"ld.const.u32 %mutant_chosen, [{CHOSEN}];\n"
-    return _edited(ptx, entry, f".visible .const .align 4 .u32 {CHOSEN} = 0;", registers, first, edits)
-
-
-def noting(ptx: str, entry: str, mutants: Sequence[Mutant]) -> str:
-    """The text as it is, but for stores that note in `SEEN` which of the mutants' instructions are executed.
-
-    A guarded one counts as executed where it runs, but for that of a bound.
-    """
-    edits = []
-    for number, mutant in enumerate(mutants):
-        guard = f"{mutant.guard} " if mutant.guard and mutant.kind != "bound" else ""
-        edits.append((mutant.start, mutant.start, f"{guard}st.global.u8 [{SEEN}+{number}], %mutant_one;\n"))
-    variable = f".visible .global .align 4 .b8 {SEEN}[{max(1, len(mutants))}];"
-    return _edited(ptx, entry, variable, ".reg .b16 %mutant_one;", "mov.u16 %mutant_one, 1;\n", edits)
-
-
-def _edited(
-    ptx: str, entry: str, variable: str, registers: str, first: str, edits: Iterable[tuple[int, int, str]]
-) -> str:
-    """A text with a variable of its own, registers and a first instruction of the kernel, and edits inside it."""
     kernel = _kernel(ptx, entry)
     assert kernel.body is not None
     begin = next(each.start for each in kernel.body.statements if isinstance(each, Instruction | Label | Block))
-    all_edits = [
-        (kernel.start, kernel.start, f"{variable}\n"),
-        (kernel.body.start + 1, kernel.body.start + 1, f"\n{registers}\n"),
-        (begin, begin, first),
-        *edits,
-    ]
+    variables = f".visible .const .align 4 .u32 {CHOSEN} = 0;\n"
+    variables += f".visible .global .align 4 .b8 {SEEN}[{4 + 4 * len(mutants)}];\n"
+    registers = "\n.reg .pred %mutant_on, %mutant_off, %mutant_note;\n.reg .b32 %mutant_chosen;\n"
+    first = f"ld.const.u32 %mutant_chosen, [{CHOSEN}];\nsetp.eq.u32 %mutant_note, %mutant_chosen, {NOTE};\n"
+    edits += [(kernel.start, kernel.start, variables), (kernel.body.start + 1, kernel.body.start + 1, registers)]
     parts, at = [], 0
-    for start, end, text in sorted(all_edits, key=lambda edit: edit[0]):
+    for start, end, text in sorted((*edits, (begin, begin, first)), key=lambda edit: edit[:2]):
         parts += [ptx[at:start], text]
         at = end
     return "".join((*parts, ptx[at:]))
-
-

@@ -120,7 +120,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 
 def _machine() -> list[Path]:
     """The parts of the machine."""
-    names = ("runtime", "warps", "wgmma", "copies", "races", "waits", "grid")
+    names = ("runtime", "warps", "wgmma", "copies", "races", "waits", "grid", "arrays")
     return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ... import arch
 from ...errors import InputError
@@ -54,7 +58,39 @@ class _Request(ctypes.Structure):
         ("limit", ctypes.c_uint64),
         ("patience", ctypes.c_uint64),
         ("relaxed", ctypes.c_char_p),
+        ("arrays", ctypes.c_void_p),
+        ("array_count", ctypes.c_uint64),
     )
+
+
+class _Array(ctypes.Structure):
+    """`Array` of arrays.hpp."""
+
+    _fields_ = (
+        ("begin", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("written", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("writable", ctypes.c_uint64),
+    )
+
+
+class HostArray(NamedTuple):
+    """An array of a call, which its kernels may use.
+
+    Attributes:
+        name: for messages.
+        address: of its first byte.
+        size: in bytes.
+        writable: whether kernels may write to it.
+        written: of each byte whether something has written it, which launches go on with; None where all are.
+    """
+
+    name: str
+    address: int
+    size: int
+    writable: bool
+    written: npt.NDArray[np.bool_] | None = None
 
 
 class _HostMap(ctypes.Structure):
@@ -135,6 +171,7 @@ class HostProgram:
         settings: Settings | None = None,
         maps: Sequence[KnownMap | ForeignMap] = (),
         switches: int = 0,
+        arrays: Sequence[HostArray] = (),
     ) -> None:
         """Run once, to the end.
 
@@ -145,6 +182,8 @@ class HostProgram:
             settings: mode, checks and seed; the seed also decides in which order threads run.
             maps: tensor maps that the kernel reaches in other ways than as parameters of their own.
             switches: how often threads may take turns before the kernel is given up; 0 for a generous number.
+            arrays: with `races`, all that the kernel may use of global memory: other bytes, and those that nothing has
+                written, are an error. None given, none looked at.
 
         Raises:
             InputError: a launch that a Blackwell GPU would refuse.
@@ -171,7 +210,7 @@ class HostProgram:
         infos = tables.table(parameters, maps)
         self._state.maps = ctypes.addressof(infos)
         self._state.map_count = tables.count(infos)
-        message = self._execute(geometry, self._pack(parameters), chosen, switches or _SWITCHES)
+        message = self._execute(geometry, self._pack(parameters), chosen, switches or _SWITCHES, arrays)
         if report.raised:
             site = self.translation.site(report.site)
             raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
@@ -216,7 +255,12 @@ class HostProgram:
         return packed
 
     def _execute(
-        self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], settings: Settings, switches: int
+        self,
+        geometry: Geometry,
+        packed: ctypes.Array[ctypes.c_char],
+        settings: Settings,
+        switches: int,
+        arrays: Sequence[HostArray],
     ) -> str:
         request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
         request.seed, request.resident = settings.seed + 1, settings.resident_clusters
@@ -226,6 +270,14 @@ class HostProgram:
         request.mode, request.registers = MODES.index(settings.mode), self.shape.registers
         request.patience = int(settings.patience_seconds * 1e9)
         request.relaxed = bytes(1) + bytes(_is_relaxed(site.text) for site in self.translation.sites)
+        told = (_Array * len(arrays))(
+            *(
+                _Array(each.address, each.size, each.written.ctypes.data if each.written is not None else 0,
+                       each.name.encode(), each.writable)
+                for each in arrays
+            )
+        )  # fmt: skip
+        request.arrays, request.array_count = ctypes.addressof(told), len(arrays)
         request.dynamic_bytes = geometry.smem_bytes
         # The model as PTX keeps its state in what it takes for global memory.
         request.dependent = geometry.pdl and self._model == "native"
@@ -266,4 +318,4 @@ def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram
     return HostProgram(translation, entry)
 
 
-__all__ = ["HostError", "HostMap", "HostProgram", "available", "load"]
+__all__ = ["HostArray", "HostError", "HostMap", "HostProgram", "available", "load"]

@@ -343,6 +343,8 @@ struct LaunchRequest {
   uint32_t mode, registers;                        // of each thread at launch; 0: nobody says
   uint64_t seed, limit, patience;
   const unsigned char* relaxed;
+  const machine::Array* arrays;
+  uint64_t array_count;
 };
 
 extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest* request, const unsigned char* parameters,
@@ -397,6 +399,9 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   }
   auto& causalities = machine.causalities;
   if (request->races) machine.grid = std::make_unique<GridShadow>(request->grid_unit);
+  if (request->races && request->array_count) {
+    machine.arrays = std::make_unique<Arrays>(request->arrays, request->array_count);
+  }
   machine.relaxed = request->relaxed;
   for (uint32_t i = 0; request->races && i < clusters.size(); ++i) {
     causalities.push_back(std::make_unique<Causality>(clusters[i].data(), size, i, request->races == 1, request->unit));

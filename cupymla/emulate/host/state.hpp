@@ -3,6 +3,7 @@
 
 #include <csetjmp>
 
+#include "arrays.hpp"
 #include "grid.hpp"
 #include "races.hpp"
 #include "runtime.hpp"
@@ -41,6 +42,7 @@ struct Machine {
   const unsigned char* relaxed = nullptr;  // by sites; see is_relaxed
   std::vector<std::unique_ptr<Causality>> causalities;  // of the clusters
   std::unique_ptr<GridShadow> grid;
+  std::unique_ptr<Arrays> arrays;  // where races are looked for, and the caller says what there is
   sigjmp_buf outside;
 };
 
