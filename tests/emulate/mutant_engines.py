@@ -89,8 +89,11 @@ class Run:
 class Listener(Protocol):
     """Who says what to run, and is told how it went."""
 
-    def choose(self, source: KernelSource, executed: Sequence[Mutant]) -> Sequence[Mutant]:
-        """The mutants to run, of those whose instructions the call executes."""
+    def choose(
+        self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
+    ) -> Sequence[Mutant]:
+        """The mutants to run, of those whose instructions the call executes; `binding`: the bounds among them that bind
+        somewhere, None where nobody knows."""
 
     def tell(self, mutant: Mutant, how: str) -> None:
         """How a mutant was caught; "" where it was not."""
@@ -147,7 +150,7 @@ class Surveyed(Interpreted):
         super().execute(kernel, replace(geometry, pdl=geometry.pdl and not run.notes), parameters, maps)
         digest = self._digest()
         if run.notes:
-            self._say(" ".join(str(number) for number in self.noted()))
+            self._say("|".join(" ".join(map(str, numbers)) for numbers in self.noted()))
         if run.mutant is None:
             self._say(digest)
         if digest in self._unmutated and "griddepcontrol" not in run.mutant.text:
@@ -157,8 +160,8 @@ class Surveyed(Interpreted):
         """Have a kernel run so from now on, in this process."""
         raise NotImplementedError
 
-    def noted(self) -> Iterable[int]:
-        """The numbers of the mutants whose instructions have been executed."""
+    def noted(self) -> Sequence[Iterable[int]]:
+        """The numbers of the mutants whose instructions have been executed, and perhaps of bounds that bind."""
         raise NotImplementedError
 
     def _survey(self, source: KernelSource) -> None:
@@ -166,9 +169,9 @@ class Surveyed(Interpreted):
         noted = self._apart(replace(self.runs[0], notes=True))
         if noted is None:
             return
-        if not re.fullmatch("[0-9 ]*", noted):
+        if not re.fullmatch("[0-9 |]*", noted):
             raise RuntimeError(f"{source}: the kernel as it is fails: {noted}")
-        executed = [self.all[int(number) - 1] for number in noted.split()]
+        executed, *binding = [[self.all[int(number) - 1] for number in part.split()] for part in noted.split("|")]
         for run in self.runs:
             digest = self._apart(run)
             if digest is None:
@@ -176,7 +179,7 @@ class Surveyed(Interpreted):
             if not re.fullmatch("[0-9a-f]{32}", digest):
                 raise RuntimeError(f"{source}: the kernel as it is fails with {run.name}: {digest}")
             self._unmutated.add(digest)
-        for mutant in self.listener.choose(source, executed):
+        for mutant in self.listener.choose(source, executed, binding[0] if binding else None):
             how = ""
             for run in self.runs:
                 found = self._apart(replace(run, mutant=mutant))
@@ -301,9 +304,9 @@ class InterpretedMutants(Surveyed):
     def landing(self, *copy: object) -> None:
         """A thread starts a copy."""
 
-    def noted(self) -> Iterable[int]:
+    def noted(self) -> Sequence[Iterable[int]]:
         """The numbers of the mutants whose instructions have been executed."""
-        return (number for number, mutant in enumerate(self.all, 1) if mutant.line in self._lines)
+        return ([number for number, mutant in enumerate(self.all, 1) if mutant.line in self._lines],)
 
 
 class HostMutants(Surveyed, Emulated):
@@ -329,10 +332,11 @@ class HostMutants(Surveyed, Emulated):
         if run.notes:
             self.settings = replace(self.settings, races="unchecked")
 
-    def noted(self) -> Iterable[int]:
-        """The numbers of the mutants whose instructions have been executed."""
-        words = (ctypes.c_uint32 * (1 + len(self.all))).in_dll(self.program._library, mangled(mutants.SEEN))
-        return (number for number, word in enumerate(words) if word)
+    def noted(self) -> Sequence[Iterable[int]]:
+        """The numbers of the mutants whose instructions have been executed, and of bounds that bind."""
+        count = 1 + len(self.all)
+        words = (ctypes.c_uint32 * (2 * count)).in_dll(self.program._library, mangled(mutants.SEEN))
+        return [[number for number in range(count) if words[first + number]] for first in (0, count)]
 
 
 def interpret(kernel: Kernel, listener: Listener, seeds: Sequence[int] = INTERPRETER_SEEDS) -> None:

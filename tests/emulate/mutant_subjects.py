@@ -176,15 +176,7 @@ def _gemv() -> dict[str, Kernel]:
         "gemv-whole-90": kernel(whole, "sm_90", 20),
         "gemv-100": kernel(any_shape, "sm_100a", WHOLE=0),
         "gemv-whole-100": kernel(whole, "sm_100a", 20),
-        "gemv-tcgen05": Kernel(
-            "nvfp4_gemv",
-            "sm_100a",
-            "m66_k288_l2_n3_tma_scalar_rows",
-            2,
-            {},
-            "nvfp4_gemv_tcgen05",
-            ("model.MARGIN=-1e9",),
-        ),
+        "gemv-tcgen05": Kernel("nvfp4_gemv", "sm_100a", tensor, 2, {}, "nvfp4_gemv_tcgen05", ("model.MARGIN=-1e9",)),
     }
 
 
@@ -209,12 +201,8 @@ def _blackwell() -> dict[str, Kernel]:
         "fwd-64-100": kernel(forward, sliced(64, 576, 250, few, 600, **scores), 1, few, HEADS=64, SPLIT=0),
         "fwd-128-100": kernel(forward, sliced(128, 576, 500, many, 600, **scores), 2, many, HEADS=128, SPLIT=0),
         "fwd-split-100": kernel(forward, _mla(64, 700, 1, 800), 4, SPLIT=1),
-        "bwd-64-100": kernel(
-            backward, sliced(64, 576, 650, (641,), 1300, wants_dist=True), 2, (641,), STAGE=0, HEADS=64
-        ),
-        "bwd-128-100": kernel(
-            backward, sliced(128, 576, 350, (341,), 700, wants_dist=True), 2, (341,), STAGE=0, HEADS=128
-        ),
+        "bwd-64-100": kernel(backward, six_of_64, 2, (641,), STAGE=0, HEADS=64),
+        "bwd-128-100": kernel(backward, six_of_128, 2, (341,), STAGE=0, HEADS=128),
         "bwd-stored-100": kernel(backward, _mla(128, 130, 2, 300, deterministic=True), 2, (), 20, STAGE=0, PARTIALS=1),
         "bwd-sum-100": kernel(backward, _mla(8, 65, 2, 80, deterministic=True), 2, (), 20, STAGE=8),
         "bwd-round-100": kernel(backward, _mla(8, 65, 2, 80, sink="finite"), 2, (), 20, STAGE=2),

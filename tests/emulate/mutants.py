@@ -68,6 +68,8 @@ class Mutant:
         original: the instruction without it.
         replacement: what stands in its place, "" for nothing.
         unguarded: whether the replacement runs whatever the guard says.
+        binds: of a bound the predicate that holds behind the instruction, or in front of a branch, where taking the
+            bound out changes something; else "".
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Mutant:
     original: str
     replacement: str
     unguarded: bool
+    binds: str = ""
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -92,13 +95,13 @@ class Mutant:
 
 
 def found(ptx: str, entry: str) -> tuple[Mutant, ...]:
-    """Every mutant of a kernel, in the order of its text. Raises PtxError, and KeyError for a kernel that is not there."""
+    """Every mutant of a kernel, in the order of its text. Raises PtxError, and KeyError without such a kernel."""
     function = _kernel(ptx, entry)
     assert function.body is not None
     source, places = parse(ptx, entry).source, Places(ptx)
     made: list[Mutant] = []
     counts: Counter[tuple[str, str]] = Counter()
-    for instruction, kind, text, replacement, unguarded in _candidates(function.body):
+    for instruction, kind, text, replacement, unguarded, binds in _candidates(function.body):
         line = source.line(instruction.start)
         guard = instruction.guard
         original = str(instruction).removeprefix(f"{guard} " if guard else "")
@@ -106,7 +109,7 @@ def found(ptx: str, entry: str) -> tuple[Mutant, ...]:
         counts[kind, text] += 1
         made.append(
             Mutant(kind, text, ordinal, _without_folders(places.of(line)), line, instruction.start, instruction.end,
-                   guard, original, replacement, unguarded)
+                   guard, original, replacement, unguarded, binds)
         )  # fmt: skip
     return tuple(made)
 
@@ -123,11 +126,11 @@ def _without_folders(place: str) -> str:
     return ", ".join(part.rpartition("/")[2].removeprefix("from ") for part in place.split(", ")[:3])
 
 
-_Candidate = tuple[Instruction, str, str, str, bool]
+_Candidate = tuple[Instruction, str, str, str, bool, str]
 
 
 def _candidates(body: Block) -> Iterator[_Candidate]:
-    """Instruction, kind, text, replacement, and whether it runs whatever the guard says."""
+    """Instruction, kind, text, replacement, whether it runs whatever the guard says, and what `Mutant.binds` is."""
     statements = [statement for statement, _ in body.walk()]
     comparisons = _comparisons(statements)
     bounds = dict(_bounds(statements, comparisons))
@@ -136,10 +139,9 @@ def _candidates(body: Block) -> Iterator[_Candidate]:
             continue
         kind = next((k for k, starts in _STARTS.items() if statement.opcode.startswith(starts)), None)
         if kind is not None:
-            yield statement, kind, plain(str(statement)), _replacement(kind, statement), False
+            yield statement, kind, plain(str(statement)), _replacement(kind, statement), False, ""
         elif number in bounds:
-            text, replacement, unguarded = bounds[number]
-            yield statement, "bound", text, replacement, unguarded
+            yield statement, "bound", *bounds[number]
 
 
 def _replacement(kind: str, instruction: Instruction) -> str:
@@ -193,8 +195,8 @@ def _is_access(statement: Statement) -> bool:
 
 def _bounds(
     statements: Sequence[Statement], comparisons: Mapping[str, Instruction]
-) -> Iterator[tuple[int, tuple[str, str, bool]]]:
-    """Number of a statement, its text, its replacement, and whether that runs whatever the guard says."""
+) -> Iterator[tuple[int, tuple[str, str, bool, str]]]:
+    """Number of a statement and, of its mutant, what `_candidates` tells behind the kind."""
     labels = {each.name: number for number, each in enumerate(statements) if isinstance(each, Label)}
     uses: dict[str, set[str]] = {}
     for each in statements:
@@ -207,17 +209,20 @@ def _bounds(
         if not isinstance(each, Instruction):
             continue
         if each.guard is not None and _is_access(each):
-            yield number, (plain(str(each)), plain_of(each), True)
+            binds = f"{'' if each.guard.negated else '!'}{each.guard.register}"
+            yield number, (plain(str(each)), plain_of(each), True, binds)
         elif each.guard is not None and each.parts[0] == "bra":
             comparison = _ordered(each.guard.register, comparisons)
             target = labels.get(str(each.operands[0]), -1)
             between = statements[number:target]
             if comparison is not None and 0 < len(between) <= _SKIPPED and any(map(_is_access, between)):
-                yield number, (f"{plain(str(comparison))} {plain(str(each))}", "", False)
+                binds = f"{'!' if each.guard.negated else ''}{each.guard.register}"
+                yield number, (f"{plain(str(comparison))} {plain(str(each))}", "", False, binds)
         elif _is_ordered(each) and uses.get(str(each.operands[0])) == {"setp", "selp"}:
             # What is selected otherwise is the place or the size of an access.
             inside = each.parts[1] in _BELOW
-            yield number, (plain(str(each)), f"setp.{'eq' if inside else 'ne'}.u32 {each.operands[0]}, 0, 0;", False)
+            constant = f"setp.{'eq' if inside else 'ne'}.u32 {each.operands[0]}, 0, 0;"
+            yield number, (plain(str(each)), constant, False, f"{'!' if inside else ''}{each.operands[0]}")
 
 
 def plain_of(instruction: Instruction) -> str:
@@ -269,7 +274,7 @@ def together(ptx: str, entry: str, mutants: Sequence[Mutant]) -> str:
     """The text with all of the mutants, of which the one that the variable `CHOSEN` numbers, from 1, is in force.
 
     Where that is `NOTE` the kernel does what it should, and notes in `SEEN` which of the instructions it executes: a
-    guarded one where its guard holds, but for that of a bound.
+    guarded one where its guard holds, but for that of a bound. Of bounds it notes behind all these which of them bind.
     """
     edits = []
     for number, mutant in enumerate(mutants, 1):
@@ -285,12 +290,17 @@ def together(ptx: str, entry: str, mutants: Sequence[Mutant]) -> str:
         text += f"@%mutant_off {mutant.original}"
         if mutant.replacement:
             text += f"\n@%mutant_on {mutant.replacement}"
+        if mutant.binds:
+            place = f"[{SEEN}+{4 * (1 + len(mutants) + number)}]"
+            noted = f"setp.eq.and.u32 %mutant_on, %mutant_chosen, {NOTE}, {mutant.binds};\n@%mutant_on st.global.u32 "
+            noted += f"{place}, {NOTE};"
+            text = f"{noted}\n{text}" if mutant.original.startswith("bra") else f"{text}\n{noted}"
         edits.append((mutant.start, mutant.end, text))
     kernel = _kernel(ptx, entry)
     assert kernel.body is not None
     begin = next(each.start for each in kernel.body.statements if isinstance(each, Instruction | Label | Block))
     variables = f".visible .const .align 4 .u32 {CHOSEN} = 0;\n"
-    variables += f".visible .global .align 4 .b8 {SEEN}[{4 + 4 * len(mutants)}];\n"
+    variables += f".visible .global .align 4 .b8 {SEEN}[{8 + 8 * len(mutants)}];\n"
     registers = "\n.reg .pred %mutant_on, %mutant_off, %mutant_note;\n.reg .b32 %mutant_chosen;\n"
     first = f"ld.const.u32 %mutant_chosen, [{CHOSEN}];\nsetp.eq.u32 %mutant_note, %mutant_chosen, {NOTE};\n"
     edits += [(kernel.start, kernel.start, variables), (kernel.body.start + 1, kernel.body.start + 1, registers)]

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import mutant_engines
+import mutant_table
 import mutants
 from mutant_subjects import KERNELS, Kernel
 from mutants import Mutant
 
 from cupymla.build import KernelSource, compiler
+from cupymla.testing.machine import today
 
 LIST = Path(__file__).with_name("mutants.json")
 ENGINES = ("interpreter", "host")
@@ -70,11 +72,13 @@ def identity(each: _Entry) -> tuple[str, str, int]:
 class _Survey:
     """Chooses mutants that an engine has not run, and keeps what becomes of them."""
 
-    def __init__(self, name: str, engine: str, again: bool, survivors: bool) -> None:
+    def __init__(self, name: str, engine: str, again: bool, survivors: str) -> None:
         self._name, self._engine, self._again, self._survivors = name, engine, again, survivors
         self._started = time.monotonic()
 
-    def choose(self, source: KernelSource, executed: Sequence[Mutant]) -> Sequence[Mutant]:
+    def choose(
+        self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
+    ) -> Sequence[Mutant]:
         """Those that the list has, or as many as a new one may have."""
         kernel = KERNELS[self._name]
         with changed() as known:
@@ -92,6 +96,11 @@ class _Survey:
                     ],
                 }
             listed = known[self._name]["mutants"]
+            if binding is not None:
+                bind = {mutant.identity for mutant in binding}
+                for each in listed:
+                    if each["kind"] == "bound" and identity(each) not in bind:
+                        each["idle"] = True
         by_identity = {mutant.identity: mutant for mutant in executed}
         lost = [identity(each) for each in listed if identity(each) not in by_identity]
         if lost:
@@ -100,7 +109,8 @@ class _Survey:
 
     def _wants(self, each: _Entry) -> bool:
         if self._survivors:
-            return each.get(self._engine) == ""
+            others = (each.get(engine) for engine in ENGINES if engine != self._engine)
+            return each.get(self._engine) == "" and (self._survivors == "all" or any(others))
         return self._again or self._engine not in each
 
     def tell(self, mutant: Mutant, how: str) -> None:
@@ -114,7 +124,7 @@ class _Survey:
         print(f"{self._name:16} {self._engine:11} {seconds:5.0f} s {shown} | {how or '-'}", flush=True)
 
 
-def survey(name: str, engine: str, again: bool, survivors: bool, runs: int) -> None:
+def survey(name: str, engine: str, again: bool, survivors: str, runs: int) -> None:
     """Run one kernel's mutants."""
     listener, kernel = _Survey(name, engine, again, survivors), KERNELS[name]
     if engine == "interpreter":
@@ -142,13 +152,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="kernels at a time")
     parser.add_argument("--runs", type=int, default=9, help="how many of an engine's schedules are tried at most")
     parser.add_argument("--again", action="store_true", help="those that have run, too")
-    parser.add_argument("--survivors", action="store_true", help="those alone that the engine has not caught")
+    parser.add_argument(
+        "--survivors",
+        choices=("all", "missing"),
+        default="",
+        help="those that the engine has not caught; if another has",
+    )
     parser.add_argument("--table", action="store_true", help="write docs/log/mutants.md")
     options = parser.parse_args(arguments)
     if options.table:
-        import mutant_table
-
-        mutant_table.write(read())
+        mutant_table.write(read(), today())
         return
     if options.engine is None:
         parser.error("--engine or --table")
