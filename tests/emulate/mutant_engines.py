@@ -91,7 +91,7 @@ class Listener(Protocol):
 
     def choose(
         self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
-    ) -> Sequence[Mutant]:
+    ) -> Iterable[Mutant]:
         """The mutants to run, of those whose instructions the call executes; `binding`: the bounds among them that bind
         somewhere, None where nobody knows."""
 

@@ -1,7 +1,7 @@
 """The survey of mutants: which of them the engines catch that run kernels without a GPU.
 
     python tests/emulate/survey_mutants.py --engine host                    all kernels' mutants that have not run yet
-    python tests/emulate/survey_mutants.py --engine interpreter --kernel dist-64 --again
+    python tests/emulate/survey_mutants.py --engine interpreter --kernel dist-64 --which all
     python tests/emulate/survey_mutants.py --table                          docs/log/mutants.md
 
 `mutants.json` keeps the mutants, which a fixed seed has drawn of all whose instructions a kernel executes on its
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import multiprocessing
+import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,13 @@ from cupymla.testing.machine import today
 
 LIST = Path(__file__).with_name("mutants.json")
 ENGINES = ("interpreter", "host")
+WHICH = {
+    "new": "those that the engine has not run",
+    "compared": "of these, what the other engine has run",
+    "survivors": "those that the engine has not caught",
+    "missing": "of these, what the other engine has caught",
+    "all": "all",
+}
 
 _Entry = dict[str, Any]
 
@@ -72,13 +81,13 @@ def identity(each: _Entry) -> tuple[str, str, int]:
 class _Survey:
     """Chooses mutants that an engine has not run, and keeps what becomes of them."""
 
-    def __init__(self, name: str, engine: str, again: bool, survivors: str) -> None:
-        self._name, self._engine, self._again, self._survivors = name, engine, again, survivors
+    def __init__(self, name: str, engine: str, which: str, seconds: float) -> None:
+        self._name, self._engine, self._which, self._seconds = name, engine, which, seconds
         self._started = time.monotonic()
 
     def choose(
         self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
-    ) -> Sequence[Mutant]:
+    ) -> Iterable[Mutant]:
         """Those that the list has, or as many as a new one may have."""
         kernel = KERNELS[self._name]
         with changed() as known:
@@ -105,13 +114,20 @@ class _Survey:
         lost = [identity(each) for each in listed if identity(each) not in by_identity]
         if lost:
             raise LookupError(f"{self._name} does not execute {lost[0]}; {len(lost)} in all")
-        return [by_identity[identity(each)] for each in listed if self._wants(each)]
+        wanted = [by_identity[identity(each)] for each in listed if self._wants(each)]
+        random.Random(mutants.SEED).shuffle(wanted)  # what the time is enough for is no part of the kernel then
+        self._started = time.monotonic()
+        return itertools.takewhile(lambda mutant: time.monotonic() - self._started < self._seconds, wanted)
 
     def _wants(self, each: _Entry) -> bool:
-        if self._survivors:
-            others = (each.get(engine) for engine in ENGINES if engine != self._engine)
-            return each.get(self._engine) == "" and (self._survivors == "all" or any(others))
-        return self._again or self._engine not in each
+        others = [each.get(engine) for engine in ENGINES if engine != self._engine]
+        if self._which == "survivors":
+            return each.get(self._engine) == ""
+        if self._which == "missing":
+            return each.get(self._engine) == "" and any(others)
+        if self._which == "compared":
+            return self._engine not in each and None not in others
+        return self._which == "all" or self._engine not in each
 
     def tell(self, mutant: Mutant, how: str) -> None:
         """How a mutant was caught."""
@@ -124,9 +140,9 @@ class _Survey:
         print(f"{self._name:16} {self._engine:11} {seconds:5.0f} s {shown} | {how or '-'}", flush=True)
 
 
-def survey(name: str, engine: str, again: bool, survivors: str, runs: int) -> None:
+def survey(name: str, engine: str, which: str, seconds: float, runs: int) -> None:
     """Run one kernel's mutants."""
-    listener, kernel = _Survey(name, engine, again, survivors), KERNELS[name]
+    listener, kernel = _Survey(name, engine, which, seconds), KERNELS[name]
     if engine == "interpreter":
         mutant_engines.interpret(kernel, listener, mutant_engines.INTERPRETER_SEEDS[:runs])
     else:
@@ -151,13 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kernel", choices=list(KERNELS), metavar="NAME", action="append", help="; ".join(KERNELS))
     parser.add_argument("--jobs", type=int, default=1, help="kernels at a time")
     parser.add_argument("--runs", type=int, default=9, help="how many of an engine's schedules are tried at most")
-    parser.add_argument("--again", action="store_true", help="those that have run, too")
-    parser.add_argument(
-        "--survivors",
-        choices=("all", "missing"),
-        default="",
-        help="those that the engine has not caught; if another has",
-    )
+    parser.add_argument("--which", choices=WHICH, default="new", help="; ".join(f"{w}: {h}" for w, h in WHICH.items()))
+    parser.add_argument("--seconds", type=float, default=1e9, help="for one kernel's mutants, some are left out then")
     parser.add_argument("--table", action="store_true", help="write docs/log/mutants.md")
     options = parser.parse_args(arguments)
     if options.table:
@@ -166,8 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.engine is None:
         parser.error("--engine or --table")
     names = [name for name in options.kernel or KERNELS if runs_on(KERNELS[name], options.engine)]
-    everything = options.again or options.survivors
-    names = [name for name in names if everything or is_left(name, options.engine)]
+    names = [name for name in names if options.which != "new" or is_left(name, options.engine)]
     context = multiprocessing.get_context("fork")
     waiting = list(names)
     running: list[Any] = []
@@ -175,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target: Callable[..., None] = survey
     while waiting or running:
         while waiting and len(running) < options.jobs:
-            arguments_of = (waiting[0], options.engine, options.again, options.survivors, options.runs)
+            arguments_of = (waiting[0], options.engine, options.which, options.seconds, options.runs)
             process = context.Process(target=target, args=arguments_of, name=waiting.pop(0))
             process.start()
             running.append(process)
