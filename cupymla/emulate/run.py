@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from .host.machine import HostProgram
 
 Mode = Literal["eager", "lazy", "random"]
-Check = Literal["tcgen05", "proxy", "init"]
+Check = Literal["tcgen05", "proxy", "init", "written"]
 
 MODES: tuple[Mode, ...] = ("eager", "lazy", "random")
-CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4}
+CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4, "written": 8}
 
 _WAIT_SECONDS = 120.0
 _MAP_BYTES = 16384
@@ -84,7 +84,8 @@ class Settings:
             "random" at a time that `seed` decides.
         seed: of mode "random".
         checks: rules that are enforced although breaking them changes no value here: "tcgen05" (tcgen05.fence and
-            tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init).
+            tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init), and on the host where races
+            are looked for "written" (ordinary reads of shared memory that nothing has written).
         patience_seconds: how long the whole grid may stand still before that is a failure.
         stalls: whether in mode "random" single threads, and what was put off, are late while others run ahead.
         removed: number of a site that does nothing, for mutation tests; 0 for none.
@@ -97,7 +98,7 @@ class Settings:
 
     mode: Mode = "eager"
     seed: int = 0
-    checks: Collection[Check] = ("tcgen05", "proxy", "init")
+    checks: Collection[Check] = ("tcgen05", "proxy", "init", "written")
     patience_seconds: float = 2.0
     stalls: bool = True
     removed: int = 0

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from .. import arch as arches
 from .. import build
 from ..cli.terminal import Terminal, exit_with
 from ..errors import CupymlaError, InputError, UnsupportedError
@@ -29,7 +30,7 @@ from . import against, machine_code
 from .against import Variant
 from .interpreted import interpreted
 from .operators import Subject
-from .without_gpu import READS_UNWRITTEN, is_interpreted
+from .without_gpu import READS_UNWRITTEN
 
 QUERIES = 2
 MULTIPROCESSORS = 2
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     subject, terminal = Subject(options.operator), Terminal(False)
     rates = rates_from(options.rate, FROM_MEMORY if options.from_memory else None)
-    if not is_interpreted(options.arch):
+    if arches.named(options.arch).capability > (9, 0):
         raise InputError(
             "--arch", "a target that the interpreter runs, such as sm_90a", repr(options.arch), subject.name
         )

@@ -11,84 +11,25 @@ from argument checks to launch configurations and tensor maps, is the code that 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
-from unittest import mock
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from .. import arch as arches
-from .. import build, driver, tensormap
 from ..build import KernelSource
-from ..interpret import GlobalMemory, Machine, Program, Races, Trap, Watcher, interpret, program_of
-from ..launch import Geometry, LaunchAttribute, LaunchConfig
-from ..ops.case import Case
+from ..interpret import GlobalMemory, Machine, Program, Races, Watcher, interpret, program_of
+from ..launch import Geometry
 from ..ptx.approximation import Approximation
-from ..tensor import make
 from ..tensormap import TileMap
-from .compare import Report
-from .operators import Array, Subject
+from .emulated import Device, DeviceArray, installed, kind_of
+from .operators import Array
 from .poison import span_bytes
 
-_CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
-_MAP_MARK = b"interpreted tensor map "
-_CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
-_FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
-_HOPPER = (9, 0)
 
-
-class _Pointer:
-    """`array.data`."""
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-        self.device_id = 0
-
-
-class DeviceArray:
-    """Host memory that passes for a CuPy array of device 0.
-
-    Attributes:
-        host: the memory.
-    """
-
-    __module__ = "cupy"
-
-    def __init__(self, host: Array) -> None:
-        self.host = host
-        self.data = _Pointer(host.ctypes.data)
-        self.shape = host.shape
-        self.strides = host.strides
-        self.dtype = host.dtype
-
-    def get(self) -> Array:
-        """A copy as NumPy array."""
-        copy: Array = self.host.copy()
-        return copy
-
-
-DeviceArray.__name__ = "ndarray"
-
-_Machine = TypeVar("_Machine", bound="Interpreted")
-
-
-class _Entered:
-    """A device or a stream as a context manager."""
-
-    ptr = 0
-
-    def __enter__(self) -> _Entered:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
+__all__ = ["DeviceArray", "Interpreted", "Kernel", "interpreted", "kind_of"]
 
 
 class Kernel:
@@ -106,12 +47,27 @@ class Kernel:
         self.source = source
 
     @property
+    def name(self) -> str:
+        """Its entry."""
+        return self.program.name
+
+    @property
+    def static_bytes(self) -> int:
+        """Of shared memory."""
+        return self.program.shared_bytes
+
+    @property
+    def parameter_bytes(self) -> tuple[int, ...]:
+        """Of each parameter."""
+        return tuple(parameter.size for parameter in self.program.parameters)
+
+    @property
     def facts(self) -> MappingProxyType[str, int]:
         """The launch facts that the source states."""
         return MappingProxyType(self.program.facts)
 
 
-class Interpreted:
+class Interpreted(Device):
     """A GPU that is none.
 
     Attributes:
@@ -129,21 +85,11 @@ class Interpreted:
     """
 
     def __init__(self, arch: str, multiprocessors: int, seed: int, group: int, resident: int) -> None:
-        self._arch = arches.named(arch)
-        self._multiprocessors = multiprocessors
+        super().__init__(arch, multiprocessors, seed)
         self._group = group
         self._resident = resident
         self._memory = GlobalMemory()
-        self._kernels: dict[int, Kernel] = {}
-        self._allowed: dict[int, tuple[int, int]] = {}
         self._ahead: Machine | None = None
-        self._maps: list[TileMap] = []
-        self._lock = threading.Lock()
-        self._cupy = self._stand_in()
-        self._real_cupy = sys.modules.get("cupy")
-        self.seed = seed
-        self.launches: list[Geometry] = []
-        self.launched: list[str] = []
         self.steps = 0
         self.max_steps = 50_000_000
         self.strict = True
@@ -165,8 +111,6 @@ class Interpreted:
         """Where the arrays of this name are, from their first byte to behind their last."""
         return [(b.base, b.base + b.size) for b in self._memory.buffers if b.name == name]
 
-    # What a test does ------------------------------------------------------------------------------------------
-
     def array(self, host: Array, writable: bool = False, name: str = "argument") -> DeviceArray:
         """A copy of a NumPy array, strides kept and gaps poisoned, as an array of the device.
 
@@ -186,39 +130,6 @@ class Interpreted:
         self._memory.add(name, host, True, initialised=False)
         return DeviceArray(host)
 
-    def arguments(self, inputs: Mapping[str, Any], written: Collection[str] = ()) -> dict[str, Any]:
-        """NumPy arguments as arrays of the device, by name; everything else as it is.
-
-        Args:
-            inputs: arguments by parameter.
-            written: those that kernels may write to.
-        """
-        return {n: self.array(v, n in written, n) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call an operator. Its bindings are remembered per thread, so that each call has a thread of its own."""
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(function, *args, **kwargs).result()
-
-    def run(self, subject: Subject, inputs: dict[str, Any]) -> tuple[Array, ...]:
-        """An operator on NumPy inputs: all that it returns, as NumPy arrays."""
-        return tuple(array for name, array in self.results(subject, inputs).items() if name not in subject.written)
-
-    def results(self, subject: Subject, inputs: dict[str, Any]) -> dict[str, Array]:
-        """What an operator returns, then what it writes beside it, by name."""
-        given = self.arguments(inputs, subject.written)
-        made = subject.named(self.call(subject.call, **given))
-        made |= {name: given[name] for name in subject.written_in(inputs)}
-        return {name: array.get() for name, array in made.items()}
-
-    def check(self, operator: str, case: Case, seed: int = 0) -> list[Report]:
-        """Run an operator's case and compare each output with the references. Raises Trap."""
-        subject = Subject(operator)
-        inputs = subject.cases.inputs(case, seed)
-        return subject.reports(inputs, self.results(subject, inputs))
-
-    # What the driver does --------------------------------------------------------------------------------------
-
     def kernel(self, source: KernelSource, device: int) -> Kernel:
         """In the place of `build.kernel`."""
         with self.real_cupy():
@@ -227,60 +138,6 @@ class Interpreted:
             number = 0x1000 + len(self._kernels)
             made = self._kernels[number] = Kernel(program, number, source)
         return made
-
-    def function(self, name: str, *argtypes: Any) -> Callable[..., int]:
-        """In the place of `driver.function`."""
-        entry_points: dict[str, Callable[..., int]] = {
-            "cuLaunchKernelEx": self._launch,
-            "cuOccupancyMaxActiveClusters": self._active_clusters,
-            "cuTensorMapEncodeTiled": self._encode,
-        }
-        return entry_points[name]
-
-    def _launch(self, config: Any, function: Any, slots: Any, extra: object) -> int:
-        wanted = LaunchConfig.from_address(value_of(config))
-        geometry = geometry_of(wanted)
-        kernel = self._kernels[value_of(function)]
-        self._require_launchable(kernel, geometry)
-        places = (ctypes.c_void_p * len(kernel.program.parameters)).from_address(value_of(slots))
-        parameters = [
-            ctypes.string_at(place or 0, parameter.size)
-            for place, parameter in zip(places, kernel.program.parameters, strict=True)
-        ]
-        maps = {
-            number: self._maps[int(content[len(_MAP_MARK) :].rstrip(b"\0"))]
-            for number, content in enumerate(parameters)
-            if content.startswith(_MAP_MARK)
-        }
-        self.execute(kernel, geometry, parameters, maps)
-        self.seed += 1
-        self.launches.append(geometry)
-        self.launched.append(kernel.program.name)
-        return 0
-
-    def _require_launchable(self, kernel: Kernel, geometry: Geometry) -> None:
-        """Raise Trap for a launch that the driver would refuse on this target.
-
-        Source: CUDA C++ Programming Guide, "Technical Specifications", "Thread Block Clusters".
-        """
-        arch, smem = self._arch, kernel.program.shared_bytes + geometry.smem_bytes
-        if smem > arch.smem_bytes:
-            raise Trap(f"{smem} bytes of shared memory where {arch.name} has {arch.smem_bytes}", kernel.program.name)
-        if arch.capability < _HOPPER and (geometry.cluster > 1 or geometry.pdl):
-            raise Trap(f"a cluster or a dependent launch on {arch.name}", kernel.program.name)
-        allowed, cluster = self._allowed.get(kernel.function, (0, 0))
-        if geometry.smem_bytes > max(allowed, _FREE_SMEM_BYTES) or geometry.cluster > max(cluster, _PORTABLE_CLUSTER):
-            raise Trap(f"a launch with more than the kernel was allowed: {geometry}", kernel.program.name)
-
-    def _allow(self, function: int, smem_bytes: int, cluster: int) -> None:
-        """In the place of `driver.allow`."""
-        old = self._allowed.get(function, (0, 0))
-        self._allowed[function] = max(old[0], smem_bytes), max(old[1], cluster)
-
-    def _active_clusters(self, count: Any, function: Any, config: Any) -> int:
-        size = geometry_of(LaunchConfig.from_address(value_of(config))).cluster
-        ctypes.c_int.from_address(value_of(count)).value = self._multiprocessors // size
-        return 0
 
     def execute(
         self, kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
@@ -313,81 +170,9 @@ class Interpreted:
         self._ahead = machine
         self.steps += machine.count
 
-    def _encode(self, address: int, dtype: int, rank: int, ptr: int, *rest: Any) -> int:
-        request = requested(dtype, rank, ptr, *rest)
-        content = _MAP_MARK + str(len(self._maps)).encode()
-        self._maps.append(request)
-        ctypes.memmove(address, content.ljust(tensormap.BYTES, b"\0"), tensormap.BYTES)
-        return 0
-
     def fill_zero(self, device: int, size_bytes: int, stream: int) -> None:
         """In the place of `driver.fill_zero`."""
         self._memory.store(device + np.arange(size_bytes), np.zeros((size_bytes, 1), np.uint8))
-
-    def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
-        """In the place of `driver.copy_to_host`."""
-        ctypes.memmove(host, device, size_bytes)
-
-    @contextlib.contextmanager
-    def own_cupy(self) -> Iterator[None]:
-        """A block in which this device's arrays come out of the module `cupy`."""
-        sys.modules["cupy"] = self._cupy
-        try:
-            yield
-        finally:
-            _install_cupy(self._real_cupy)
-
-    @contextlib.contextmanager
-    def real_cupy(self) -> Iterator[None]:
-        """A block in which `cupy` is the real one, through which the compiler is reached."""
-        _install_cupy(self._real_cupy)
-        try:
-            yield
-        finally:
-            self._real_cupy = sys.modules.get("cupy")
-            sys.modules["cupy"] = self._cupy
-
-    def replacements(self) -> dict[str, Any]:
-        """What stands in for functions of `cupymla.driver`, by name."""
-        return {
-            "arch_of": lambda device: self._arch,
-            "compute_capability": lambda index: self._arch.capability,
-            "has_dependent_launch": lambda index: self._arch.capability >= (9, 0),
-            "multiprocessor_count": lambda index: self._multiprocessors,
-            "device_name": lambda index: f"interpreted {self._arch.name}",
-            "function": self.function,
-            "prefer_shared_memory": lambda function: None,
-            "allow": self._allow,
-            "current_context": lambda: _CONTEXT,
-            "primary_context": lambda index: _CONTEXT,
-            "is_current": lambda index: True,
-            "on_device": lambda index: _Entered(),
-            "beside_captures": _Entered,
-            "order": lambda first, then: None,
-            "capture_id": lambda stream: None,
-            "stream_id": lambda stream: stream,
-            "wait": lambda stream: None,
-            "pointer_device": lambda address: 0,
-            "copy_to_host": self.copy_to_host,
-            "fill_zero": self.fill_zero,
-        }
-
-    def _stand_in(self) -> ModuleType:
-        """A module that passes for CuPy as far as arrays, devices and streams go."""
-        module: Any = ModuleType("cupy")
-        module.ndarray = kind_of(lambda shape, dtype: self.empty(shape, np.dtype(dtype)))
-        module.cuda = ModuleType("cupy.cuda")
-        module.cuda.Device = lambda index: _Entered()
-        module.cuda.runtime = ModuleType("cupy.cuda.runtime")
-        module.cuda.runtime.getDevice = lambda: 0
-        module.cuda.get_current_stream = lambda index=-1: _Entered()
-        module.cuda.Stream = type("Stream", (), {"null": _Entered(), "from_external": lambda stream: _Entered()})
-        return module  # type: ignore[no-any-return]
-
-
-def kind_of(make: Callable[..., Any]) -> type:
-    """A class whose arrays a function makes, whether the class is called or its `__new__`."""
-    return type("ndarray", (), {"__new__": lambda kind, *arguments: make(*arguments)})
 
 
 def _aligned_bytes(size: int) -> Array:
@@ -410,50 +195,6 @@ def _aligned(array: Array) -> Array:
     return copy
 
 
-def _install_cupy(module: ModuleType | None) -> None:
-    """Make a module the one that `import cupy` gives; with None the next import finds it anew."""
-    sys.modules.pop("cupy", None)
-    if module is not None:
-        sys.modules["cupy"] = module
-
-
-def requested(dtype: int, rank: int, ptr: int, *rest: Any) -> TileMap:
-    """The request behind the arguments of cuTensorMapEncodeTiled, all but the first."""
-    shape, strides, box, _, _, swizzle, promotion, fill = rest
-    return TileMap(
-        ptr,
-        next(name for name, (code, _) in tensormap._TYPES.items() if code == dtype),
-        tuple(shape),
-        tuple(strides)[: rank - 1],
-        tuple(box),
-        {code: span for span, code in tensormap._SWIZZLES.items()}[swizzle],
-        {code: span for span, code in tensormap._L2_PROMOTIONS.items()}[promotion],
-        {code: name for name, code in tensormap._FILLS.items()}[fill],
-    )
-
-
-def value_of(pointer: Any) -> int:
-    """The address or number in a ctypes pointer."""
-    return int(getattr(pointer, "value", pointer) or 0)
-
-
-def geometry_of(config: LaunchConfig) -> Geometry:
-    """What a launch configuration asks for."""
-    cluster, cooperative, pdl, clustered = 1, False, False, False
-    if config.attribute_count:
-        attributes = (LaunchAttribute * config.attribute_count).from_address(config.attributes)
-        for attribute in attributes:
-            if attribute.id == _CLUSTER_DIMENSION:
-                cluster = attribute.value[0]
-                clustered = cluster == 1
-            elif attribute.id == _COOPERATIVE:
-                cooperative = bool(attribute.value[0])
-            elif attribute.id == _PROGRAMMATIC:
-                pdl = bool(attribute.value[0])
-    x, y, z = config.grid
-    return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative, clustered)
-
-
 @contextlib.contextmanager
 def interpreted(
     arch: str = "sm_90a", multiprocessors: int = 132, seed: int = 0, group: int = 128, resident: int = 2
@@ -469,18 +210,3 @@ def interpreted(
     """
     with installed(Interpreted(arch, multiprocessors, seed, group, resident)) as machine:
         yield machine
-
-
-@contextlib.contextmanager
-def installed(made: _Machine) -> Iterator[_Machine]:
-    """A block in which a machine stands in the driver's place. One at a time in a process."""
-    with contextlib.ExitStack() as stack:
-        for name, replacement in made.replacements().items():
-            stack.enter_context(mock.patch.object(driver, name, replacement, create=True))
-        stack.enter_context(mock.patch.object(build, "kernel", made.kernel))
-        stack.enter_context(made.own_cupy())
-        # An allocation each, so that a kernel that leaves one array's memory is noticed.
-        stack.enter_context(mock.patch.object(make, "TOGETHER_BYTES", 0))
-        tensormap._cache.clear()
-        stack.callback(tensormap._cache.clear)
-        yield made

@@ -27,7 +27,7 @@ from ..emulate import EmulatedKernel, Settings, load
 from ..errors import DriverError
 from ..launch import LaunchConfig
 from ..tensormap import TileMap
-from .interpreted import geometry_of, requested, value_of
+from .emulated import geometry_of, requested, value_of
 
 _loaded: dict[tuple[KernelSource, str, int], EmulatedKernel] = {}
 _lock = threading.Lock()

@@ -27,6 +27,7 @@ from cupymla.build import KernelSource
 from cupymla.emulate import Settings
 from cupymla.emulate.host.machine import HostProgram, load
 from cupymla.emulate.host.recompile import mangled
+from cupymla.emulate.run import CHECKS
 from cupymla.errors import CupymlaError
 from cupymla.interpret import Trap
 from cupymla.interpret import parse as program_of
@@ -34,9 +35,9 @@ from cupymla.interpret.program import Step
 from cupymla.interpret.threads import Lanes
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
-from cupymla.testing import against, compare, interpreted
+from cupymla.testing import against, compare
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.emulated import Emulated
+from cupymla.testing.emulated import Device, Emulated, installed
 from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.operators import Array
 from cupymla.testing.without_gpu import READS_UNWRITTEN
@@ -99,8 +100,8 @@ class Listener(Protocol):
         """How a mutant was caught; "" where it was not."""
 
 
-class Surveyed(Interpreted):
-    """A machine that runs mutants where a call launches their kernel."""
+class Surveyed(Device):
+    """A machine that runs mutants where a call launches their kernel; before the one that it is otherwise."""
 
     def prepare(self, kernel: Kernel, runs: Sequence[Run], listener: Listener) -> None:
         """Say what is to be run, before a call.
@@ -121,21 +122,16 @@ class Surveyed(Interpreted):
         """Call an operator in this thread: a process that forks keeps no other."""
         return function(*args, **kwargs)
 
-    def kernel(self, source: KernelSource, device: int) -> interpreted.Kernel:
+    def kernel(self, source: KernelSource, device: int) -> Any:
         """In the place of `build.kernel`."""
-        made = super().kernel(source, device)
         if self.of.is_of(source) and not self.ptx:
             with self.real_cupy():
                 self.ptx = build.ptx(source)
                 self.all = mutants.found(self.ptx, source.entry)
-        return made
+        return super().kernel(source, device)
 
     def execute(
-        self,
-        kernel: interpreted.Kernel,
-        geometry: Geometry,
-        parameters: Sequence[bytes],
-        maps: Mapping[int, TileMap],
+        self, kernel: Any, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
     ) -> None:
         """Run a kernel to its end; the one of the mutants once for each of them, in processes of their own."""
         if not self.of.is_of(kernel.source):
@@ -156,8 +152,12 @@ class Surveyed(Interpreted):
         if digest in self._unmutated and "griddepcontrol" not in run.mutant.text:
             self._say("")  # whatever comes behind has the same memory before it as behind the kernel as it is
 
-    def put(self, kernel: interpreted.Kernel, run: Run) -> None:
+    def put(self, kernel: Any, run: Run) -> None:
         """Have a kernel run so from now on, in this process."""
+        raise NotImplementedError
+
+    def memory(self) -> Iterable[tuple[int, int]]:
+        """All memory that the call knows of: addresses and sizes."""
         raise NotImplementedError
 
     def noted(self) -> Sequence[Iterable[int]]:
@@ -221,16 +221,16 @@ class Surveyed(Interpreted):
         os._exit(0)
 
     def _digest(self) -> str:
-        """All memory that the call knows of."""
+        """What is in memory."""
         made = hashlib.blake2b(digest_size=16)
-        for buffer in self._memory.buffers:
-            made.update(ctypes.string_at(buffer.base, buffer.size))
+        for base, size in self.memory():
+            made.update(ctypes.string_at(base, size))
         return made.hexdigest()
 
     def attempt(self) -> None:
         """Call the operator: returns where all mutants have been run. Raises what the kernels before them raise."""
         subject, inputs = self.of.problem()
-        with against.constants(subject, self.of.settings), interpreted.installed(self):
+        with against.constants(subject, self.of.settings), installed(self):
             expected = [subject.expected(inputs, "same"), subject.expected(inputs, "float64")]
             try:
                 results: dict[str, Array] = self.results(subject, inputs)
@@ -275,12 +275,16 @@ _PLAINER = (
 # The engines ------------------------------------------------------------------------------------------------------
 
 
-class InterpretedMutants(Surveyed):
+class InterpretedMutants(Surveyed, Interpreted):
     """Mutants in the interpreter."""
 
     _lines: set[int]
 
-    def put(self, kernel: interpreted.Kernel, run: Run) -> None:
+    def memory(self) -> Iterable[tuple[int, int]]:
+        """All memory that the call knows of: addresses and sizes."""
+        return ((buffer.base, buffer.size) for buffer in self._memory.buffers)
+
+    def put(self, kernel: Any, run: Run) -> None:
         """Have a kernel run so from now on, in this process."""
         if run.mutant is not None:
             kernel.program = program_of(mutants.mutated(self.ptx, run.mutant), kernel.source.entry)
@@ -314,16 +318,19 @@ class HostMutants(Surveyed, Emulated):
 
     program: HostProgram
 
-    def kernel(self, source: KernelSource, device: int) -> interpreted.Kernel:
-        """In the place of `build.kernel`."""
-        made = Surveyed.kernel(self, source, device)
-        if self.of.is_of(source):
-            with self.real_cupy():
-                text = mutants.together(self.ptx, source.entry, self.all)
-                self.program = self._hosts[made.function] = load(text, source.entry, str(source))
-        return made
+    def load(self, source: KernelSource) -> HostProgram:
+        """A kernel ready to run."""
+        ptx = build.ptx(source)
+        if not self.of.is_of(source):
+            return load(ptx, source.entry, str(source))
+        self.program = load(mutants.together(ptx, source.entry, self.all), source.entry, str(source))
+        return self.program
 
-    def put(self, kernel: interpreted.Kernel, run: Run) -> None:
+    def memory(self) -> Iterable[tuple[int, int]]:
+        """All memory that the call knows of: addresses and sizes."""
+        return ((region.base, region.size) for region in self._arrays._regions)
+
+    def put(self, kernel: Any, run: Run) -> None:
         """Have a kernel run so from now on, in this process."""
         assert run.settings is not None
         number = mutants.NOTE if run.notes else 1 + self.all.index(run.mutant) if run.mutant else 0
@@ -349,8 +356,8 @@ def interpret(kernel: Kernel, listener: Listener, seeds: Sequence[int] = INTERPR
 
 def emulate(kernel: Kernel, listener: Listener, runs: Sequence[Settings] = HOST_RUNS) -> None:
     """Run mutants on the host engine, in a process of its own."""
-    machine = HostMutants(
-        kernel.arch, kernel.multiprocessors, Settings("eager", patience_seconds=20.0, races="practice")
-    )
-    machine.prepare(kernel, [Run(each.seed, each) for each in runs], listener)
+    checks = tuple(check for check in CHECKS if check != "written" or kernel.operator not in READS_UNWRITTEN)
+    ahead = Settings("eager", checks=checks, patience_seconds=20.0, races="practice")
+    machine = HostMutants(kernel.arch, kernel.multiprocessors, ahead)
+    machine.prepare(kernel, [Run(each.seed, replace(each, checks=checks)) for each in runs], listener)
     machine.attempt()

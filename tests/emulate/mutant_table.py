@@ -18,16 +18,18 @@ WHY: Sequence[tuple[str, str, str, str]] = ()
 
 _HEAD = """# Survey of mutants
 
-{date}. One wait, fence, arrival, expected byte count, commit, barrier or bound was taken out of a kernel at a time, as an
-edit of its PTX, and the mutant run by the PTX interpreter and by the host engine (PTX as C++). It was to decide whether the
-interpreter can go: the host engine has to catch whatever the interpreter catches.
+{date}. One wait, fence, arrival, expected byte count, commit, barrier or bound was taken out of a kernel at a time, as
+an edit of its PTX. The PTX interpreter and the host engine (PTX as C++) ran the mutants. The survey was to decide
+whether the interpreter can go: the host engine has to catch whatever the interpreter catches.
 
-- Mutants: at most {most} a kernel, drawn with seed {seed} from all whose instructions the smallest case executes in which the
-  kernel's rings come round; of each kind and of each place in turn. `tests/emulate/mutants.json` lists them, with the case
-  and with how either engine caught each.
-- Runs: `races="practice"`. Interpreter: seed 0. Host engine: mode lazy, then random and eager for what the interpreter alone had caught.
-- Caught: an error, a result that the comparison law refuses, or no end.
+- Mutants: at most {most} a kernel, drawn with seed {seed} from all whose instructions a small case executes in which
+  the kernel's rings come round, of each kind and of each place in turn. `tests/emulate/mutants.json` lists them, with
+  the case and with how either engine caught each.
+- Runs: `races="practice"`. The interpreter ran seed 0. The host engine ran mode lazy, and modes random (two seeds) and
+  eager where the interpreter alone had caught a mutant.
+- Caught means an error, a result that the comparison law refuses, or no end.
 - A bound is idle where it holds for every thread of the case, so that nothing changes without it.
+- "n of m" says that m mutants have run; the rest were left for want of time.
 - Commands: `python tests/emulate/survey_mutants.py --engine interpreter`, `--engine host`, `--table`.
 """
 

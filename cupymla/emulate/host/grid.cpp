@@ -211,8 +211,6 @@ bool own_local(Thread& t, const void* place) {
 void look_at_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how) {
   if (own_local(t, place)) return;
   const auto address = reinterpret_cast<uint64_t>(place);
-  if (the->arrays && how & kGridReads) the->arrays->read(t, address, bytes);
-  if (the->arrays && how & kGridWrites) the->arrays->write(t, address, bytes);
   if (how & kGridReads) the->grid->read(t, address, bytes, how & kGridStrong, how & kGridConstant, false);
   if (how & kGridStrong && how & kGridReads && how & kGridOrders) the->grid->take(t, address, how & kGridAcquires);
   if (how & kGridWrites) {
@@ -222,16 +220,11 @@ void look_at_grid(Thread& t, const void* place, uint32_t bytes, uint32_t how) {
 }
 
 void read_global(Thread& t, uint64_t address, uint64_t bytes, bool bulk) {
-  if (!t.races) return;
-  if (the->arrays) the->arrays->read(t, address, bytes);
-  the->grid->read(t, address, bytes, false, false, bulk);
+  if (t.races) the->grid->read(t, address, bytes, false, false, bulk);
 }
 
 void write_global(Thread& t, uint64_t address, uint64_t bytes, bool adds) {
-  if (!t.races) return;
-  if (the->arrays && adds) the->arrays->read(t, address, bytes);
-  if (the->arrays) the->arrays->write(t, address, bytes);
-  the->grid->write(t, address, bytes, adds, true);
+  if (t.races) the->grid->write(t, address, bytes, adds, true);
 }
 
 }  // namespace machine

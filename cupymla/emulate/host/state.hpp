@@ -3,8 +3,8 @@
 
 #include <csetjmp>
 
-#include "arrays.hpp"
 #include "grid.hpp"
+#include "memory.hpp"
 #include "races.hpp"
 #include "runtime.hpp"
 
@@ -37,12 +37,15 @@ struct Machine {
   Approximation approximation = Approximation::kExact;
   bool in_thread = false;  // else the scheduler runs
   Mode mode = kEager;
+  Regions regions;
+  bool lets_in_early = false;  // a thread let dependent launches in before it had waited for the grid ahead
   uint64_t patience = 0;   // nanoseconds that all may stand still
+  uint32_t leader = 0;     // which lane elect.sync elects, from the first that takes part
+  bool strict = false;     // where races are looked for: reads of shared memory that nothing has written end the launch
   uint32_t registers = 0;  // of each thread at launch, where the kernel says it
   const unsigned char* relaxed = nullptr;  // by sites; see is_relaxed
   std::vector<std::unique_ptr<Causality>> causalities;  // of the clusters
   std::unique_ptr<GridShadow> grid;
-  std::unique_ptr<Arrays> arrays;  // where races are looked for, and the caller says what there is
   sigjmp_buf outside;
 };
 
@@ -52,6 +55,10 @@ inline uint64_t shuffle_bits(uint64_t& state) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
   return state;
 }
+
+// cp.async that a thread has neither waited for nor let an arrival follow; what a CTA leaves unfinished when it exits.
+uint64_t loose_copies(const Thread& t);
+std::string left_behind(const Cta& cta);
 
 // Carries out copies that were issued: in any order, a random while later.
 void run_copies();

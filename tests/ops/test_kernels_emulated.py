@@ -1,8 +1,9 @@
-"""Every kernel without a GPU: operators' own plans and bindings, run in the PTX interpreter, keep the comparison law.
+"""Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
+comparison law. Blackwell's have tests of their own, with fewer queries.
 
-The cheapest cases of each intent run always, each for one number of multiprocessors out of several, so that plans that
-group, that do not and that split all have their turn; `--interpret-all` runs every small case for three of them.
-Compiles to PTX, needs no GPU.
+The cheapest cases of each intent run always, each for one number of multiprocessors out of several and in one mode, so
+that plans that group, that do not and that split, and all modes, have their turn; `--interpret-all` runs every small
+case for three of them. Compiles, needs no GPU.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from cupymla import arch as arches
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
-from cupymla.testing.interpreted import interpreted
-from cupymla.testing.without_gpu import is_interpreted, machine_for, multiprocessors, small_cases
+from cupymla.testing.emulated import emulated
+from cupymla.testing.without_gpu import machine_for, mode_of, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case
@@ -25,7 +27,7 @@ def subjects() -> Iterator[tuple[operators.Subject, str]]:
     """Each operator with each target that it has a kernel for."""
     for entry in registry.OPERATORS:
         for arch in dict.fromkeys(kernel.arch for kernel in entry.kernels):
-            if is_interpreted(arch):
+            if arches.named(arch).capability < (10, 0):
                 yield operators.Subject(entry.name), arch
 
 
@@ -42,7 +44,7 @@ def parameters() -> Iterator[object]:
             first = chosen.get(case.name, number)
             for turn in range(first, first + TURNS):
                 marks = [] if case.name in chosen and turn == first else [pytest.mark.interpret_all]
-                name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}"
+                name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}-{mode_of(turn)}"
                 yield pytest.param(subject.name, arch, case, turn, id=name, marks=marks)
 
 
@@ -59,7 +61,7 @@ def test_plans_of_all_kinds_are_run() -> None:
     case = {c.name: c for c in operators.Subject("sparse_mla_fwd").cases.CASES}["h65_d576_k500_q3_kv600_lengths"]
     clusters = set()
     for count in (1, 132):
-        with interpreted("sm_90a", count) as machine:
+        with emulated("sm_90a", count) as machine:
             compare.require(machine.check("sparse_mla_fwd", case))
             clusters |= {geometry.cluster for geometry in machine.launches}
     assert min(clusters) == 1 < max(clusters)

@@ -1,6 +1,6 @@
-"""Companions without a GPU: their kernels in the PTX interpreter give the CPU's bits.
+"""Companions without a GPU: their kernels on the host machine give the CPU's bits.
 
-Compiles to PTX, needs no GPU.
+Compiles, needs no GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cupymla
-from cupymla.testing.interpreted import DeviceArray, interpreted
+from cupymla.testing.emulated import DeviceArray, emulated
 from cupymla.testing.operators import as_tuple
 
 Array = np.ndarray[Any, Any]
@@ -70,7 +70,7 @@ def test_kernels_give_the_bits_of_the_cpu(case: str) -> None:
     name, arguments = CALLS[case]
     function = getattr(cupymla, name)
     expected = as_tuple(function(**arguments))
-    with interpreted("sm_90", 3) as machine:
+    with emulated("sm_90", 3) as machine:
         results = as_tuple(machine.call(function, **machine.arguments(arguments)))
     require_bits(results, expected)
 
@@ -84,7 +84,7 @@ def test_prepared_calls_write_their_arrays_again(case: str, monkeypatch: pytest.
     first = next(iter(arguments))
     changed = {**arguments, first: arguments[first][..., ::-1].copy()}
     assert bits(as_tuple(function(**changed))[0]) != bits(as_tuple(function(**arguments))[0])
-    with interpreted("sm_90", 3) as machine:
+    with emulated("sm_90", 3) as machine:
         given = machine.arguments(arguments)
         prepared = machine.call(function.prepare, **given)
         assert not machine.launched
@@ -105,7 +105,7 @@ def test_prepared_calls_write_their_arrays_again(case: str, monkeypatch: pytest.
 def test_prepared_calls_write_to_given_outputs() -> None:
     x = np.random.default_rng(4).standard_normal((130, 64)).astype(np.float32)
     want = cupymla.quantize_nvfp4(x, scale_layout="128x4", global_scale="amax")
-    with interpreted("sm_90", 3) as machine:
+    with emulated("sm_90", 3) as machine:
         packed, scales = (machine.empty(made.shape, made.dtype) for made in want[:2])
         options = {"scale_layout": "128x4", "global_scale": "amax", "packed": packed, "scales": scales}
         prepared = machine.call(cupymla.quantize_nvfp4.prepare, machine.array(x), **options)
@@ -124,7 +124,7 @@ def test_a_batch_axis_in_last_place_comes_back_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(DeviceArray, "transpose", transposed, raising=False)
     x = np.moveaxis(np.random.default_rng(5).standard_normal((3, 9, 32)).astype(np.float32), 0, -1)
     want = cupymla.quantize_nvfp4(x, global_scale="amax")
-    with interpreted("sm_90", 3) as machine:
+    with emulated("sm_90", 3) as machine:
         given = machine.array(x)
         results = machine.call(cupymla.quantize_nvfp4, given, global_scale="amax")
         require_bits(results, want)
@@ -143,7 +143,7 @@ def test_every_e4m3_code_stands_for_its_number(arch: str) -> None:
     """Targets before sm_89 have no instruction for it."""
     codes = np.arange(256, dtype=np.uint8)
     ones = np.full((1, 256 * 8), 0x22, np.uint8)  # pairs of E2M1 codes, 1.0 each
-    with interpreted(arch, 1) as machine:
+    with emulated(arch, 1) as machine:
         arguments = machine.arguments({"packed": ones, "scales": codes[None]})
         made = machine.call(cupymla.dequantize_nvfp4, **arguments, out_dtype="float32")
     numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Companions of xl_paged_attention without a GPU: their kernels in the PTX interpreter give the CPU's bits.
+"""Companions of xl_paged_attention without a GPU: their kernels on the host machine give the CPU's bits.
 
-Numbers are small integers where sums are formed, so that every order of adding gives the same. Compiles to PTX, needs
+Numbers are small integers where sums are formed, so that every order of adding gives the same. Compiles, needs
 no GPU.
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 from cupymla.ops.xl_paged_attention import copy_blocks, matrix_bd, rel_shift, reshape_and_cache
 from cupymla.ops.xl_paged_attention.cases import INT32_MAX, INT32_MIN, lay_out
-from cupymla.testing.interpreted import interpreted
+from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import as_tuple
 
 pytestmark = pytest.mark.compile
@@ -37,7 +37,7 @@ def require_same(function: Any, arguments: dict[str, Any], written: tuple[str, .
     """The kernel's results, and what it writes in place, have the bits of the CPU's."""
     on_host = {n: v.copy() if n in written else v for n, v in arguments.items()}
     expected = as_tuple(function(**on_host))
-    with interpreted("sm_90a", 3) as machine:
+    with emulated("sm_90a", 3) as machine:
         results = as_tuple(machine.call(function, **machine.arguments(arguments, written)))
     assert len(results) == len(expected)
     for got, want in zip(results, expected, strict=True):
