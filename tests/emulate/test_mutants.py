@@ -3,6 +3,7 @@ and what a schedule model found: a missing wait for `room` in the backward of a 
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from mutants import Mutant
 
 from cupymla import build
 from cupymla.build import KernelSource, compiler
+from cupymla.build.source import cuda_root
 from cupymla.ops import registry
 from cupymla.testing import operators
 
@@ -100,21 +102,72 @@ def _files(place: str) -> str:
 
 
 class _Caught:
-    """Chooses mutants by their identity, and keeps what is told of each."""
+    """Chooses mutants by kind and place, and keeps what is told of each."""
 
-    def __init__(self, wanted: Sequence[tuple[str, str]]) -> None:
-        self._wanted = wanted
-        self.how: dict[tuple[str, str], list[str]] = {each: [] for each in wanted}
+    def __init__(self) -> None:
+        self._sought = {(kind, _place(file, text)): (kind, file, text) for kind, file, text, _ in CAUGHT}
+        self.how: dict[tuple[str, str, str], list[str]] = {each: [] for each in self._sought.values()}
 
     def choose(
         self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
     ) -> list[Mutant]:
-        return [mutant for mutant in executed for kind, place in self._wanted if self._is(mutant, kind, place)]
+        """What stands in a loop comes last."""
+        last = {self._is(mutant): mutant for mutant in executed}
+        return [mutant for sought, mutant in last.items() if sought]
 
     def tell(self, mutant: Mutant, how: str) -> None:
-        (known,) = [each for each in self._wanted if self._is(mutant, *each)]
-        self.how[known].append(how)
+        """Keep it."""
+        sought = self._is(mutant)
+        assert sought
+        self.how[sought].append(how)
 
-    @staticmethod
-    def _is(mutant: Mutant, kind: str, place: str) -> bool:
-        return mutant.kind == kind and place in mutant.place
+    def _is(self, mutant: Mutant) -> tuple[str, str, str] | None:
+        return next(
+            (what for (kind, place), what in self._sought.items() if kind == mutant.kind and place in mutant.place),
+            None,
+        )
+
+
+FOLDER = cuda_root() / "sparse_mla_bwd" / "sm90"
+
+# Of the backward of a pair of CTAs: a kind, a file, a line of it, and how the host engine finds that it is missing.
+CAUGHT = (
+    # The schedule model misses it (tests/ops/sparse_mla_bwd_pair_schedule.py).
+    ("wait", "pair_consumer.cuh", "storage.room.wait(", "race: .* writes shared memory"),
+    ("wait", "pair_consumer.cuh", "storage.full.wait(", "race: .* reads shared memory"),
+    ("wait", "pair_consumer.cuh", "sm90::wgmma_wait<0>()", "register of an unfinished wgmma"),
+    ("wait", "pair_attention.cuh", "wait_for_grid_ahead(", "before its griddepcontrol.wait"),
+    ("fence", "pair_consumer.cuh", "fence_async_shared();", "race: .* no fence.proxy.async|asynchronously reads"),
+    ("fence", "pair_consumer.cuh", "sm90::wgmma_fence();", "without a wgmma.fence"),
+    ("arrive", "pair_gradients.cuh", "cluster_arrive_after_reads_at(", "nothing moves any more"),
+    ("expect_tx", "pair_attention.cuh", "storage.slots_in.arrive_and_expect(", ""),
+    ("commit", "pair_gradients.cuh", "sm90::wgmma_commit();", "race: |register of an unfinished wgmma"),
+    ("barrier", "pair_producer.cuh", "__syncwarp();", "race: .* reads shared memory"),
+    ("bound", "pair_producer.cuh", "return slot < stored_slots(storage) ?", "out of bounds"),
+)
+
+
+def _place(file: str, text: str) -> str:
+    """Where a line of the sources is, as places name it."""
+    lines = (FOLDER / file).read_text().splitlines()
+    return f"{file}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_one_of_each_kind_is_caught() -> None:
+    listener = _Caught()
+    # In a process of its own: libraries of mutants are kept by their kernel's source.
+    answers, mine = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
+        mutant_engines.emulate(KERNELS["bwd-pair"], listener, mutant_engines.HOST_RUNS[:1])
+        mine.send(listener.how)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    mine.close()
+    found = answers.recv()
+    process.join()
+    for kind, file, text, how in CAUGHT:
+        assert [re.search(how, each) is not None for each in found[kind, file, text]] == [True], (kind, file, text)
