@@ -24,7 +24,8 @@ from mutants import Mutant
 
 from cupymla import build
 from cupymla.build import KernelSource
-from cupymla.emulate import Settings
+from cupymla.emulate import EmulationError, Settings
+from cupymla.emulate.failures import SENTENCES
 from cupymla.emulate.host.machine import HostProgram, load
 from cupymla.emulate.host.recompile import mangled
 from cupymla.emulate.run import CHECKS
@@ -58,7 +59,7 @@ INTERPRETER_SEEDS = (0, 1)
 PATIENCE_SECONDS = 3.0
 LIMIT_SECONDS = 120.0
 
-_TOLD = 100  # characters of a message that are kept
+_TOLD = 160  # characters of a message that are kept
 
 
 class Done(Exception):
@@ -254,6 +255,8 @@ def told(error: Exception) -> str:
     if not isinstance(error, CupymlaError):
         return f"{type(error).__name__} of the engine"
     text = error.what if isinstance(error, Trap) else str(error)
+    if isinstance(error, EmulationError):
+        text = re.sub(r"\{\d[^}]*\}", "..", SENTENCES[error.code])
     for pattern, instead in _PLAINER:
         text = re.sub(pattern, instead, text)
     text = " ".join(text.split()).strip(" ,;:")
@@ -261,6 +264,7 @@ def told(error: Exception) -> str:
 
 
 _PLAINER = (
+    (r"^deadlock:.*", "deadlock"),
     (r" ?\((?:[^()]|\([^()]*\))*\.(?:cuh?|h|hpp|inl):\d+[^()]*\)", ""),
     (r"^CTA \d+, thread \d+,? ?|^thread \d+ of CTA \([^)]*\),? ?", ""),
     (r",? ?(?:at )?PTX line \d+,?", ""),
@@ -288,7 +292,7 @@ class InterpretedMutants(Surveyed, Interpreted):
         """Have a kernel run so from now on, in this process."""
         if run.mutant is not None:
             kernel.program = program_of(mutants.mutated(self.ptx, run.mutant), kernel.source.entry)
-        self.seed, self.max_steps = run.seed, _MOST_STEPS
+        self.seed, self.max_steps, self.races = run.seed, _MOST_STEPS, "practice"
         if run.notes:
             self._lines = set()
             self.watch = lambda program: self
@@ -349,7 +353,7 @@ class HostMutants(Surveyed, Emulated):
 def interpret(kernel: Kernel, listener: Listener, seeds: Sequence[int] = INTERPRETER_SEEDS) -> None:
     """Run mutants in the interpreter, in a process of its own."""
     machine = InterpretedMutants(kernel.arch, kernel.multiprocessors, 0, group=128, resident=2)
-    machine.strict, machine.races = kernel.operator not in READS_UNWRITTEN, "practice"
+    machine.strict = kernel.operator not in READS_UNWRITTEN
     machine.prepare(kernel, [Run(seed) for seed in seeds], listener)
     machine.attempt()
 
