@@ -399,12 +399,16 @@ class Emulated(Device):
         key = source, content_hash(source)
         with _lock, self.real_cupy():
             if key not in _programs:
-                _programs[key] = load(ptx(source), source.entry, str(source))
+                _programs[key] = self.load(source)
             host = _programs[key]
         with self._lock:
             number = 0x1000 + len(self._kernels)
             made = self._kernels[number] = Kernel(host, number, source)
         return made
+
+    def load(self, source: KernelSource) -> HostProgram:
+        """A kernel ready to run, once for all machines. Raises CompileError, PtxError and InputError."""
+        return load(ptx(source), source.entry, str(source))
 
     def execute(
         self, kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
