@@ -22,7 +22,7 @@ from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
 from cupymla.testing import evidence, gpu, machine, operators, without_gpu
 from cupymla.testing.compare import Report, compare
-from cupymla.testing.interpreted import Interpreted
+from cupymla.testing.emulated import Emulated
 from cupymla.testing.operators import Subject
 
 
@@ -159,7 +159,7 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
 
@@ -210,7 +210,7 @@ def test_a_case_that_launched_nothing_has_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However right its results are; but for cases in which there is nothing to do."""
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)

@@ -13,7 +13,6 @@ from cupymla.ops.mla_cases import sized
 from cupymla.ops.xl_paged_attention import cases as xl_cases
 from cupymla.testing import compare
 from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
 
 pytestmark = pytest.mark.compile
@@ -34,9 +33,7 @@ def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> 
 
 
 def require(subject: Subject, arch: str, inputs: dict[str, Any]) -> None:
-    made = (
-        interpreted(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
-    )
+    made = emulated(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
     with made as machine:
         results = machine.results(subject, inputs)
     compare.require(subject.reports(inputs, results))

@@ -24,8 +24,7 @@ from cupymla.emulate.host.machine import HostProgram
 from cupymla.emulate.run import Mode
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import DeviceArray
+from cupymla.testing.emulated import DeviceArray, emulated
 from cupymla.testing.operators import Subject
 
 pytestmark = pytest.mark.compile
