@@ -38,7 +38,7 @@ from cupymla.testing.poison import Guarded, span_bytes
 
 from .emulate import HostError, Settings, Site
 from .emulate.host.machine import HostMap, HostProgram, load
-from .emulate.host.memory import Arrays
+from .emulate.host.memory import Arrays, Watcher
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"emulated tensor map "
@@ -394,6 +394,19 @@ class Emulated(Device):
         self._arrays.add(name, room.ctypes.data, size, True, initialised=False)
         return DeviceArray(room[:size].view(dtype).reshape(shape))
 
+    def allow_unwritten(self) -> None:
+        """Let kernels read shared memory that nothing has written; it is NaN."""
+        checks = tuple(check for check in self.settings.checks if check != "written")
+        self.settings = replace(self.settings, checks=checks)
+
+    def watch(self, array: DeviceArray, watcher: Watcher) -> None:
+        """Have somebody told of each use of an array by the kernels, who may change what is there."""
+        self._arrays.watch(array.data.ptr, span_bytes(array.host), watcher)
+
+    def watch_memory(self, base: int, size: int, watcher: Watcher) -> None:
+        """The same for memory by its address."""
+        self._arrays.watch(base, size, watcher)
+
     def kernel(self, source: KernelSource, device: int) -> Kernel:
         """In the place of `build.kernel`."""
         key = source, content_hash(source)
@@ -486,15 +499,19 @@ def geometry_of(config: LaunchConfig) -> Geometry:
 
 
 @contextlib.contextmanager
-def emulated(arch: str = "sm_90a", multiprocessors: int = 132, settings: Settings | None = None) -> Iterator[Emulated]:
+def emulated(
+    arch: str = "sm_90a", multiprocessors: int = 132, settings: Settings | None = None, seed: int = 0
+) -> Iterator[Emulated]:
     """A block in which operators run on this machine's processor. One at a time in a process.
 
     Args:
         arch: the target that the GPU is taken to be.
         multiprocessors: how many SMs it is taken to have; plans depend on it.
         settings: mode, checks and first seed of the launches; mode random with races looked for, without them.
+        seed: the first one, without settings.
     """
-    with installed(Emulated(arch, multiprocessors, settings or Settings("random", races="practice"))) as machine:
+    chosen = settings or Settings("random", seed, races="practice")
+    with installed(Emulated(arch, multiprocessors, chosen)) as machine:
         yield machine
 
 
