@@ -45,7 +45,7 @@ _MAP_MARK = b"emulated tensor map "
 _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
 _FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
-_HOPPER = (9, 0)
+_HOPPER, _BLACKWELL = (9, 0), (10, 0)
 _TURNS = 2_000_000  # of threads in a launch that should take some seconds at most
 
 _programs: dict[tuple[KernelSource, str], HostProgram] = {}
@@ -498,6 +498,13 @@ def geometry_of(config: LaunchConfig) -> Geometry:
     return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative, clustered)
 
 
+def strict_settings(arch: str) -> Settings:
+    """Settings that look for all that kernels for a target may not do; those for Blackwell load more than they use."""
+    plain = Settings(races="practice")
+    written = arches.named(arch).capability < _BLACKWELL
+    return replace(plain, checks=(*plain.checks, "written")) if written else plain
+
+
 @contextlib.contextmanager
 def emulated(
     arch: str = "sm_90a", multiprocessors: int = 132, settings: Settings | None = None, seed: int = 0
@@ -510,7 +517,7 @@ def emulated(
         settings: mode, checks and first seed of the launches; mode random with races looked for, without them.
         seed: the first one, without settings.
     """
-    chosen = settings or Settings("random", seed, races="practice")
+    chosen = settings or replace(strict_settings(arch), mode="random", seed=seed)
     with installed(Emulated(arch, multiprocessors, chosen)) as machine:
         yield machine
 

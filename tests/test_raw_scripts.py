@@ -24,7 +24,7 @@ def test_gemv_on_its_own_gets_the_bits_of_the_call(
 ) -> None:
     module = script("standalone_gemv")
     kernel, source = compiled("nvfp4_gemv", arch, n=module.N)
-    with emulated(arch, multiprocessors, settings_for("nvfp4_gemv", 1)) as machine:
+    with emulated(arch, multiprocessors, settings_for("nvfp4_gemv", arch, 1)) as machine:
         monkeypatch.setattr(module, "driver", Driver(machine))
         arrays = [machine.array(array) for array in module.problem(np)]
         c = machine.empty((module.BATCHES, module.M, module.N), np.float16)

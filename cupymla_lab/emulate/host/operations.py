@@ -262,7 +262,7 @@ def _load(w: Writer) -> str:
     pointer = _pointer(w, w.operands[1], size * len(items), how)
     lines = ["{", "breathe(t);" if "volatile" in w.parts or "acquire" in w.parts else ""]
     lines.append(f"const unsigned char* from = {pointer};")
-    lines.append(races.touched(w.parts, "from", size * len(items), "kRead"))
+    lines.append(races.touched(w.parts, "from", w.used_bytes or size * len(items), "kRead"))
     lines.append(f"{CPP[kind]} loaded[{len(items)}]; std::memcpy(loaded, from, sizeof loaded);")
     for index, item in enumerate(items):
         if isinstance(item, Name) and item.text == "_":

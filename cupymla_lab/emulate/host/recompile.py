@@ -325,6 +325,15 @@ def _extent(function: Function, directive: str) -> int:
     return count
 
 
+def _used_bytes(directive: Directive) -> int:
+    """Up to which of its bytes the load behind a `used_bytes_mask` pragma is used; 0 for another directive.
+
+    A compiler loads more than a struct has where that makes one vector of it.
+    """
+    found = re.search(r'"used_bytes_mask (\w+)"', " ".join(directive.words))
+    return int(found[1], 0).bit_length() if found else 0
+
+
 def _clean(words: Sequence[str]) -> list[str]:
     """A parameter list without what says where pointers point."""
     kept, skip = [], 0
@@ -413,13 +422,18 @@ class _Body:
                 words = statement.words
                 targets = words[words.index(".branchtargets") + 1 :]
                 scope.tables[words[0]] = tuple(word for word in targets if word not in (",", ";"))
+        used_bytes = 0
         for statement in block.statements:
+            if isinstance(statement, Directive):
+                used_bytes = _used_bytes(statement)
+                continue
             if isinstance(statement, Block):
                 self._block(statement)
             elif isinstance(statement, Label):
                 self._lines.append(Line(f"{scope.labels[statement.name]}:;"))
             elif isinstance(statement, Instruction):
-                self._instruction(statement)
+                self._instruction(statement, used_bytes)
+                used_bytes = 0
         self._scopes.pop()
 
     def _declare(self, variable: Variable, scope: _Scope, suffix: str) -> None:
@@ -475,8 +489,8 @@ class _Body:
 
     # Instructions ------------------------------------------------------------------------------------------------
 
-    def _instruction(self, instruction: Instruction) -> None:
-        writer = Writer(self, instruction)
+    def _instruction(self, instruction: Instruction, used_bytes: int) -> None:
+        writer = Writer(self, instruction, used_bytes)
         try:
             lower: Callable[[Writer], str] | None = operations.find(instruction.parts)
             code = lower(writer) if lower is not None else ""
@@ -500,9 +514,14 @@ class _Body:
 
 
 class Writer:
-    """Reads an instruction's operands as C++ expressions and writes its results."""
+    """Reads an instruction's operands as C++ expressions and writes its results.
 
-    def __init__(self, body: _Body, instruction: Instruction) -> None:
+    Attributes:
+        used_bytes: how many of a load's bytes are used, by a pragma ahead of it; 0 where there is none.
+    """
+
+    def __init__(self, body: _Body, instruction: Instruction, used_bytes: int) -> None:
+        self.used_bytes = used_bytes
         self._body = body
         self.parts = instruction.parts
         self.operands = instruction.operands
