@@ -34,7 +34,7 @@ from cupymla.testing.operators import Subject, require_launched
 
 from . import ab, recorder
 from .emulate import MODES, Settings
-from .emulate.run import Mode
+from .emulate.settings import Mode
 from .emulated import Emulated, emulated, strict_settings
 from .ptx.approximation import ULPS
 

@@ -35,7 +35,7 @@ from cupymla_lab.emulate import EmulationError, Settings
 from cupymla_lab.emulate.failures import SENTENCES
 from cupymla_lab.emulate.host.machine import HostProgram, load
 from cupymla_lab.emulate.host.recompile import mangled
-from cupymla_lab.emulate.run import CHECKS
+from cupymla_lab.emulate.settings import CHECKS
 from cupymla_lab.emulated import Device, Emulated, installed
 from cupymla_lab.without_gpu import READS_UNWRITTEN
 

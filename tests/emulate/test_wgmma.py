@@ -16,7 +16,7 @@ from conftest import HOST
 from hopper_kit import element, run
 
 from cupymla_lab.emulate import MODES, HostError
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 
 pytestmark = HOST
 

@@ -24,7 +24,7 @@ from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import DeviceArray, emulated
 
 pytestmark = pytest.mark.compile

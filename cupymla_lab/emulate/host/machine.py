@@ -22,7 +22,7 @@ from ...ptx.races import RACES
 from .. import maps as tables
 from ..failures import EmulationError, HostError
 from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
-from ..run import CHECKS, MODES, LaunchState, Report, Settings
+from ..settings import CHECKS, MODES, LaunchState, Report, Settings
 from ..translate import Translation
 from .library import Model, available, cta_bytes, library, translated
 from .memory import Arrays
