@@ -460,4 +460,3 @@ BENCH: tuple[XlCase, ...] = (
 
 DEMO = make("shapes", **_MHA_64, context_lens=(2048,) * 4, bias="dense")
 """A problem of the timing cases' heads and lengths, which takes the references a second or two."""
-
