@@ -82,7 +82,7 @@ class WithoutGpu:
     Attributes:
         operator, kernel, arch: which kernel.
         content_hash: of the sources that ran.
-        ran: "interpreted" (docs/interpreter.md) or "emulated" (docs/emulation.md).
+        ran: "emulated" (docs/emulation.md).
         how: what was varied, such as the emulator's modes.
         toolkit: compiler and headers.
         cases: how many cases passed, all that were small enough.
@@ -95,7 +95,7 @@ class WithoutGpu:
     kernel: str
     arch: str
     content_hash: str
-    ran: Literal["interpreted", "emulated"]
+    ran: Literal["emulated"]
     how: str
     toolkit: str
     cases: int
