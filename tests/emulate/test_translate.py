@@ -420,7 +420,7 @@ def test_the_gemm_assembles() -> None:
 @pytest.mark.compile
 @pytest.mark.slow
 @pytest.mark.skipif(not tutorials.can_compile(), reason="needs nvcc and the package nvidia-cutlass")
-@pytest.mark.parametrize("tutorial", tutorials.TUTORIALS, ids=lambda tutorial: tutorial.name)
+@pytest.mark.parametrize("tutorial", tutorials.TESTED, ids=lambda tutorial: tutorial.name)
 def test_nvidias_tutorials_assemble(tutorial: tutorials.Tutorial, shared_folder: Path) -> None:
     file = tutorials.compile_ptx(tutorial, shared_folder)
     assert any(
