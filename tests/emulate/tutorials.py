@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import fcntl
 import re
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -57,9 +56,6 @@ class Tutorial:
     smem_bytes: int
     epilogue: bool = False
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def grid(self) -> tuple[int, int, int]:
         pair = 2 if self.mma[0] == 256 else 1
@@ -73,9 +69,6 @@ TUTORIALS = (
     Tutorial("04_mma_tma_2sm", (4, 4), (256, 256), 32, 64, 33024),
     Tutorial("05_mma_tma_epi", (4, 4), (256, 256), 32, 64, 33024, epilogue=True),
 )
-# What tests try. The second is the third without multicast, one CTA's TMA and product as the GEMM of gemm.cu has them;
-# the fourth is the fifth with C and D as the first and third have them.
-TESTED = TUTORIALS[0], TUTORIALS[2], TUTORIALS[4]
 
 
 def sources() -> Path | None:
@@ -83,10 +76,6 @@ def sources() -> Path | None:
     package = package_folder("cutlass_library")
     folder = package / "source" / "examples" / "cute" / "tutorial" / "blackwell" if package else None
     return folder if folder and folder.is_dir() else None
-
-
-def can_compile() -> bool:
-    return shutil.which("nvcc") is not None and sources() is not None
 
 
 def compile_ptx(tutorial: Tutorial, folder: Path) -> Path:

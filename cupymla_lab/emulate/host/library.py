@@ -6,16 +6,19 @@ makes of it, from its PTX.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import json
+import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -153,8 +156,13 @@ def _wrapper(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
-    text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
-    return _object(recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+    made_of = by_content.digest(*_sources(), str(compiler.toolchain()), *_KERNEL_FLAGS[:-1])
+    made = _folder() / f"model-ptx-{made_of}.o"
+    with _one_process():
+        if not made.is_file():
+            text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
+            _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+    return made
 
 
 def _stub(name: str, count: int, body: str) -> str:
@@ -171,10 +179,28 @@ def _object(text: str, name: str, flags: Sequence[str]) -> Path:
     plain = [flag for flag in flags if not flag.startswith("-I")]
     made = _folder() / f"{name}-{by_content.digest(text, *_sources(), *plain)}.o"
     if not made.is_file():
-        with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
-            command = _command(text, Path(folder), flags)
-            cache.keep(made, lambda part: _run((*command, str(part)), name))
+        with _one_process():
+            if not made.is_file():
+                _make(made, text, name, flags)
     return made
+
+
+def _make(made: Path, text: str, name: str, flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
+        command = _command(text, Path(folder), flags)
+        cache.keep(made, lambda part: _run((*command, str(part)), name))
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Of those that share the folder one makes what all kernels need; without locks there each makes it."""
+    descriptor = os.open(_folder(), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @functools.lru_cache(maxsize=1)
@@ -187,9 +213,10 @@ def _header_flags() -> tuple[str, ...]:
     folder = _folder() / f"header-{by_content.digest(*_sources(), *_KERNEL_FLAGS[:-1])}"
     folder.mkdir(exist_ok=True)
     parsed = folder / "runtime.hpp.gch"
-    if not parsed.is_file():
-        header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
-        cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
+    with _one_process():
+        if not parsed.is_file():
+            header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
+            cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 
 
