@@ -212,27 +212,37 @@ INSTRUCTION[2] = INSTRUCTION[1] & ~(31 << 24) | 256 // 16 << 24
 DESCRIPTOR = 1 << 46 | (1024 >> 4) << 32 | 1 << 16 | 2 << 61
 
 
-def multiplied(behind: str, races: Races, mode: Mode, group: int = 1, seed: int = 1) -> None:
+def multiplied(operation: str, races: Races, mode: Mode, group: int = 1, seed: int = 1) -> None:
     smem, tmem = blank(group)
     arguments = [DESCRIPTOR, DESCRIPTOR + (16384 >> 4), INSTRUCTION[group] << 32, 0, 0]
     settings = Settings(mode, seed, checks=(), races=races)
-    run_operation(mma("f16", group) + behind, smem * 0, tmem, arguments, group, settings=settings)
+    run_operation(operation, smem * 0, tmem, arguments, group, settings=settings, among=products(group))
+
+
+AGAIN = "st.shared.b32 [%smem+16384], %r0;"
+
+
+@functools.cache
+def products(group: int) -> tuple[str, str, str, str]:
+    """A product by itself, with B overwritten behind it, behind a commit as well, and behind a wait for that."""
+    commit = f"""add.u32 %at, %smem, 65528; mbarrier.init.shared::cta.b64 [%at], 1; fence.mbarrier_init.release.cluster;
+    tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [%at];"""
+    wait = "LOOP: mbarrier.try_wait.parity.shared::cta.b64 %p, [%at], 0; @!%p bra LOOP;"
+    plain = mma("f16", group)
+    return plain, plain + AGAIN, plain + commit + AGAIN, plain + commit + wait + AGAIN
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_product_reads_until_somebody_waited_for_a_commit_behind_it(group: int) -> None:
-    again = "st.shared.b32 [%smem+16384], %r0;"
-    commit = f"""add.u32 %at, %smem, 65528; mbarrier.init.shared::cta.b64 [%at], 1; fence.mbarrier_init.release.cluster;
-    tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster.b64 [%at];"""
-    wait = "LOOP: mbarrier.try_wait.parity.shared::cta.b64 %p, [%at], 0; @!%p bra LOOP;"
+    plain, at_once, committed, waited = products(group)
     for mode in MODES:
-        multiplied("", "letter", mode, group)
-        multiplied(again, "unchecked", mode, group)
-        with pytest.raises(HostError, match=r"race: .* writes .* a tensor operation of thread 0.* read or was still"):
-            multiplied(again, "practice", mode, group)
-        with pytest.raises(HostError, match=r"race: .* writes .* a tensor operation of thread 0.* read or was still"):
-            multiplied(commit + again, "practice", mode, group)
-        multiplied(commit + wait + again, "letter", mode, group)
+        multiplied(plain, "letter", mode, group)
+        multiplied(at_once, "unchecked", mode, group)
+        for early in (at_once, committed):
+            told = r"race: .* writes .* a tensor operation of thread 0.* read or was still"
+            with pytest.raises(HostError, match=told):
+                multiplied(early, "practice", mode, group)
+        multiplied(waited, "letter", mode, group)
 
 
 # What the GEMM of gemm.cu loses by each of its instructions, where that is an order of accesses to shared memory.
