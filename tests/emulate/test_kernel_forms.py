@@ -133,7 +133,7 @@ def bodies() -> tuple[str, ...]:
         *(wide(vector) for vector in ("v8.f32", "v4.b64")),
         *(request(multicast) for multicast in (False, True)),
         *(nowhere(form) for form in ("load", "store", "copy")),
-        *(alignment(), packed_sum(), counter(), election(), nothing(), unfenced(), NUMBERED),
+        *(alignment(), packed_sum(), counter(), election(), nothing(), unfenced(), commit_to_both(), NUMBERED),
     )
 
 
@@ -625,6 +625,20 @@ def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mod
     found = run(request(multicast), numbers(1), np.ones((CTAS * THREADS, 2), np.uint32), where, mode)
     assert found[:, 0].any() == 0
     np.testing.assert_array_equal(found[:, 1], 0)
+
+
+def commit_to_both() -> str:
+    return f"""{BARRIER}
+    setp.ne.u32 %p, %n, 0; mov.b16 %h0, 3;
+    @!%p tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%bar], %h0;
+    {WAIT} {NUMBERED}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cta_by_itself_commits_to_the_barriers_of_both(mode: Mode, where: Where) -> None:
+    found = run(commit_to_both(), numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, mode)
+    np.testing.assert_array_equal(found, np.arange(CTAS * THREADS))
 
 
 def nowhere(form: str) -> str:
