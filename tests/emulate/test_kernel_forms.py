@@ -14,7 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from device import Kernel, Memory, Where, tile_map
+from device import Kernel, Memory, Where, blank, tile_map
+from device import run as run_operation
 from isa_oracle import Array
 from ptx_kernels import one_of
 
@@ -413,7 +414,6 @@ def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
 
 def nothing() -> str:
     body = """
-    setmaxnreg.inc.sync.aligned.u32 160;
     griddepcontrol.launch_dependents;
     griddepcontrol.wait;
     fence.proxy.tensormap::generic.release.gpu;
@@ -430,9 +430,17 @@ def nothing() -> str:
 
 
 def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
-    """setmaxnreg, griddepcontrol, fence.proxy.tensormap, prefetches and hints."""
+    """griddepcontrol, fence.proxy.tensormap, prefetches and hints."""
     found = run(nothing(), np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
     np.testing.assert_array_equal(found, 7)
+
+
+def test_a_warpgroup_gives_registers_back_and_takes_some(where: Where) -> None:
+    """All of its threads; the kernels here have half as many."""
+    smem, tmem = blank()
+    text = "setmaxnreg.dec.sync.aligned.u32 160; setmaxnreg.inc.sync.aligned.u32 232;"
+    after, _ = run_operation(text, smem, tmem, [], by="warps", where=where)
+    np.testing.assert_array_equal(after, tmem)
 
 
 USES_OF_GLOBAL_MEMORY = {
