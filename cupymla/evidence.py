@@ -82,7 +82,7 @@ class WithoutGpu:
     Attributes:
         operator, kernel, arch: which kernel.
         content_hash: of the sources that ran.
-        ran: "interpreted" (docs/interpreter.md) or "emulated" (docs/emulation.md).
+        ran: "emulated" (docs/emulation.md).
         how: what was varied, such as the emulator's modes.
         toolkit: compiler and headers.
         cases: how many cases passed, all that were small enough.
@@ -95,7 +95,7 @@ class WithoutGpu:
     kernel: str
     arch: str
     content_hash: str
-    ran: Literal["interpreted", "emulated"]
+    ran: Literal["emulated"]
     how: str
     toolkit: str
     cases: int
@@ -230,15 +230,15 @@ def _run(found: Evidence, how: str = "") -> str:
 
 
 def _since(found: Evidence) -> str:
-    """What has come since evidence of the present sources was written, each in brackets."""
+    """In brackets, what has changed since a run of which evidence is kept."""
     remarks = []
     if later := cases_since(found):
         remarks.append(f"{later} further cases came since")
     if found.carried_from:
-        remarks.append(f"as {found.carried_from}, of which the emulator makes the same code")
+        remarks.append(f"as {found.carried_from}, emulated by the same code")
     elif found.same_code_as:
         remarks.append("words of its sources have changed since, its machine code has not")
-    return "".join(f" ({remark})" for remark in remarks)
+    return f" ({'; '.join(remarks)})" if remarks else ""
 
 
 def cases_since(found: Evidence) -> int:

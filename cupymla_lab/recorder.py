@@ -26,6 +26,8 @@ def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
 
 def _says_more(kept: Evidence, found: Evidence) -> bool:
     """Whether evidence says more than another of the same sources."""
+    if kept.carried_from and not found.carried_from:
+        return False
     if kept.ran != found.ran:
         return kept.ran == "hardware"
     return kept.cases > found.cases or bool(kept.sanitizers and not found.sanitizers)

@@ -135,9 +135,8 @@ def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: st
     present = evidence.current_hash(entry, kernel) or ""
     kept = replace(found, content_hash=present, same_code_as=found.same_code_as or found.content_hash)
     recorder.write(replace(kept, arch=kernel.arch, carried_from=found.carried_from or emulated))
-    print(
-        f"{len(sources)} variants of {kernel.name} for {kernel.arch} are the same: {file.name} is of these sources too"
-    )
+    written = evidence.path(entry.name, kernel).name
+    print(f"{len(sources)} variants of {kernel.name} for {kernel.arch} are the same: {written} is of these sources")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from cupymla.launch import LaunchConfig
 from cupymla.tensormap import TileMap
 
 from .emulate import EmulatedKernel, Settings, load
-from .interpreted import geometry_of, requested, value_of
+from .emulated import geometry_of, requested, value_of
 
 _loaded: dict[tuple[KernelSource, str, int], EmulatedKernel] = {}
 _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Operators' small cases on a CPU: kernels up to sm_90a in the PTX interpreter, later ones in the host emulator.
+"""Operators' small cases on a CPU: their kernels, recompiled, on the host machine (docs/emulation.md).
 
     python -m cupymla_lab without-gpu OP ... [--arch SM] [--kernel NAME] [--most-flops N]
     python -m cupymla_lab without-gpu OP --case NAME ... [--arch SM]        these cases alone; writes nothing
@@ -16,9 +16,9 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from cupymla import arch as arches
 from cupymla import evidence
 from cupymla.bench import machine
 from cupymla.build import compiler
@@ -34,8 +34,8 @@ from cupymla.testing.operators import Subject, require_launched
 
 from . import ab, recorder
 from .emulate import MODES, Settings
-from .emulated import emulated
-from .interpreted import Interpreted, interpreted
+from .emulate.run import Mode
+from .emulated import Emulated, emulated, strict_settings
 from .ptx.approximation import ULPS
 
 MULTIPROCESSORS = (1, 132, 3)
@@ -45,16 +45,10 @@ MANY_MULTIPROCESSORS = {
     "nvfp4_gemv": (1, 17, 3, 5, 2, 9, 4, 132, 7, 24, 12, 6, 11),
     "xl_paged_attention_few": (8, 132, 24),  # its clusters want eight
 }
-NEWEST_INTERPRETED = (9, 0)
 MOST_FLOPS = 4e8
-TURNS = 3  # of a case that is asked for by name: one number of multiprocessors is one plan
+TURNS = 3  # of a case that is asked for by name: one number of multiprocessors is one plan, one mode one order
 # These kernels read shared memory past what they filled and drop what they read: it is NaN here, so it would show.
 READS_UNWRITTEN = frozenset({"nvfp4_gemv"})
-
-
-def is_interpreted(arch: str) -> bool:
-    """Whether kernels for this target run in the interpreter, which has no tcgen05."""
-    return arches.named(arch).capability <= NEWEST_INTERPRETED
 
 
 def multiprocessors(operator: str, kernel: str | None = None) -> tuple[int, ...]:
@@ -64,29 +58,31 @@ def multiprocessors(operator: str, kernel: str | None = None) -> tuple[int, ...]
 
 
 @contextmanager
-def machine_for(operator: str, arch: str, turn: int, kernel: str | None = None) -> Iterator[Interpreted]:
+def machine_for(operator: str, arch: str, turn: int, kernel: str | None = None) -> Iterator[Emulated]:
     """A block in which operators run on a CPU as on a GPU of that target.
 
     Args:
         operator: which one will run.
         arch: the target.
-        turn: chooses the number of multiprocessors, the order of threads and, in the emulator, the mode.
+        turn: chooses the number of multiprocessors, the order of threads and the mode.
         kernel: the one that alone will run, where the target has another one as well.
     """
     counts = multiprocessors(operator, kernel)
-    count = counts[turn % len(counts)]
-    if is_interpreted(arch):
-        with interpreted(arch, count, seed=count) as made:
-            made.strict = operator not in READS_UNWRITTEN
-            made.approximation = "scattered"
-            made.races = "practice"
-            yield made
-        return
-    # What a grid may do in wall-clock time says nothing on a machine with other work.
-    mode = MODES[turn % len(MODES)]
-    settings = Settings(mode, seed=turn, patience_seconds=60.0, approximation="scattered", races="practice")
-    with emulated(arch, count, settings) as made:
+    with emulated(arch, counts[turn % len(counts)], settings_for(operator, arch, turn)) as made:
         yield made
+
+
+def mode_of(turn: int) -> Mode:
+    """The mode of a turn: they come by turns, and meet three numbers of multiprocessors in all ways."""
+    return MODES[(turn + turn // len(MODES)) % len(MODES)]
+
+
+def settings_for(operator: str, arch: str, turn: int) -> Settings:
+    """How the launches of a turn run."""
+    # What a grid may do in wall-clock time says nothing on a machine with other work.
+    plain = replace(strict_settings(arch), patience_seconds=60.0, approximation="scattered")
+    checks = tuple(check for check in plain.checks if check != "written" or operator not in READS_UNWRITTEN)
+    return replace(plain, mode=mode_of(turn), seed=turn, checks=checks)
 
 
 def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: KernelEntry | None = None) -> list[Case]:
@@ -98,7 +94,7 @@ def small_cases(subject: Subject, most_flops: float = MOST_FLOPS, kernel: Kernel
 def run_cases(
     subject: Subject, kernel: KernelEntry, cases: Sequence[Case], turns: int = 1, sources: Path | None = None
 ) -> list[Sequence[Report]] | None:
-    """Run a kernel's cases, saying of each how it went; None when one failed. What is emulated runs in every mode.
+    """Run a kernel's cases, saying of each how it went; None when one failed.
 
     The kernel is chosen wherever its target has another one as well, and no other may run.
 
@@ -106,21 +102,19 @@ def run_cases(
         subject: the operator.
         kernel: the one to choose.
         cases: what to run.
-        turns: how often an interpreted case runs, each time on another number of multiprocessors with another seed.
+        turns: how often a case runs, each time on another number of multiprocessors, in another mode and order.
         sources: the `cuda/` folder that kernels are compiled from, by default this package's.
     """
     arch = kernel.arch
     counts = multiprocessors(subject.name, kernel.name)
     variant = ab.here() if sources is None else ab.kernels_of(sources, "--sources")
-    if not is_interpreted(arch):
-        turns = len(MODES)
     reports: list[Sequence[Report]] = []
     failed = 0
     for number, case in enumerate(cases):
         for turn in range(turns):
             start = time.monotonic()
             whole = turns * number + turn
-            how = f"{counts[whole % len(counts)]} SM" if is_interpreted(arch) else MODES[turn]
+            how = f"{counts[whole % len(counts)]} SM {mode_of(whole)}"
             what = f"{kernel.name} {arch} {case.name} {how}"
             try:
                 with (
@@ -144,19 +138,18 @@ def run_cases(
 def run_kernel(subject: Subject, kernel: KernelEntry, most_flops: float) -> WithoutGpu | None:
     """Run a kernel's small cases; None when one failed."""
     chosen = small_cases(subject, most_flops, kernel)
-    reports = run_cases(subject, kernel, chosen)
+    reports = run_cases(subject, kernel, chosen, len(MODES))
     digest = evidence.current_hash(subject.entry, kernel)
     if reports is None or digest is None:
         return None
-    is_ptx = is_interpreted(kernel.arch)
     counts = ", ".join(map(str, multiprocessors(subject.name, kernel.name)))
-    varied = f"multiprocessors in turn: {counts}" if is_ptx else "modes: " + ", ".join(MODES)
+    varied = f"modes: {', '.join(MODES)}; multiprocessors in turn: {counts}"
     return WithoutGpu(
         operator=subject.name,
         kernel=kernel.name,
         arch=kernel.arch,
         content_hash=digest,
-        ran="interpreted" if is_ptx else "emulated",
+        ran="emulated",
         how=f"{varied}; races looked for; ex2.approx off by up to {ULPS} ulp",
         toolkit=str(compiler.toolchain()),
         cases=len(chosen),

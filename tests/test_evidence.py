@@ -25,7 +25,7 @@ from cupymla.testing.compare import Report, compare
 from cupymla.testing.operators import Subject
 from cupymla_lab import gpu, recorder, without_gpu
 from cupymla_lab.emulate import MODES, program
-from cupymla_lab.interpreted import Interpreted
+from cupymla_lab.emulated import Emulated
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -100,7 +100,7 @@ def test_an_operator_without_a_kernel_has_none() -> None:
     assert row.status == "none" and evidence.told(row).startswith("none: NumPy reference only")
 
 
-@pytest.mark.parametrize("ran", ["interpreted", "emulated"])
+@pytest.mark.parametrize("ran", ["emulated", "emulated"])
 @pytest.mark.parametrize("where", ["a CPU", "a GPU", "both"])
 def test_what_was_emulated_is_never_called_verified(ran: Any, where: str) -> None:
     """Whatever stood in for the GPU, and however many of the cases passed there."""
@@ -130,6 +130,10 @@ def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path)
     assert evidence.read(file) == full
     edited = replace(plain, content_hash="2" * 64)
     assert recorder.write(edited, tmp_path) == file
+    carried = replace(edited, carried_from="sm_100a", cases=8)
+    file.unlink()
+    assert recorder.write(carried, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file, "a run says more than what was carried over"
     assert evidence.read(file) == edited
 
 
@@ -172,7 +176,7 @@ def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
         kernel.name,
         kernel.arch,
         digest,
-        "interpreted",
+        "emulated",
         "",
         "nvrtc 12.9.86 cccl",
         5,
@@ -198,14 +202,14 @@ def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
 def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs what is small enough and leaves evidence; nothing where a case fails."""
     kept: list[evidence.WithoutGpu] = []
-    monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
+    monkeypatch.setattr(recorder, "write_without_gpu", kept.append)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
     expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
-    assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
+    assert told == [("attn_dist", kernel, "emulated", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
 
@@ -256,7 +260,7 @@ def test_a_case_that_launched_nothing_has_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However right its results are; but for cases in which there is nothing to do."""
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
@@ -283,7 +287,7 @@ def test_numbers_of_multiprocessors_go_through_all_operands_and_modes() -> None:
 def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     cases = operators.Subject("attn_dist").cases
     joint = cases.CHOICES["attn_dist_joint"]
     case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
@@ -296,7 +300,7 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
 def test_kernels_of_another_folder_run_and_leave_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     for name in ("common", "xl_paged_attention"):
         shutil.copytree(cuda_root() / name, tmp_path / name)
     kernel = tmp_path / "xl_paged_attention" / "sm80" / "xl_paged_attention.cu"

@@ -18,7 +18,7 @@ from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import operators
-from cupymla_lab import cycles, scaling, training_step, without_gpu
+from cupymla_lab import scaling, training_step, without_gpu
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
 
@@ -190,7 +190,7 @@ def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixt
     with pytest.raises(InputError) as caught:
         bench.chosen(subject, [name + "0"])
     messages = [str(caught.value)]
-    for command in (cycles.main, without_gpu.main):
+    for command in (without_gpu.main,):
         with pytest.raises(SystemExit):
             command(["attn_dist", "--case", name + "0"])
         messages.append(capsys.readouterr().err)

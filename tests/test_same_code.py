@@ -102,7 +102,7 @@ def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.Monkey
         emulated, arch="sm_100f", content_hash=present, same_code_as="before", carried_from="sm_100a"
     )
     row = evidence.Support("nvfp4_gemv", EMULATED.name, "sm_100f", True, kept)
-    assert row.status == "emulated" and "(as sm_100a, of which" in evidence.told(row)
+    assert row.status == "emulated" and "as sm_100a, emulated by the same code" in evidence.told(row)
 
 
 @pytest.mark.compile

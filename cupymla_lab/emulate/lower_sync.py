@@ -75,7 +75,8 @@ def named_barrier(code: Code) -> None:
     identifier = code.value(operands[0])
     count = code.value(operands[1]) if len(operands) > 1 else 0
     voted: str | int = code.value(vote) if vote is not None else 0
-    result = code.call("named_barrier", identifier, count, int(parts[1] != "arrive"), voted, code.site)
+    how = int(parts[1] != "arrive") | int(destination is not None) << 1  # it waits, it reduces
+    result = code.call("named_barrier", identifier, count, how, voted, code.site)
     if destination is None:
         return
     yes, all_ = code.temporary(32), code.temporary(32)

@@ -153,11 +153,11 @@ def _linkers() -> tuple[str, ...]:
 
 def identity() -> str:
     """A digest of the emulator: translator, model, and what reads a translation. Another one is another emulator."""
-    return by_content.digest(content_hash(MODEL), *_own_files())
+    return by_content.digest(content_hash(MODEL), *own_files())
 
 
 @functools.lru_cache(maxsize=1)
-def _own_files() -> tuple[str, ...]:
+def own_files() -> tuple[str, ...]:
     """Digests of what decides on a translation and on what is read of it."""
     here = Path(__file__).resolve().parent
     build_files = [Path(inspect.getfile(part)) for part in (compiler.compile, Image)]

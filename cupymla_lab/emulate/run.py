@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from .host.machine import HostProgram
 
 Mode = Literal["eager", "lazy", "random"]
-Check = Literal["tcgen05", "proxy", "init"]
+Check = Literal["tcgen05", "proxy", "init", "written"]
 
 MODES: tuple[Mode, ...] = ("eager", "lazy", "random")
-CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4}
+CHECKS: dict[Check, int] = {"tcgen05": 1, "proxy": 2, "init": 4, "written": 8}
 
 _WAIT_SECONDS = 120.0
 _MAP_BYTES = 16384
@@ -85,7 +85,9 @@ class Settings:
             "random" at a time that `seed` decides.
         seed: of mode "random".
         checks: rules that are enforced although breaking them changes no value here: "tcgen05" (tcgen05.fence and
-            tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init).
+            tcgen05.wait::ld), "proxy" (fence.proxy.async), "init" (fence.mbarrier_init), and on the host where races
+            are looked for "written" (ordinary reads of shared memory that nothing has written; left out, as compilers
+            load more than they use).
         patience_seconds: how long the whole grid may stand still before that is a failure.
         stalls: whether in mode "random" single threads, and what was put off, are late while others run ahead.
         removed: number of a site that does nothing, for mutation tests; 0 for none.

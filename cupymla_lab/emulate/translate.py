@@ -92,7 +92,7 @@ class Translation:
 
 
 def translate(text: str, name: str = "<ptx>", padding: Mapping[str, int] | None = None) -> Translation:
-    """Translate PTX that was compiled for Blackwell (sm_100f, sm_100a, sm_103a), or for an older target for the host machine.
+    """Translate PTX for Blackwell (sm_100f, sm_100a, sm_103a), or for an older target, for the host machine.
 
     Args:
         text: the PTX.

@@ -1,6 +1,6 @@
 """PTX text as a tree: `parse` gives a `Module` in which every node knows its place in the text.
 
-The emulation and the interpreter both read kernels through it.
+The engine reads kernels through it.
 """
 
 from __future__ import annotations

@@ -362,7 +362,12 @@ def test_a_target_without_a_name_is_refused() -> None:
 
 def test_other_targets_are_refused() -> None:
     with pytest.raises(PtxError, match="sm_100a"):
-        translate(kernel("").replace("sm_100a", "sm_90a"))
+        translate(kernel("").replace("sm_100a", "sm_75"))
+    # Kernels for Hopper run on the host machine; a Hopper GPU needs no emulator for them.
+    older = kernel("").replace("sm_100a", "sm_90a")
+    assert translate(older).source == "sm_90a"
+    with pytest.raises(PtxError, match="expected PTX for sm_100a or sm_103a for a GPU, found sm_90a"):
+        build(older)
 
 
 def test_sites_name_their_instructions() -> None:

@@ -70,7 +70,8 @@ def check_inputs(
 
 @contextlib.contextmanager
 def changing(arrays: Mapping[str, tuple[Array, Sequence[Any]]]) -> Iterator[None]:
-    """A block in which each of the arrays goes round and round between its values: a thread of its own writes them."""
+    """A block in which each of the arrays goes round and round between its values."""
+
     done = threading.Event()
 
     def change() -> None:
@@ -95,10 +96,11 @@ def results_while_changing(
     mode: Any = "random",
     seed: int = 1,
     multiprocessors: int = 2,
+    arch: str = "sm_100f",
 ) -> tuple[Array, ...]:
     """What the kernel gives while those inputs go round and round between those values."""
     first = {name: np.broadcast_to(each[0], inputs[name].shape).astype(np.int32) for name, each in values.items()}
-    with emulated("sm_100f", multiprocessors, settings(mode, seed)) as machine:
+    with emulated(arch, multiprocessors, settings(mode, seed)) as machine:
         given = machine.arguments(inputs | first, subject.written)
         with changing({name: (given[name].host, each) for name, each in values.items()}):
             results = machine.call(subject.call, **given)

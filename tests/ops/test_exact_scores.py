@@ -14,7 +14,6 @@ from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
-from cupymla_lab.interpreted import interpreted
 
 pytestmark = pytest.mark.compile
 
@@ -34,9 +33,7 @@ def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> 
 
 
 def require(subject: Subject, arch: str, inputs: dict[str, Any]) -> None:
-    made = (
-        interpreted(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
-    )
+    made = emulated(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
     with made as machine:
         results = machine.results(subject, inputs)
     compare.require(subject.reports(inputs, results))

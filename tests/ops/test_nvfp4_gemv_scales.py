@@ -1,4 +1,4 @@
-"""nvfp4_gemv's E8M0 scales over their whole range, in the PTX interpreter: where they are multiplied into codes as
+"""nvfp4_gemv's E8M0 scales over their whole range, in the engine: where they are multiplied into codes as
 bfloat16 one factor serves scales up to 2^5, and two serve them all.
 
 Compiles to PTX, needs no GPU.

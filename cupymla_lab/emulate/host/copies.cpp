@@ -45,6 +45,7 @@ void copy_async(Thread& t, uint32_t to, uint64_t from, uint32_t size, uint32_t r
   if (size != 4 && size != 8 && size != 16) broken("cp.async of %u bytes", size);
   if (read > size) broken("cp.async reads %u of %u bytes", read, size);
   AsyncCopy copy{shared(t, to, size), generic(from, size), size, read, false};
+  if (read) use_bulk(from, read, kLoads);
   if (t.races) {
     t.cta->causality->write_by_async(t, to, size);
     read_global(t, from, read, false);
@@ -73,6 +74,14 @@ void arrive_async(Thread& t, uint32_t barrier, bool counts) {
   if (!is_late(t)) return perform_arrival(*copy);
   copy->perform = perform_arrival, copy->issued = the->switches;
   the->copies.push_back(copy);
+}
+
+uint64_t loose_copies(const Thread& t) {
+  uint64_t behind = t.async_first;  // those before are followed by an arrival
+  for (const auto& copy : the->copies) {
+    if (copy->perform == perform_arrival && copy->thread == &t) behind = std::max(behind, copy->map);
+  }
+  return t.async_first + t.async_copies.size() - behind;
 }
 
 // Bulk copies ---------------------------------------------------------------------------------------------------------
@@ -152,6 +161,9 @@ void each_target(Copy& copy, const Each& each) {
 }
 
 unsigned char* in_smem(Copy& copy, uint32_t rank, uint32_t offset, uint32_t bytes) {
+  if (copy.cta->cluster[rank]->ended == copy.cta->threads) {
+    broken("a copy uses shared memory of the CTA with rank %u, which has exited", rank);
+  }
   return shared(*copy.cta, rank << 24 | offset, bytes);
 }
 
@@ -169,7 +181,7 @@ void perform_load(Copy& copy) {
   each_target(copy, [&](uint32_t rank) {
     each_piece(map, copy.at, [&](uint64_t from, uint32_t offset, uint32_t bytes) {
       unsigned char* to = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
-      if (from) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      if (from) use_bulk(from, bytes, kLoads), std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
       if (!from) std::memset(to, map.nan ? 0xff : 0, bytes);
     });
     count_bytes(copy, rank, tile_bytes(map));
@@ -179,6 +191,7 @@ void perform_load(Copy& copy) {
 void perform_bytes(Copy& copy) {
   each_target(copy, [&](uint32_t rank) {
     const uint32_t address = rank << 24 | (copy.shared & 0xffffffu);
+    use_bulk(copy.global, copy.bytes, kLoads);
     std::memcpy(run_in_smem(copy, address, copy.bytes), reinterpret_cast<const void*>(copy.global), copy.bytes);
     count_bytes(copy, rank, copy.bytes);
   });
@@ -202,11 +215,13 @@ void perform_store(Copy& copy) {
   const Reduction how{copy.reduction.operation, static_cast<Number>(map.number)};
   each_piece(map, copy.at, [&](uint64_t to, uint32_t offset, uint32_t bytes) {
     const unsigned char* from = in_smem(copy, rank, swizzled(first + offset, map.swizzle), bytes);
+    if (to) use_bulk(to, bytes, how.operation == kReplace ? kStores : kLoads | kStores);
     if (to) reduce(reinterpret_cast<void*>(to), from, bytes, how);
   });
 }
 
 void perform_store_bytes(Copy& copy) {
+  use_bulk(copy.global, copy.bytes, copy.reduction.operation == kReplace ? kStores : kLoads | kStores);
   reduce(reinterpret_cast<void*>(copy.global), run_in_smem(copy, copy.shared, copy.bytes), copy.bytes, copy.reduction);
 }
 
@@ -268,6 +283,15 @@ void reduce(void* to, const void* from, uint32_t bytes, Reduction how) {
 
 namespace {
 
+void require_same_cta(uint32_t to, uint32_t barrier, uint32_t mask) {
+  if (!mask && to >> 24 != barrier >> 24) broken("a bulk copy to one CTA with an mbarrier of another");
+}
+
+void require_sixteens(uint64_t global, uint32_t shared, uint32_t bytes) {
+  if (global % 16 == 0 && shared % 16 == 0 && bytes % 16 == 0) return;
+  broken("misaligned bulk copy: %u bytes between %#llx and %#x", bytes, static_cast<unsigned long long>(global), shared);
+}
+
 // Looks for races of a tile's bytes: `each` is called with the offsets and lengths of its pieces.
 template <typename Each>
 void each_run(const TileMap& map, uint32_t first, const Each& each) {
@@ -283,7 +307,7 @@ void announce_write(Thread& t, uint32_t to, uint32_t barrier, uint32_t mask, con
     const auto write = [&](uint32_t offset, uint32_t size) {
       causality.write_later(t, rank << 24 | offset, size, told(copy, rank), false);
     };
-    causality.require_initialised(t, told(copy, rank));
+    causality.require_initialised(t, told(copy, rank), true);
     causality.hold(t, told(copy, rank));
     if (map) return each_run(*map, to & 0xffffffu, write);
     write(to & 0xffffffu, bytes);
@@ -305,6 +329,7 @@ void announce(Thread& t, void (*issue)(uint32_t, const uint64_t*), uint32_t numb
 }
 
 void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t rank, uint32_t barrier, uint32_t mask) {
+  require_same_cta(to, barrier, mask);
   if (tile_map(map).rank != rank) broken("a copy of %u dimensions by a map of %u", rank, tile_map(map).rank);
   if (t.announcing) {
     each_piece(tile_map(map), at, [&](uint64_t from, uint32_t, uint32_t bytes) {
@@ -318,6 +343,8 @@ void copy_tile(Thread& t, uint32_t to, uint64_t map, const int32_t* at, uint32_t
 }
 
 void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, uint32_t mask) {
+  require_same_cta(to, barrier, mask);
+  require_sixteens(from, to, bytes);
   if (t.announcing) {
     read_global(t, from, bytes, true);
     return announce_write(t, to, barrier, mask, nullptr, bytes);
@@ -327,6 +354,7 @@ void copy_bytes(Thread& t, uint32_t to, uint64_t from, uint32_t bytes, uint32_t 
 }
 
 void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  require_same_cta(to, barrier, 0);
   if (t.announcing) {
     t.cta->causality->read_later(t, from, bytes, barrier);
     return announce_write(t, to, barrier, 0, nullptr, bytes);
@@ -336,8 +364,9 @@ void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t
 }
 
 void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction) {
+  if (to >> 24 != barrier >> 24) broken("st.async to one CTA with an mbarrier of another");
   if (t.races) {
-    t.cta->causality->require_initialised(t, barrier);
+    t.cta->causality->require_initialised(t, barrier, true);
     t.cta->causality->hold(t, barrier);
     t.cta->causality->write_later(t, to, bytes, barrier, true);
   }
@@ -363,6 +392,7 @@ void store_tile(Thread& t, uint64_t map, const int32_t* at, uint32_t rank, uint3
 }
 
 void store_bytes(Thread& t, uint64_t to, uint32_t from, uint32_t bytes, Reduction reduction) {
+  require_sixteens(to, from, bytes);
   if (t.announcing) {
     write_global(t, to, bytes, reduction.operation != kReplace);
     return t.cta->causality->read_by_store(t, from, bytes);
@@ -385,6 +415,25 @@ void wait_group(Thread& t, uint32_t newest) {
     while (!done(t.groups.front())) yield(t);
     t.groups.pop_front();
   }
+}
+
+std::string left_behind(const Cta& cta) {
+  const uint32_t* at = cta.position;
+  char text[160] = "";
+  if (cta.loose_copies) {
+    std::snprintf(text, sizeof text, "CTA (%u, %u, %u) exits before %u cp.async to its shared memory were waited for",
+                  at[0], at[1], at[2], cta.loose_copies);
+  }
+  for (const auto& copy : the->copies) {
+    const bool here = copy->perform == perform_arrival ? copy->cta == &cta
+                      : copy->cta->cluster == cta.cluster &&
+                            (copy->mask ? copy->mask >> cta.rank & 1 : copy->shared >> 24 == cta.rank);
+    if (here && !text[0]) {
+      std::snprintf(text, sizeof text, "CTA (%u, %u, %u) exits while a copy still uses its shared memory", at[0], at[1],
+                    at[2]);
+    }
+  }
+  return text;
 }
 
 void run_copies() {

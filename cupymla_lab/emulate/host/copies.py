@@ -135,7 +135,8 @@ def _reduce(w: Writer) -> str:
     operands = list(w.operands) if returns else [Name("_"), *w.operands]
     _, declared, size = _values(w, operands[2])
     space = next((part for part in w.parts if part in ("global", "shared", "shared::cta", "shared::cluster")), "")
-    lines = [f"{{ breathe(t); {declared} unsigned char* at = {w.place(operands[1], space, size)};"]
+    how = "kLoads | kStores"
+    lines = [f"{{ breathe(t); {declared} unsigned char* at = {w.place(operands[1], space, size, how)};"]
     lines.append(races.touched(w.parts, "at", size, "kAtomic"))
     if returns:
         count = len(_items(operands[0]))

@@ -10,12 +10,14 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import importlib.util
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,15 +32,17 @@ from cupymla.errors import CompileError
 from ...ptx import PtxError
 from .. import by_content
 from ..code import MODEL as FUNCTIONS
-from ..program import MODEL
-from ..translate import Translation
+from ..program import MODEL, own_files
+from ..translate import Site, Translation, translate
 from .recompile import KernelShape, Unit, mangled, recompile
 
 Model = Literal["native", "ptx"]
 
 _HERE = Path(__file__).resolve().parent
 _STANDARD = ("-std=c++17", "-fPIC", "-w", f"-I{_HERE}")
-_KERNEL_FLAGS = ("-O1", *_STANDARD)
+# Functions of tens of thousands of lines: -Og compiles in two thirds of the time that -O1 takes, and what it makes runs
+# hardly slower, as most of a run is the machine's. -O0 halves it, but its frames are as large as a fiber's stack.
+_KERNEL_FLAGS = ("-Og", *_STANDARD)
 _MODEL_FLAGS = ("-O2", "-DCUPYMLA_HOST_MACHINE", *_STANDARD, f"-I{_HERE / 'include'}")
 # Functions of the CUDA runtime that device code may call, with the number of their parameters, each of which is a
 # place, and what is done here. What is printed is not shown.
@@ -57,7 +61,21 @@ _lock = threading.Lock()
 
 def available() -> bool:
     """Whether kernels can run here: a C++ compiler, on x86-64."""
-    return shutil.which("c++") is not None and platform.machine() in ("x86_64", "AMD64")
+    there = shutil.which("c++") is not None or importlib.util.find_spec("ziglang") is not None
+    return there and platform.machine() in ("x86_64", "AMD64")
+
+
+def translated(ptx: str, name: str) -> Translation:
+    """A translation of PTX, from the cache's folder where it was made before. Raises PtxError."""
+    file = _folder() / f"translation-{by_content.digest(ptx, *own_files())}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        kept |= {field: tuple(kept[field]) for field in ("kernels", "lines")}
+        return Translation(**{**kept, "name": name, "sites": tuple(Site(**site) for site in kept["sites"])})
+    made = translate(ptx, name)
+    with contextlib.suppress(OSError):
+        cache.keep(file, lambda part: part.write_text(json.dumps(asdict(made))))
+    return made
 
 
 def library(translation: Translation, entry: str, model: Model = "native") -> tuple[ctypes.CDLL, KernelShape]:
@@ -66,19 +84,20 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
     Raises PtxError and CompileError.
     """
     with _lock:
-        key = by_content.digest(translation.text, entry, model, *_sources(), *_KERNEL_FLAGS[:-1])
+        everything = (*_headers(), *_writers(), *_parts(), *(member.digest for member in closure(MODEL)))
+        key = by_content.digest(translation.text, entry, model, *everything, *_KERNEL_FLAGS[:-1])
         file = _folder() / f"kernel-{key}.so"
         facts = file.with_suffix(".json")
         if not (file.is_file() and facts.is_file()):
             unit = _recompiled(translation, entry)
             text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
-            with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
-                kernel = Path(folder) / "kernel.o"
-                _run((*_command(text, Path(folder), (*_header_flags(), *_KERNEL_FLAGS)), str(kernel)), translation.name)
-                objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
-                cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
-                link = ("c++", "-shared", "-o")
-                cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
+            with _one_process():
+                shared = [*_machine(), _native() if model == "native" else _from_ptx()]
+                flags = (*_header_flags(), *_KERNEL_FLAGS)
+            objects = [_object(text, "unit", flags), *shared]
+            cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
+            link = (*_compiler(), "-shared", "-o")
+            cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
         return _load(file), _shape(json.loads(facts.read_text()))
 
 
@@ -124,7 +143,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 
 def _machine() -> list[Path]:
     """The parts of the machine."""
-    names = ("runtime", "warps", "wgmma", "copies", "races", "waits", "grid")
+    names = ("runtime", "warps", "wgmma", "memory", "copies", "races", "waits", "grid")
     return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
 
 
@@ -139,7 +158,8 @@ def _native() -> Path:
         f"  {dispatch}(*machine::current, &number, &operands);",
         "}",
     ]
-    return _object("\n".join(lines), "model", (*_MODEL_FLAGS, f"-I{cuda_root()}", f"-I{_HERE.parent}"))
+    sources = tuple(member.digest for member in closure(MODEL))
+    return _object("\n".join(lines), "model", (*_MODEL_FLAGS, f"-I{cuda_root()}", f"-I{_HERE.parent}"), sources)
 
 
 def _wrapper(name: str) -> str:
@@ -156,12 +176,11 @@ def _wrapper(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
-    made_of = by_content.digest(*_sources(), str(compiler.toolchain()), *_KERNEL_FLAGS[:-1])
-    made = _folder() / f"model-ptx-{made_of}.o"
-    with _one_process():
-        if not made.is_file():
-            text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
-            _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+    sources = (*_headers(), *_writers(), *(member.digest for member in closure(MODEL)), str(compiler.toolchain()))
+    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_KERNEL_FLAGS[:-1])}.o"
+    if not made.is_file():
+        text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
+        _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
     return made
 
 
@@ -174,14 +193,12 @@ def _stub(name: str, count: int, body: str) -> str:
 # Compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _object(text: str, name: str, flags: Sequence[str]) -> Path:
-    """An object file of a C++ text, kept by content."""
+def _object(text: str, name: str, flags: Sequence[str], sources: Sequence[str] = ()) -> Path:
+    """An object file of a C++ text, kept by content. `sources`: digests of what it includes beside the headers here."""
     plain = [flag for flag in flags if not flag.startswith("-I")]
-    made = _folder() / f"{name}-{by_content.digest(text, *_sources(), *plain)}.o"
+    made = _folder() / f"{name}-{by_content.digest(text, *_headers(), *sources, *plain)}.o"
     if not made.is_file():
-        with _one_process():
-            if not made.is_file():
-                _make(made, text, name, flags)
+        _make(made, text, name, flags)
     return made
 
 
@@ -210,38 +227,57 @@ def _header_flags() -> tuple[str, ...]:
     GCC takes the folder's file in the header's place where compiler and flags are the same; whatever does not, reads
     the header.
     """
-    folder = _folder() / f"header-{by_content.digest(*_sources(), *_KERNEL_FLAGS[:-1])}"
+    folder = _folder() / f"header-{by_content.digest(*_headers(), *_KERNEL_FLAGS[:-1])}"
     folder.mkdir(exist_ok=True)
     parsed = folder / "runtime.hpp.gch"
-    with _one_process():
-        if not parsed.is_file():
-            header = ("c++", *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
-            cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
+    if not parsed.is_file():
+        header = (*_compiler(), *_KERNEL_FLAGS, "-x", "c++-header", str(_HERE / "runtime.hpp"), "-o")
+        cache.keep(parsed, lambda part: _run((*header, str(part)), "runtime.hpp"))
     return (f"-I{folder}",)
 
 
 def _command(text: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
     source = folder / "source.cpp"
     source.write_text(text)
-    return ("c++", *flags, "-c", str(source), "-o")
+    return (*_compiler(), *flags, "-c", str(source), "-o")
 
 
 def _run(command: Sequence[str], name: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise CompileError(name, "needs a C++ compiler called c++", str(error)) from error
+        raise CompileError(name, f"needs a C++ compiler, {' '.join(command[:1])}", str(error)) from error
     if done.returncode:
         raise CompileError(name, "the C++ compiler rejects it", done.stderr[:4000])
 
 
 @functools.lru_cache(maxsize=1)
-def _sources() -> tuple[str, ...]:
-    """Digests of all that decides what a library does, besides the kernel: this package's part, the compiler."""
-    parser = _HERE.parents[1] / "ptx"
-    files = [*_HERE.rglob("*.?pp"), *_HERE.glob("*.py"), *(_HERE / "include").rglob("*"), *parser.glob("*.py")]
-    version = subprocess.run(("c++", "-dumpfullversion"), capture_output=True, text=True, check=False).stdout
-    return (*by_content.digests(files), *(member.digest for member in closure(MODEL)), version)
+def _compiler() -> tuple[str, ...]:
+    """The C++ compiler: the machine's own, or the one in the wheel `ziglang`, which is clang. Raises CompileError."""
+    if shutil.which("c++"):
+        return ("c++",)
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise CompileError("the host machine", "needs a C++ compiler: c++, or the package ziglang", "there is none")
+
+
+@functools.lru_cache(maxsize=1)
+def _headers() -> tuple[str, ...]:
+    """Digests of what decides on every object: the headers here, and the compiler."""
+    found = subprocess.run((*_compiler(), "--version"), capture_output=True, text=True, check=False).stdout
+    return (*by_content.digests([*_HERE.glob("*.hpp"), *(_HERE / "include").rglob("*")]), found)
+
+
+@functools.lru_cache(maxsize=1)
+def _writers() -> tuple[str, ...]:
+    """Digests of what makes C++ of PTX."""
+    return by_content.digests([*_HERE.glob("*.py"), *(_HERE.parents[1] / "ptx").glob("*.py")])
+
+
+@functools.lru_cache(maxsize=1)
+def _parts() -> tuple[str, ...]:
+    """Digests of the machine's parts."""
+    return by_content.digests(_HERE.glob("*.cpp"))
 
 
 @functools.lru_cache(maxsize=1)

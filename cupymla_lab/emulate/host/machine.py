@@ -23,8 +23,9 @@ from .. import maps as tables
 from ..failures import EmulationError, HostError
 from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
 from ..run import CHECKS, MODES, LaunchState, Report, Settings
-from ..translate import Translation, translate
-from .library import Model, available, cta_bytes, library
+from ..translate import Translation
+from .library import Model, available, cta_bytes, library, translated
+from .memory import Arrays
 from .recompile import mangled
 
 _SWITCHES = 100_000_000
@@ -51,10 +52,23 @@ class _Request(ctypes.Structure):
         ("grid_unit", ctypes.c_uint32),
         ("mode", ctypes.c_uint32),
         ("registers", ctypes.c_uint32),
+        ("strict", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
         ("patience", ctypes.c_uint64),
         ("relaxed", ctypes.c_char_p),
+        ("regions", ctypes.c_void_p),
+        ("beside", ctypes.c_void_p),
+        ("watched", ctypes.c_void_p),
+        ("watcher", ctypes.c_void_p),
+        ("region_count", ctypes.c_uint32),
+        ("beside_count", ctypes.c_uint32),
+        ("launch", ctypes.c_uint32),
+        ("watched_count", ctypes.c_uint32),
+        ("lets_in_early", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
+        ("turns", ctypes.c_uint64),
     )
 
 
@@ -136,7 +150,8 @@ class HostProgram:
         settings: Settings | None = None,
         maps: Sequence[KnownMap | ForeignMap] = (),
         switches: int = 0,
-    ) -> None:
+        arrays: Arrays | None = None,
+    ) -> int:
         """Run once, to the end.
 
         Args:
@@ -146,9 +161,13 @@ class HostProgram:
             settings: mode, checks and seed; the seed also decides in which order threads run.
             maps: tensor maps that the kernel reaches in other ways than as parameters of their own.
             switches: how often threads may take turns before the kernel is given up; 0 for a generous number.
+            arrays: all global memory that the kernel may use; None lets it use any.
+
+        Returns:
+            How often threads took turns.
 
         Raises:
-            InputError: a launch that a Blackwell GPU would refuse.
+            InputError: a launch that a GPU of the kernel's target would refuse.
             EmulationError: the kernel did what the ISA does not allow, or stood still.
             HostError: it did what no GPU allows.
         """
@@ -172,12 +191,14 @@ class HostProgram:
         infos = tables.table(parameters, maps)
         self._state.maps = ctypes.addressof(infos)
         self._state.map_count = tables.count(infos)
-        message = self._execute(geometry, self._pack(parameters), chosen, switches or _SWITCHES)
+        packed = self._pack(parameters)
+        message, turns = self._execute(geometry, packed, chosen, switches or _SWITCHES, arrays or Arrays())
         if report.raised:
             site = self.translation.site(report.site)
             raise EmulationError(report.code, tuple(report.values), report.cta, report.thread, site)
         if message:
             raise HostError(self._told(message))
+        return turns
 
     def _told(self, message: str) -> str:
         """A message in which lines are those of the PTX that was translated, the last one with its CUDA place."""
@@ -192,7 +213,7 @@ class HostProgram:
 
     def _check(self, geometry: Geometry) -> None:
         check(geometry)
-        limit, static = arch.named("sm_100f").smem_bytes, self.shape.static_bytes
+        limit, static = _most_shared_bytes(self.translation.source), self.shape.static_bytes
         if geometry.smem_bytes + static > limit:
             beside = f" beside {static} of the kernel's own" if static else ""
             raise InputError("smem_bytes", f"at most {limit - static} bytes{beside}", geometry.smem_bytes)
@@ -217,14 +238,20 @@ class HostProgram:
         return packed
 
     def _execute(
-        self, geometry: Geometry, packed: ctypes.Array[ctypes.c_char], settings: Settings, switches: int
-    ) -> str:
+        self,
+        geometry: Geometry,
+        packed: ctypes.Array[ctypes.c_char],
+        settings: Settings,
+        switches: int,
+        arrays: Arrays,
+    ) -> tuple[str, int]:
         request = _Request(block=geometry.block, static_bytes=self.shape.static_bytes, limit=switches)
         request.seed, request.resident = settings.seed + 1, settings.resident_clusters
         request.approximation = APPROXIMATIONS.index(settings.approximation)
         request.races, request.unit = RACES.index(settings.races), self.shape.smallest_store
         request.grid_unit = self.shape.smallest_global_store
         request.mode, request.registers = MODES.index(settings.mode), self.shape.registers
+        request.strict = "written" in settings.checks
         request.patience = int(settings.patience_seconds * 1e9)
         request.relaxed = bytes(1) + bytes(_is_relaxed(site.text) for site in self.translation.sites)
         request.dynamic_bytes = geometry.smem_bytes
@@ -233,13 +260,32 @@ class HostProgram:
         request.parameter_bytes = ctypes.sizeof(packed)
         request.grid[:] = geometry.grid
         request.cluster[:] = self.shape.cluster or (geometry.cluster, 1, 1)
+        if settings.races != "unchecked":
+            arrays.remember()
+        arrays.launch += 1
+        regions = arrays.table()
+        beside = sorted(arrays.beside) if geometry.pdl else []
+        numbers = (ctypes.c_uint32 * len(beside))(*beside)
+        request.regions, request.region_count = ctypes.addressof(regions), len(regions)
+        request.beside, request.beside_count = ctypes.addressof(numbers), len(beside)
+        request.launch = arrays.launch
+        watched, watcher = arrays.watched()
+        request.watched, request.watched_count = ctypes.addressof(watched), len(watched)
+        request.watcher = ctypes.cast(watcher, ctypes.c_void_p)
         message = ctypes.create_string_buffer(1024)
         entry = ctypes.cast(getattr(self._library, mangled(self.entry)), ctypes.c_void_p)
         pointers = (entry, ctypes.byref(request), ctypes.addressof(packed), ctypes.addressof(message))
         run = self._library.cupymla_run
         run.argtypes = (*(ctypes.c_void_p,) * 4, ctypes.c_uint64)
         run(*pointers, ctypes.sizeof(message))
-        return message.value.decode()
+        # A kernel that lets the next one in before it has waited itself leaves those ahead of it to that one too.
+        arrays.beside = frozenset({arrays.launch, *(beside if request.lets_in_early else ())})
+        return message.value.decode(), request.turns
+
+
+def _most_shared_bytes(target: str) -> int:
+    """Shared memory that a CTA may have; of a target that no kernel here is compiled for, what Blackwell has."""
+    return next((each for each in arch.ARCHES if each.name == target), arch.named("sm_100f")).smem_bytes
 
 
 def _is_relaxed(instruction: str) -> bool:
@@ -259,7 +305,7 @@ def load(ptx: str, entry: str | None = None, name: str = "<ptx>") -> HostProgram
         InputError: no kernel of that name, or several and no name.
         CompileError: there is no C++ compiler, or none of NVRTC for the model.
     """
-    translation = translate(ptx, name)
+    translation = translated(ptx, name)
     if entry is None:
         if len(translation.kernels) != 1:
             raise InputError("entry", "a name, for there are " + ", ".join(translation.kernels), None)

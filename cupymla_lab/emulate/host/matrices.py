@@ -1,6 +1,7 @@
 """ldmatrix, stmatrix and movmatrix, as C++ text.
 
-Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix", "movmatrix".
+Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level matrix store instruction: stmatrix",
+"movmatrix".
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ def address_in_shared(w: Writer, operand: Operand) -> str:
     """The shared-memory address that an operand names, by that space's window or a generic one."""
     assert isinstance(operand, Address)
     inner = operand.items[0]
-    named = any(part.startswith("shared") for part in w.parts)
-    return w.read(inner, "u32") if named else f"to_shared(t, {w.read(inner, 'u64')})"
+    if not any(part.startswith("shared") for part in w.parts):
+        return f"to_shared(t, {w.read(inner, 'u64')})"
+    read = w.read(inner, "u32")
+    return read if "shared::cluster" in w.parts else f"own_address(t, {read})"
 
 
 def lower(w: Writer) -> str:

@@ -247,21 +247,22 @@ def _vector(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
-def _pointer(w: Writer, operand: Operand, bytes_: int) -> str:
+def _pointer(w: Writer, operand: Operand, bytes_: int, how: str) -> str:
     space = _space(w.parts)
     if space.startswith("param"):
         return w.parameter(operand)
-    return w.place(operand, space, bytes_)
+    return w.place(operand, space, bytes_, how)
 
 
 def _load(w: Writer) -> str:
     kind = _type(w.parts)
     items = _vector(w.operands[0])
     size = _bytes(kind)
-    pointer = _pointer(w, w.operands[1], size * len(items))
+    how = "kLoads | kConstants" if "nc" in w.parts else "kLoads"
+    pointer = _pointer(w, w.operands[1], size * len(items), how)
     lines = ["{", "breathe(t);" if "volatile" in w.parts or "acquire" in w.parts else ""]
     lines.append(f"const unsigned char* from = {pointer};")
-    lines.append(races.touched(w.parts, "from", size * len(items), "kRead"))
+    lines.append(races.touched(w.parts, "from", w.used_bytes or size * len(items), "kRead"))
     lines.append(f"{CPP[kind]} loaded[{len(items)}]; std::memcpy(loaded, from, sizeof loaded);")
     for index, item in enumerate(items):
         if isinstance(item, Name) and item.text == "_":
@@ -274,7 +275,7 @@ def _store(w: Writer) -> str:
     kind = _type(w.parts)
     items = _vector(w.operands[1])
     size = _bytes(kind)
-    pointer = _pointer(w, w.operands[0], size * len(items))
+    pointer = _pointer(w, w.operands[0], size * len(items), "kStores")
     values = ", ".join(w.read(item, kind) for item in items)
     checked = races.touched(w.parts, "to", size * len(items), "kWrite")
     return (
@@ -287,7 +288,7 @@ def _atomic(w: Writer) -> str:
     kind = _type(w.parts)
     returns = w.parts[0] == "atom"
     operands = list(w.operands) if returns else [Name("_"), *w.operands]
-    pointer = w.place(operands[1], _space(w.parts), _bytes(kind))
+    pointer = w.place(operands[1], _space(w.parts), _bytes(kind), "kLoads | kStores")
     value = w.read(operands[2], kind)
     after = {
         "add": f"static_cast<{CPP[kind]}>(before + {value})",
@@ -362,9 +363,9 @@ def _is_space(w: Writer) -> str:
 def _map(w: Writer) -> str:
     rank = w.read(w.operands[2], "u32")
     if "shared::cluster" not in w.parts:
-        found = f"from_shared(t, {rank} << 24 | (to_shared(t, {w.read(w.operands[1], 'u64')}) & 0xffffffu))"
+        found = f"from_shared(t, map_to_rank(t, to_shared(t, {w.read(w.operands[1], 'u64')}), {rank}))"
         return w.write(w.operands[0], found, "u64")
-    return w.write(w.operands[0], f"({rank} << 24 | ({w.read(w.operands[1], 'u32')} & 0xffffffu))", "u32")
+    return w.write(w.operands[0], f"map_to_rank(t, {w.read(w.operands[1], 'u32')}, {rank})", "u32")
 
 
 def _rank(w: Writer) -> str:
@@ -451,14 +452,16 @@ def _together(name: str, w: Writer, mask: str, value: str, operand: str = "0") -
 
 def _shuffle(w: Writer) -> str:
     names = {"idx": "kShuffleIndex", "up": "kShuffleUp", "down": "kShuffleDown", "bfly": "kShuffleXor"}
-    value, by, mask = w.read(w.operands[1], "u32"), w.read(w.operands[2], "u32"), w.read(w.operands[4], "u32")
-    return _result(w, w.operands[0], _together(names[w.parts[2]], w, mask, value, by))
-
-
-def _result(w: Writer, target: Operand, expression: str) -> str:
+    value, by, limit, mask = (w.read(operand, "u32") for operand in w.operands[1:5])
+    target = w.operands[0]
+    first = target.first if isinstance(target, Pair) else target
+    lines = [
+        "{ bool inside;",
+        w.write(first, f"shuffle(t, {names[w.parts[2]]}, {mask}, {value}, {by}, {limit}, inside)", "u32"),
+    ]
     if isinstance(target, Pair):
-        return f"{{ {w.write(target.first, expression, 'u32')} {w.write(target.second, 'true', 'pred')} }}"
-    return w.write(target, expression, "u32")
+        lines.append(w.write(target.second, "inside", "pred"))
+    return " ".join([*lines, "}"])
 
 
 def _match(w: Writer) -> str:
@@ -477,9 +480,8 @@ def _vote(w: Writer) -> str:
 def _elect(w: Writer) -> str:
     target, mask = w.operands[0], w.read(w.operands[1], "u32")
     assert isinstance(target, Pair)
-    leader = f"static_cast<uint32_t>(__builtin_ctz({mask} & ~t.warp->ended))"
     return (
-        f"{{ {_together('kSync', w, mask, '0')}; const uint32_t leader = {leader}; "
+        f"{{ const uint32_t leader = elect(t, {mask}); "
         f"{w.write(target.first, 'leader', 'u32')} {w.write(target.second, 't.lane == leader', 'pred')} }}"
     )
 
@@ -501,7 +503,7 @@ def _mbarrier(w: Writer) -> str:
     if action == "init":
         return f"barrier_init(t, {matrices.address_in_shared(w, w.operands[0])}, {w.read(w.operands[1], 'u32')});"
     if action == "inval":
-        return ";"
+        return f"barrier_end(t, {matrices.address_in_shared(w, w.operands[0])});"
     if action in ("expect_tx", "complete_tx"):
         sign = "" if action == "expect_tx" else "-"
         amount = f"{sign}static_cast<int32_t>({w.read(w.operands[1], 'u32')})"
@@ -523,7 +525,9 @@ def _mbarrier(w: Writer) -> str:
     if "parity" not in w.parts:
         phase = f"static_cast<uint32_t>({w.read(w.operands[2], 'u64')} >> 63)"
     return w.write(
-        w.operands[0], f"barrier_test(t, {matrices.address_in_shared(w, w.operands[1])}, {phase}, {races.order(w.parts)})", "pred"
+        w.operands[0],
+        f"barrier_test(t, {matrices.address_in_shared(w, w.operands[1])}, {phase}, {races.order(w.parts)})",
+        "pred",
     )
 
 
@@ -532,7 +536,7 @@ def _sleep(w: Writer) -> str:
 
 
 def _grid_dependency(w: Writer) -> str:
-    return "t.released = true;" if "wait" in w.parts else ";"
+    return "t.released = true;" if "wait" in w.parts else "let_in(t);"
 
 
 def _prefetch(w: Writer) -> str:
@@ -563,7 +567,8 @@ _TABLE: dict[str, Lower] = {
     "trap": lambda w: 'broken("trap");',
     "brkpt": lambda w: 'broken("brkpt");',
     "nanosleep": _sleep,
-    **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch},
+    **{"griddepcontrol": _grid_dependency, "prefetch": _prefetch, "prefetchu": _prefetch},
+    **{"discard": _prefetch, "applypriority": _prefetch},
     **dict.fromkeys(("membar", "fence"), _fence),
     **dict.fromkeys(("pmevent", "createpolicy"), _nothing),
 }

@@ -91,6 +91,8 @@ uint32_t Releases::done(Plane plane, uint32_t column) const {
 Causality::Causality(Cta* const* ctas, uint32_t count, uint32_t cluster, bool practice, uint32_t unit)
     : practice_(practice), cluster_(cluster), unit_(unit), padded_((ctas[0]->threads + 127) / 128 * 128),
       threads_(padded_ * count), count_(count), own_(threads_), ctas_(count), members_(ctas, ctas + count) {
+  // Whoever hears of a thread's first moment knows that its CTA has started.
+  for (uint32_t i = 0; i < threads_; ++i) own_[i].known.learn(kBefore, i, 1);
   for (TrackedCta& cta : ctas_) {
     cta.cells.assign(ctas[0]->smem_bytes / unit + 16, Cell{kNobody, 0, 0, kNobody, 0, 0});
     cta.columns.assign(512 * 4, Cell{kNobody, 0, 0, kNobody, 0, 0});
@@ -153,7 +155,21 @@ void Causality::part(Thread& t, TrackedMeeting& meeting, uint32_t generation) {
   own_[number(t)].gathered = 0;
 }
 
+void Causality::require_started(uint32_t thread_, uint32_t rank) {
+  Own& mine = own_[thread_];
+  if (mine.started >> rank & 1) return;
+  for (uint32_t i = rank * padded_; i < (rank + 1) * padded_; ++i) {
+    if (mine.known.at(kBefore, i)) {
+      mine.started |= 1u << rank;
+      return;
+    }
+  }
+  broken("race: %s uses shared memory of the CTA with rank %u, which need not have started: nothing says that it has",
+         thread(thread_).c_str(), rank);
+}
+
 void Causality::visit(uint32_t rank, uint32_t from, Mark mark) {
+  require_started(from, rank);
   if (ctas_[rank].left == members_[rank]->threads) {
     broken("race: %s uses shared memory of the CTA with rank %u, which has exited", thread(from).c_str(), rank);
   }
@@ -184,6 +200,11 @@ Cell* Causality::cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t&
   const uint32_t first = offset / unit_;
   count = (offset + bytes - 1) / unit_ - first + 1;
   return &ctas_[rank].cells[first];
+}
+
+void Causality::require_any(Thread& t, uint32_t rank, const Cell& cell) {
+  broken("%s reads %s at PTX line %u, which nothing has written", thread(number(t)).c_str(),
+         place(rank, cell).c_str(), t.line);
 }
 
 void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous) {
@@ -318,20 +339,54 @@ void Causality::each(const Mark& what, uint32_t thread, Cell* cell, uint32_t cou
   }
 }
 
+// The proxy fence between what ordinary code has done and a write by an asynchronous operation; to the letter behind its
+// reads as well.
+void Causality::require_fenced(Thread& t, uint32_t rank, const Cell& cell) {
+  const Knowledge& known = own_[number(t)].known;
+  if (cell.writer != kNobody && cell.writer_line & kOrdinary && known.at(kFenced, cell.writer) < cell.written) {
+    broken("race: %s asynchronously writes %s, that %s wrote at PTX line %u, and no fence.proxy.async lies between the two",
+           thread(number(t)).c_str(), place(rank, cell).c_str(), doer(cell.writer).c_str(), cell.writer_line & kLine);
+  }
+  if (practice_ || cell.reader == kNobody) return;
+  const auto require = [&](uint32_t column, uint32_t stamp, uint32_t line) {
+    if (column >= threads_ && !(column & kAnyLane)) return;  // an asynchronous operation
+    const uint32_t first = column & kAnyLane ? (column & ~kAnyLane) * 32 : column;
+    const uint32_t last = column & kAnyLane ? first + 31 : column;
+    for (uint32_t lane = first; lane <= last; ++lane) {
+      if (known.at(kFenced, lane) >= stamp) return;
+    }
+    broken("race: %s asynchronously writes %s, that %s read or was still reading at PTX line %u, and no "
+           "fence.proxy.async lies between the two",
+           thread(number(t)).c_str(), place(rank, cell).c_str(), doer(column).c_str(), line);
+  };
+  if (cell.reader != kMany) return require(cell.reader, cell.read, cell.reader_line);
+  const Readers& many = *readers_[cell.read];
+  for (const Mark& mark : many.others) require(mark.column, mark.stamp, mark.line);
+  for (const auto& warp : many.warps) {
+    for (uint32_t left = warp.mask; left; left &= left - 1) {
+      const int lane = __builtin_ctz(left);
+      require(warp.first + lane, warp.stamp[lane], warp.line[lane]);
+    }
+  }
+}
+
 void Causality::access(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, Access how) {
   const uint32_t me = number(t);
+  require_data(t, rank << 24 | offset, bytes);
   uint32_t count;
   Cell* cell = cells(rank, offset, bytes, count);
   if (rank != t.cta->rank && count) visit(rank, me, Mark{me, moment_, t.line});
   if (how == kRead || how == kReadTogether) {
     const uint32_t reader = how == kRead ? me : kAnyLane | me / 32;
     each(Mark{reader, moment_, t.line << 2 | kRead}, me, cell, count, [&](Cell& one) {
+      if (the->strict && one.writer == kNobody) require_any(t, rank, one);
       require_written(t, rank, one, false);
       note_read(t, one, reader, moment_);
     });
     return;
   }
   each(Mark{me, moment_, t.line << 2 | how}, me, cell, count, [&](Cell& one) {
+    if (the->strict && how == kAtomic && one.writer == kNobody) require_any(t, rank, one);
     require_free(t, rank, one, how == kAtomic);
     note_write(one, me, moment_, t.line, kOrdinary | (how == kAtomic ? kAtomicWrite : 0));
   });
@@ -348,8 +403,10 @@ void Causality::write_later(Thread& t, uint32_t address, uint32_t bytes, uint32_
   if (count && rank_of(address) != t.cta->rank) {
     visit(rank_of(address), number(t), Mark{found->column, stamp, t.line});
   }
+  require_data(t, address, bytes);
   each(Mark{found->column, stamp, t.line << 2 | kWrite}, number(t), cell, count, [&](Cell& one) {
     require_free(t, rank_of(address), one, false);
+    if (!ordinary) require_fenced(t, rank_of(address), one);
     note_write(one, found->column, stamp, t.line, ordinary ? kOrdinary : 0);
   });
 }
@@ -497,6 +554,7 @@ void Causality::wait_products(Thread& t, uint32_t number_) {
 
 void Causality::write_by_async(Thread& t, uint32_t address, uint32_t bytes) {
   const uint32_t me = number(t), column = own_column(me, kAsync);
+  require_data(t, address, bytes);
   uint32_t count;
   Cell* cell = cells(rank_of(address), offset_of(address), bytes, count);
   for (uint32_t i = 0; i < count; ++i, ++cell) {

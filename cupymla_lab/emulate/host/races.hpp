@@ -77,6 +77,7 @@ struct TrackedBarrier {
   uint32_t column = 0;            // of what copies bring that it counts
   uint32_t phase = 0, first = 0;  // completed phases; how many of them before it was initialised
   uint32_t maker = 0, made = 0, line = 0;
+  bool alive = false;
   Waits waits;
 };
 
@@ -129,7 +130,11 @@ class Causality {
   std::string thread(uint32_t number) const;
   void access(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, Access how);
   void initialise(Thread& t, uint32_t barrier);
-  void require_initialised(Thread& t, uint32_t barrier);
+  void end(Thread& t, uint32_t barrier);
+  // No mbarrier lies in some bytes.
+  void require_data(Thread& t, uint32_t address, uint32_t bytes);
+  // `copied`: told by a copy, whose bytes are there when the phase that counts them is over; see write_later.
+  void require_initialised(Thread& t, uint32_t barrier, bool copied = false);
   void arrive(Thread& t, uint32_t barrier, uint32_t order);
   void complete(uint32_t rank, uint32_t offset);
   // A thread has tested an mbarrier and found its phase not over; it has waited for it.
@@ -198,6 +203,7 @@ class Causality {
     uint32_t columns[3] = {}, stamps[3] = {1, 1, 1};
     std::shared_ptr<const Shown> shown;  // of that version
     uint64_t shown_version = 0;
+    uint32_t started = 0;  // ranks of CTAs that it knows to have started, as bits
     uint64_t gathered = 0;  // nothing in kBefore has changed since that call of `gather`
   };
 
@@ -215,10 +221,13 @@ class Causality {
   void require_turn(Thread& t, uint32_t barrier, const TrackedBarrier& found, uint32_t phases, uint32_t ago);
   Cell* cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t& count);
   void require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous);
+  [[noreturn]] void require_any(Thread& t, uint32_t rank, const Cell& cell);
   void require_free(Thread& t, uint32_t rank, const Cell& cell, bool atomic);
   void note_read(Thread& t, Cell& cell, uint32_t column, uint32_t stamp);
   void note_write(Cell& cell, uint32_t column, uint32_t stamp, uint32_t line, uint32_t flags);
   void visit(uint32_t rank, uint32_t from, Mark mark);
+  void require_started(uint32_t thread, uint32_t rank);
+  void require_fenced(Thread& t, uint32_t rank, const Cell& cell);
   void read(Thread& t, uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t column, uint32_t stamp);
   uint32_t block(uint32_t cluster);
   void receive(Thread& t, const Gift& gift);

@@ -6,7 +6,9 @@ import re
 
 from ...ptx.syntax import Instruction, Module
 
-WITH_LINES = frozenset(("ld", "st", "atom", "red", "mbarrier", "cp", "ldmatrix", "stmatrix", "wgmma", "call", "trap", "brkpt"))
+WITH_LINES = frozenset(
+    ("ld", "st", "atom", "red", "mbarrier", "cp", "ldmatrix", "stmatrix", "wgmma", "call", "trap", "brkpt")
+)
 """Instructions that are remembered with their line; a call may be one of the model's."""
 
 _ELSEWHERE = frozenset(("global", "local", "param", "const", "param::entry", "param::func"))

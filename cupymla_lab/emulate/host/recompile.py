@@ -166,6 +166,7 @@ class _Unit:
         self.static_bytes = 0
         self.dynamic: set[str] = set()
         self.globals: set[str] = set()
+        self._variables: list[Declared] = []
         own = [f for f in module.functions if f.body is not None and ".visible" not in f.heading]
         self.internal = {f.name for f in own if not f.kernel and ".weak" not in f.heading}
 
@@ -186,7 +187,15 @@ class _Unit:
                 parts.append(_Body(self, function).text())
             if function.kernel and function.body is not None:
                 shapes[function.name] = self._shape(function)
+        parts.append(self._table())
         return Unit("\n".join(parts) + "\n", shapes)
+
+    def _table(self) -> str:
+        """The module's variables, for whoever looks at accesses to global memory."""
+        listed = ", ".join(f"{{{mangled(each.name)}, {each.size}}}" for each in self._variables)
+        head, count = "extern __attribute__((weak)) const", len(self._variables)
+        table = f"{head} Variable cupymla_variables[] = {{{listed or '{nullptr, 0}'}}};"
+        return f'extern "C" {{ {table} {head} uint32_t cupymla_variable_count = {count}; }}'
 
     def _variable(self, item: Variable) -> Iterator[str]:
         words = [word for word in item.words if word not in (".extern", ".visible", ".weak", ".common", ";")]
@@ -196,6 +205,8 @@ class _Unit:
                 self.add_shared(declared, item.external)
                 continue
             self.globals.add(declared.name)
+            if not item.external:
+                self._variables.append(declared)
             name = mangled(declared.name)
             if item.external:
                 yield f'extern "C" unsigned char {name}[{declared.size}];'
@@ -314,6 +325,15 @@ def _extent(function: Function, directive: str) -> int:
     return count
 
 
+def _used_bytes(directive: Directive) -> int:
+    """Up to which of its bytes the load behind a `used_bytes_mask` pragma is used; 0 for another directive.
+
+    A compiler loads more than a struct has where that makes one vector of it.
+    """
+    found = re.search(r'"used_bytes_mask (\w+)"', " ".join(directive.words))
+    return int(found[1], 0).bit_length() if found else 0
+
+
 def _clean(words: Sequence[str]) -> list[str]:
     """A parameter list without what says where pointers point."""
     kept, skip = [], 0
@@ -368,7 +388,8 @@ class _Body:
         self._block(self._function.body)
         types = {0: "bool", 1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "uint128_t"}
         ordinary = {name: size for name, size in self._declared.items() if name not in self.products.numbers}
-        registers = [f"{types[size]} {name} = 0;" for name, size in ordinary.items()]
+        # What was never written reads as it would be least welcome: NaN in every format.
+        registers = [f"{types[size]} {name} = {'-1' if size else 'true'};" for name, size in ordinary.items()]
         registers += self.products.declarations()
         head = self.unit.prototype(self._function)
         lines = ["{", *self._offsets(), *registers, *self._arrays, *checked(self._lines, self.products), "}"]
@@ -401,13 +422,18 @@ class _Body:
                 words = statement.words
                 targets = words[words.index(".branchtargets") + 1 :]
                 scope.tables[words[0]] = tuple(word for word in targets if word not in (",", ";"))
+        used_bytes = 0
         for statement in block.statements:
+            if isinstance(statement, Directive):
+                used_bytes = _used_bytes(statement)
+                continue
             if isinstance(statement, Block):
                 self._block(statement)
             elif isinstance(statement, Label):
                 self._lines.append(Line(f"{scope.labels[statement.name]}:;"))
             elif isinstance(statement, Instruction):
-                self._instruction(statement)
+                self._instruction(statement, used_bytes)
+                used_bytes = 0
         self._scopes.pop()
 
     def _declare(self, variable: Variable, scope: _Scope, suffix: str) -> None:
@@ -422,6 +448,8 @@ class _Body:
             for declared in declarators(variable.words[1:-1]):
                 place = mangled(declared.name) + suffix
                 self._arrays.append(f"alignas({max(declared.alignment, 8)}) unsigned char {place}[{declared.size}];")
+                if variable.space == "local":
+                    self._arrays.append(f"std::memset({place}, 0xff, sizeof {place});")
                 scope.arrays[declared.name] = place
 
     def register(self, name: str) -> tuple[str, int] | None:
@@ -461,8 +489,8 @@ class _Body:
 
     # Instructions ------------------------------------------------------------------------------------------------
 
-    def _instruction(self, instruction: Instruction) -> None:
-        writer = Writer(self, instruction)
+    def _instruction(self, instruction: Instruction, used_bytes: int) -> None:
+        writer = Writer(self, instruction, used_bytes)
         try:
             lower: Callable[[Writer], str] | None = operations.find(instruction.parts)
             code = lower(writer) if lower is not None else ""
@@ -486,9 +514,14 @@ class _Body:
 
 
 class Writer:
-    """Reads an instruction's operands as C++ expressions and writes its results."""
+    """Reads an instruction's operands as C++ expressions and writes its results.
 
-    def __init__(self, body: _Body, instruction: Instruction) -> None:
+    Attributes:
+        used_bytes: how many of a load's bytes are used, by a pragma ahead of it; 0 where there is none.
+    """
+
+    def __init__(self, body: _Body, instruction: Instruction, used_bytes: int) -> None:
+        self.used_bytes = used_bytes
         self._body = body
         self.parts = instruction.parts
         self.operands = instruction.operands
@@ -589,16 +622,17 @@ class Writer:
             raise ValueError(f"{operand} is no register")
         return found[1]
 
-    def place(self, operand: Operand, space: str, bytes_: int) -> str:
-        """An address operand as a pointer expression."""
+    def place(self, operand: Operand, space: str, bytes_: int, how: str) -> str:
+        """An address operand as a pointer expression. `how`: of `Use` in runtime.hpp."""
         if not isinstance(operand, Address):
             raise ValueError(f"{operand} is no address")
         inner = operand.items[0]
         if space.startswith("shared"):
-            return f"shared(t, {self.read(inner, 'u32')}, {bytes_})"
+            anywhere = "" if space == "shared::cluster" else "own_"
+            return f"{anywhere}shared(t, {self.read(inner, 'u32')}, {bytes_})"
         address = self.read(inner, "u64")
         if space in ("global", "") and not self._is_model(inner):
-            return f"global(t, {address}, {bytes_}, {json.dumps(self._text)})"
+            return f"global(t, {address}, {bytes_}, {how}, {json.dumps(self._text)})"
         return f"generic({address}, {bytes_})"
 
     def names_global(self, operand: Operand) -> str:

@@ -66,7 +66,8 @@ void fiber() {
   for (Thread* other : t.warp->lanes) {
     if (other) other->resting = false;
   }
-  ++t.cta->ended;
+  t.cta->loose_copies += static_cast<uint32_t>(loose_copies(t));
+  if (++t.cta->ended == t.cta->threads && the->failure.empty()) the->failure = left_behind(*t.cta);
   ++*t.cta->cluster_ended;
   void* unused;
   cupymla_switch(&unused, the->scheduler);
@@ -93,12 +94,18 @@ void broken(const char* format, ...) {
   throw Broken{text};
 }
 
+bool in_parameters(Thread& t, uint64_t address) {
+  return address - reinterpret_cast<uint64_t>(t.parameters) < the->parameter_bytes;
+}
+
+// Whether a generic address is of shared memory, local memory or a parameter.
+bool is_private(Thread& t, uint64_t address) {
+  if (address - reinterpret_cast<uint64_t>(t.stack.get()) < kStackBytes) return true;
+  return in_parameters(t, address) || to_shared(t, address) != 0;
+}
+
 void require_released(Thread& t, uint64_t address, const char* instruction) {
-  const auto within = [&](const unsigned char* start, uint64_t bytes) {
-    return address - reinterpret_cast<uint64_t>(start) < bytes;
-  };
-  if (to_shared(t, address) != 0) return;
-  if (within(t.stack.get(), kStackBytes) || within(t.parameters, the->parameter_bytes)) return;
+  if (is_private(t, address)) return;
   const uint32_t* at = t.cta->position;
   broken("thread %u of CTA (%u, %u, %u) of a dependent launch uses global address %#llx before its griddepcontrol.wait: %s",
          t.index, at[0], at[1], at[2], static_cast<unsigned long long>(address), instruction);
@@ -122,6 +129,13 @@ void yield(Thread& t) {
   void* const mine = the->scheduler;
   cupymla_switch(&t.stack_pointer, mine);
   if (!the->failure.empty()) throw Ended{};
+}
+
+void ask(uint64_t address, uint64_t bytes, uint32_t how) {
+  if (!the->in_thread) return the->regions.tell(address, bytes, how);
+  the->asked = Asked{true, address, bytes, how};
+  void* const mine = the->scheduler;
+  cupymla_switch(&current->stack_pointer, mine);
 }
 
 void rest(Thread& t, const Rest& until) {
@@ -311,6 +325,13 @@ void schedule() {
       if (!t->resting || failed || t->rest.over(the->switches)) ready.push_back(t);
     }
     the->switches += alive.size() - ready.size();
+    if (ready.empty() && the->copies.empty()) {
+      // Nothing can change but the time.
+      uint64_t next = ~0ull;
+      for (const Thread* t : alive) next = std::min(next, t->rest.until);
+      if (next == ~0ull) the->failure = "deadlock: nothing moves any more";
+      if (next != ~0ull) the->switches = std::max(the->switches, next);
+    }
     for (size_t i = ready.size(); i > 1; --i) {
       std::swap(ready[i - 1], ready[(shuffle_bits(the->random) >> 32) * i >> 32]);
     }
@@ -320,6 +341,11 @@ void schedule() {
       ++the->switches, ++the->turns;
       the->in_thread = true;
       cupymla_switch(&the->scheduler, t->stack_pointer);
+      while (the->asked.pending) {
+        the->asked.pending = false;
+        the->regions.tell(the->asked.address, the->asked.bytes, the->asked.how);
+        cupymla_switch(&the->scheduler, t->stack_pointer);
+      }
       the->in_thread = false;
       if (!t->resting && !t->polling) the->worked = the->switches;
     }
@@ -340,12 +366,19 @@ void schedule() {
 struct LaunchRequest {
   uint32_t grid[3], block, cluster[3], static_bytes, dynamic_bytes, dependent, parameter_bytes, resident;
   uint32_t approximation, races, unit, grid_unit;  // 0: races are not looked for, 1: as in practice, 2: to the letter
-  uint32_t mode, registers;                        // of each thread at launch; 0: nobody says
+  uint32_t mode, registers, strict, unused;        // registers: of each thread at launch; 0: nobody says
   uint64_t seed, limit, patience;
   const unsigned char* relaxed;
+  const machine::Region* regions;
+  const uint32_t* beside;
+  const machine::Watched* watched;
+  machine::Watcher watcher;
+  uint32_t region_count, beside_count, launch, watched_count;
+  uint32_t lets_in_early, padding;  // this one and the next are told
+  uint64_t turns;
 };
 
-extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest* request, const unsigned char* parameters,
+extern "C" int cupymla_run(void (*entry)(machine::Thread&), LaunchRequest* request, const unsigned char* parameters,
                            char* message, uint64_t message_bytes) {
   using namespace machine;
   Machine machine;
@@ -356,7 +389,10 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
   machine.approximation = static_cast<Approximation>(request->approximation);
   machine.parameter_bytes = request->parameter_bytes;
   machine.mode = static_cast<Mode>(request->mode);
+  machine.strict = request->strict, machine.leader = static_cast<uint32_t>(request->seed * 2654435761u >> 16 & 0xff);
   machine.patience = request->patience, machine.registers = request->registers;
+  machine.regions.watch(request->watched, request->watched_count, request->watcher);
+  machine.regions.set(request->regions, request->region_count, request->launch, request->beside, request->beside_count);
   const uint32_t* grid = request->grid;
   const uint32_t* extent = request->cluster;
   const uint32_t ctas = grid[0] * grid[1] * grid[2], size = extent[0] * extent[1] * extent[2];
@@ -414,6 +450,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
       t->parameters = parameters;
       t->races = request->races != 0;
       t->released = !request->dependent;
+      t->guarded = machine.regions.any() || !t->released;
       t->random = (i * 1024ull + n + 1) * 0x9e3779b97f4a7c15ull + request->seed;
       t->resting = begin != 0, t->rest.until = begin;
       prepare(*t);
@@ -430,6 +467,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), const LaunchRequest*
     machine.failure = error.what;
   }
   std::snprintf(message, message_bytes, "%s", machine.failure.c_str());
+  request->turns = machine.turns, request->lets_in_early = machine.lets_in_early;
   the = nullptr;
   return machine.failure.empty() ? 0 : 1;
 }

@@ -52,12 +52,21 @@ struct Barrier {
   uint32_t arrived = 0;
 };
 
+// What threads that came to a named barrier in one generation have said of it.
+struct NamedBarrier {
+  uint64_t generation = ~0ull;
+  uint32_t expected = 0;
+  bool reduces = false;
+};
+
 struct Cta {
   uint32_t rank = 0, position[3] = {}, in_cluster[3] = {};
   uint32_t smem_bytes = 0, dynamic_bytes = 0, ended = 0, threads = 0;
   unsigned char* smem = nullptr;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  NamedBarrier named[16];
+  uint32_t loose_copies = 0;  // cp.async of threads that ended without a wait for them
   Cta** cluster = nullptr;
   uint32_t cluster_size = 1, cluster_extent[3] = {1, 1, 1};
   Barrier* cluster_barrier = nullptr;
@@ -125,6 +134,7 @@ struct Thread {
   uint32_t line = 0;        // of the translated PTX, at what races.hpp looks at
   bool polling = false;  // tests an mbarrier whose phase is incomplete
   bool released = true;  // in a dependent launch: has waited for the grid ahead
+  bool guarded = false;  // uses of global memory are looked at
   Rest rest;
   uint32_t id[3] = {}, lane = 0, index = 0;
   uint32_t grid[3] = {}, block[3] = {};
@@ -136,7 +146,7 @@ struct Thread {
   // The mbarrier whose phase this thread has last found incomplete, and what was issued for it.
   const uint64_t *barrier_word = nullptr, *issued = nullptr;
   uint64_t barrier_seen = 0, issued_seen = 0, patience = 1;
-  uint64_t cluster_generation = 0;
+  bool at_cluster_barrier = false;
   void* stack_pointer = nullptr;
   std::unique_ptr<unsigned char[]> stack;
   std::deque<std::vector<std::shared_ptr<Copy>>> groups;
@@ -204,6 +214,21 @@ inline unsigned char* shared(const Cta& one, uint32_t address, uint32_t bytes) {
 
 inline unsigned char* shared(Thread& t, uint32_t address, uint32_t bytes) { return shared(*t.cta, address, bytes); }
 
+// An address of .shared::cta, which is the thread's own CTA's.
+inline uint32_t own_address(Thread& t, uint32_t address) {
+  if (address >> 24 != t.cta->rank) {
+    broken("address %#x, which mapa made, in an access to .shared::cta and not .shared::cluster", address);
+  }
+  return address;
+}
+inline unsigned char* own_shared(Thread& t, uint32_t address, uint32_t bytes) {
+  return shared(t, own_address(t, address), bytes);
+}
+inline uint32_t map_to_rank(Thread& t, uint32_t address, uint32_t rank) {
+  if (rank >= t.cta->cluster_size) broken("mapa to rank %u of a cluster of %u CTAs", rank, t.cta->cluster_size);
+  return rank << 24 | (address & 0xffffffu);
+}
+
 inline uint32_t shared_address(Thread& t, uint32_t offset) { return t.cta->rank << 24 | offset; }
 
 // The shared address of a generic one; 0 in no CTA of the cluster.
@@ -245,10 +270,24 @@ inline unsigned char* generic(uint64_t address, uint32_t bytes) {
 // In a dependent launch global memory may not be used before the thread's griddepcontrol.wait. What a generic address
 // means is looked at here: shared memory of the cluster, local memory and parameters are free.
 void require_released(Thread& t, uint64_t address, const char* instruction);
-inline unsigned char* global(Thread& t, uint64_t address, uint32_t bytes, const char* instruction) {
-  if (!t.released) require_released(t, address, instruction);
-  return generic(address, bytes);
+bool is_private(Thread& t, uint64_t address);
+bool in_parameters(Thread& t, uint64_t address);
+// What is done with global memory; kConstants: by ld.global.nc. Which of it there is, memory.hpp knows.
+enum Use : uint32_t { kLoads = 1, kStores = 2, kConstants = 4 };
+void use_global(Thread& t, uint64_t address, uint32_t bytes, uint32_t how, const char* instruction);
+void use_bulk(uint64_t address, uint64_t bytes, uint32_t how);
+inline unsigned char* global(Thread& t, uint64_t address, uint32_t bytes, uint32_t how, const char* instruction) {
+  unsigned char* found = generic(address, bytes);
+  if (t.guarded) use_global(t, address, bytes, how, instruction);
+  return found;
 }
+// A variable of the module; recompiled code has a table of them.
+struct Variable {
+  const void* place;
+  uint64_t bytes;
+};
+// griddepcontrol.launch_dependents.
+void let_in(Thread& t);
 
 // Races -----------------------------------------------------------------------------------------------------------
 
@@ -362,10 +401,17 @@ inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
 // Warps and CTAs --------------------------------------------------------------------------------------------------
 
 enum Together : uint32_t { kSync, kWarpBarrier, kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor, kMatchAny,
-                           kVoteAny, kVoteAll, kBallot };
+                           kVoteAny, kVoteAll, kBallot, kElect };
+// Of a shuffle `operand` is the lane that is read.
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand);
+// shfl.sync, by its second and third operand; `inside`: the lane that it names is one of the segment.
+uint32_t shuffle(Thread& t, Together what, uint32_t mask, uint32_t value, uint32_t by, uint32_t limit, bool& inside);
+uint32_t elect(Thread& t, uint32_t mask);
 void warp_barrier(Thread& t, uint32_t mask);
 void barrier_sync(Thread& t, uint32_t id, uint32_t count, bool waits);
+// A thread has come to a named barrier in that generation, where the model counts; it comes to or leaves the cluster's.
+void look_at_barrier(Thread& t, uint32_t id, uint64_t generation, uint32_t expected, bool reduces);
+void look_at_cluster_barrier(Thread& t, bool arrives);
 uint32_t reduce_lanes(Thread& t, uint32_t mask, uint32_t value, uint32_t operation, bool is_signed);
 void load_matrices(Thread& t, uint32_t* out, uint32_t address, uint32_t count, bool transposed);
 void store_matrices(Thread& t, const uint32_t* in, uint32_t address, uint32_t count, bool transposed);
@@ -416,6 +462,7 @@ void set_registers(Thread& t, uint32_t count, bool grows);
 // mbarriers, bulk copies ----------------------------------------------------------------------------------------------
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count);
+void barrier_end(Thread& t, uint32_t barrier);
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes);
 // An arrival by the thread itself; `order` says what it hands on.
 uint64_t barrier_arrive(Thread& t, uint32_t barrier, uint32_t count, uint32_t expected_bytes, uint32_t order);

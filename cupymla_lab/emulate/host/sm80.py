@@ -97,19 +97,15 @@ def _multiply(w: Writer) -> str:
     lines.append(f"double sums[4]; multiply_16x8(t, sums, a, b, {count}, {of_a}, {of_b});")
     kind = w.parts[-1]
     if kind == "f16":
-        before = read(c, "u32")
-        for index, item in enumerate(d.items):
-            halves = [
-                f"static_cast<uint32_t>(narrow_f16(sums[{2 * index + half}] + wide_f16({before[index]} >> {16 * half})))"
-                f" << {16 * half}"
-                for half in (0, 1)
-            ]
-            lines.append(w.write(item, " | ".join(halves), "u32"))
+        for index, (item, word) in enumerate(zip(d.items, read(c, "u32"), strict=True)):
+            halves = [f"sums[{2 * index + half}] + wide_f16({word} >> {16 * half})" for half in (0, 1)]
+            low, high = (f"static_cast<uint32_t>(narrow_f16({half}))" for half in halves)
+            lines.append(w.write(item, f"{low} | {high} << 16", "u32"))
         return " ".join([*lines, "}"])
-    for index, (item, before) in enumerate(zip(d.items, read(c, "u32" if kind == "s32" else "f32"), strict=True)):
-        made = f"static_cast<float>(sums[{index}] + static_cast<double>({before}))"
+    for index, (item, value) in enumerate(zip(d.items, read(c, "u32" if kind == "s32" else "f32"), strict=True)):
+        made = f"static_cast<float>(sums[{index}] + static_cast<double>({value}))"
         if kind == "s32":
-            made = f"static_cast<uint32_t>(static_cast<int64_t>(sums[{index}])) + {before}"
+            made = f"static_cast<uint32_t>(static_cast<int64_t>(sums[{index}])) + {value}"
         lines.append(w.write(item, made, "u32" if kind == "s32" else "f32"))
     return " ".join([*lines, "}"])
 

@@ -18,14 +18,30 @@ void Causality::initialise(Thread& t, uint32_t address) {
   slot->releases.entries.clear();
   slot->waits = Waits{};
   slot->first = slot->phase;
+  slot->alive = true;
   slot->maker = number(t), slot->made = moment_, slot->line = t.line;
 }
 
-void Causality::require_initialised(Thread& t, uint32_t address) {
+void Causality::end(Thread& t, uint32_t address) {
+  TrackedBarrier* found = barrier(address);
+  if (found) found->alive = false;
+}
+
+void Causality::require_data(Thread& t, uint32_t address, uint32_t bytes) {
+  if (rank_of(address) >= count_ || bytes == 0) return;
+  const auto& barriers = ctas_[rank_of(address)].barriers;
+  const uint32_t last = (offset_of(address) + bytes - 1) / 8;
+  for (uint32_t at = offset_of(address) / 8; at <= last && at < barriers.size(); ++at) {
+    if (!barriers[at] || !barriers[at]->alive) continue;
+    broken("an mbarrier lies at offset %u of shared memory: it is no data, nor made anew", at * 8 - kSystemBytes);
+  }
+}
+
+void Causality::require_initialised(Thread& t, uint32_t address, bool copied) {
   const TrackedBarrier* found = barrier(address);
   if (found == nullptr) return;  // others say so
   const uint32_t me = number(t);
-  if (rank_of(address) != t.cta->rank) visit(rank_of(address), me, Mark{me, moment_, t.line});
+  if (rank_of(address) != t.cta->rank && !copied) visit(rank_of(address), me, Mark{me, moment_, t.line});
   if (knows(me, kSeen, found->maker, found->made)) return;
   broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the "
          "two",

@@ -14,6 +14,7 @@ uint64_t met(Together what, const Meeting& meeting, uint32_t mask, uint32_t lane
     if (what == kMatchAny) any |= (meeting.values[other] == meeting.values[lane]) << other;
     if (what == kVoteAny || what == kVoteAll || what == kBallot) any |= (meeting.values[other] != 0) << other;
   }
+  if (what == kElect) return mask;
   if (what == kVoteAny) return any != 0;
   if (what == kVoteAll) return any == mask;
   return any;
@@ -22,6 +23,7 @@ uint64_t met(Together what, const Meeting& meeting, uint32_t mask, uint32_t lane
 }  // namespace
 
 uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint32_t operand) {
+  if (!(mask >> t.lane & 1)) broken("a thread executes an instruction whose membermask %#x leaves it out", mask);
   Meeting& meeting = t.warp->meetings[static_cast<uint64_t>(what) << 32 | mask];
   const uint64_t generation = meeting.generation;
   meeting.values[t.lane] = value;
@@ -41,17 +43,51 @@ uint64_t together(Thread& t, Together what, uint32_t mask, uint64_t value, uint3
       the->worked = the->switches;
       break;
     }
-    Rest until;
-    until.word = &meeting.generation, until.mask = ~0ull, until.value = generation, until.until = ~0ull;
-    rest(t, until);
+    stand(t, meeting.generation, "an instruction of a warp, to which not all lanes that its mask names come");
   }
-  switch (what) {
-    case kShuffleIndex: return meeting.results[operand & 31];
-    case kShuffleUp: return meeting.results[t.lane >= operand ? t.lane - operand : t.lane];
-    case kShuffleDown: return meeting.results[t.lane + operand < 32 ? t.lane + operand : t.lane];
-    case kShuffleXor: return meeting.results[(t.lane ^ operand) & 31];
-    default: return meeting.results[t.lane];
+  return meeting.results[what >= kShuffleIndex && what <= kShuffleXor ? operand & 31 : t.lane];
+}
+
+uint32_t shuffle(Thread& t, Together what, uint32_t mask, uint32_t value, uint32_t by, uint32_t limit, bool& inside) {
+  const uint32_t segment = limit >> 8 & 31, clamp = limit & 31, lane = t.lane;
+  const uint32_t low = lane & segment, high = low | (clamp & ~segment);
+  by &= 31;
+  uint32_t source = lane + by;
+  if (what == kShuffleUp) source = lane - by;
+  if (what == kShuffleXor) source = lane ^ by;
+  if (what == kShuffleIndex) source = low | (by & ~segment);
+  inside = what == kShuffleUp ? static_cast<int32_t>(source) >= static_cast<int32_t>(high) : source <= high;
+  if (!inside) source = lane;
+  if (!((mask & ~t.warp->ended) >> source & 1)) broken("shfl reads lane %u, which does not take part", source);
+  return static_cast<uint32_t>(together(t, what, mask, value, source));
+}
+
+// Any lane, but the same one each time (PTX ISA, "elect.sync").
+uint32_t elect(Thread& t, uint32_t mask) {
+  auto left = static_cast<uint32_t>(together(t, kElect, mask, 0, 0));  // the lanes that came
+  for (uint32_t skipped = the->leader % __builtin_popcount(left); skipped; --skipped) left &= left - 1;
+  return static_cast<uint32_t>(__builtin_ctz(left));
+}
+
+void look_at_barrier(Thread& t, uint32_t id, uint64_t generation, uint32_t expected, bool reduces) {
+  if (id >= 16) broken("there is no named barrier %u", id);
+  if (expected % 32 && expected != t.cta->threads) {
+    broken("a named barrier of %u threads, which are no whole warps", expected);
   }
+  NamedBarrier& barrier = t.cta->named[id];
+  if (barrier.generation == generation) {
+    if (barrier.expected != expected) {
+      broken("named barrier %u: threads expect %u and %u participants", id, barrier.expected, expected);
+    }
+    if (barrier.reduces != reduces) broken("named barrier %u: some threads came to reduce, others to wait", id);
+  }
+  barrier.generation = generation, barrier.expected = expected, barrier.reduces = reduces;
+}
+
+void look_at_cluster_barrier(Thread& t, bool arrives) {
+  if (arrives && t.at_cluster_barrier) broken("barrier.cluster.arrive twice without a wait");
+  if (!arrives && !t.at_cluster_barrier) broken("barrier.cluster.wait before an arrive");
+  t.at_cluster_barrier = arrives;
 }
 
 void warp_barrier(Thread& t, uint32_t mask) {
@@ -201,6 +237,8 @@ uint32_t transpose_matrix(Thread& t, uint32_t word) {
 // mbarriers: phase in bit 63, bytes in 40-62 (signed), arrivals that a phase takes in 20-39, that are missing in 0-19.
 namespace {
 
+constexpr int64_t kMost = (1 << 20) - 1;  // arrivals, and bytes either way, that a phase can count
+
 struct State {
   uint64_t phase;
   int64_t bytes;
@@ -209,6 +247,10 @@ struct State {
       : phase(word >> 63), bytes(static_cast<int64_t>(word << 1) >> 41), count(word >> 20 & 0xfffff),
         missing(word & 0xfffff) {}
   uint64_t word() {
+    if (bytes > kMost || bytes < -kMost) {
+      broken("an mbarrier expects %lld bytes, where it can count %lld", static_cast<long long>(bytes),
+             static_cast<long long>(kMost));
+    }
     if (missing == 0 && bytes == 0) phase ^= 1, missing = count;
     return phase << 63 | (static_cast<uint64_t>(bytes) & 0x7fffffull) << 40 | count << 20 | missing;
   }
@@ -230,8 +272,15 @@ void update(const Cta& one, uint32_t barrier, unsigned char* where, State& state
 }  // namespace
 
 void barrier_init(Thread& t, uint32_t barrier, uint32_t count) {
+  if (count < 1 || count > kMost) broken("mbarrier.init with a count of %u", count);
+  if (t.races) t.cta->causality->require_data(t, barrier, 8);
   store<uint64_t>(shared(t, barrier, 8), static_cast<uint64_t>(count) << 20 | count);
   if (t.races) t.cta->causality->initialise(t, barrier);
+}
+
+void barrier_end(Thread& t, uint32_t barrier) {
+  place(*t.cta, barrier);
+  if (t.races) t.cta->causality->end(t, barrier);
 }
 
 namespace {
@@ -240,6 +289,7 @@ uint64_t arrive(const Cta& one, uint32_t barrier, uint32_t count, uint32_t expec
   unsigned char* where = place(one, barrier);
   const uint64_t before = load<uint64_t>(where);
   State state(before);
+  if (count < 1) broken("0 arrivals on an mbarrier at once");
   if (state.missing < count) broken("mbarrier %#x has more arrivals than it takes", barrier);
   state.missing -= count;
   state.bytes += expected_bytes;

@@ -149,16 +149,14 @@ def _multiply(w: Writer) -> str:
     from_registers = isinstance(w.operands[1], Vector)
     rest = [_number(operand) for operand in w.operands[4:]]
     transposes = [bool(each) for each in rest[2:]] if per == 2 else []
-    transposed_a, transposed_b = ([False, False] + transposes)[-2:] if len(transposes) != 1 else (False, transposes[0])
+    transposed_a, transposed_b = [False, False, *transposes][-2:]
     of_d, d_count = _registers(w, w.operands[0])
     of_a, a_count = _registers(w, w.operands[1]) if from_registers else ("nullptr", 0)
     per_register = 2 if kinds[0] == "f16" else 1
     if k * per != 32 or d_count * per_register != columns // 2 or a_count not in (0, 4):
         raise ValueError("a shape of wgmma that these types or registers do not have")
     negated = len(rest) >= 2 and (rest[0] < 0) != (rest[1] < 0)
-    flags = ", ".join(
-        str(int(flag)) for flag in (transposed_a, transposed_b, negated, "satfinite" in w.parts)
-    )
+    flags = ", ".join(str(int(flag)) for flag in (transposed_a, transposed_b, negated, "satfinite" in w.parts))
     site = (
         f"static const ProductSite site = {{{of_d}, {d_count}, {of_a}, {a_count}, {columns}, {k}, {w.line}, "
         f"{_ELEMENTS[kinds[1]]}, {_ELEMENTS[kinds[2]]}, {_SUMS[kinds[0]]}, {flags}}};"

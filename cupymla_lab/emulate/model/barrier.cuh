@@ -169,12 +169,16 @@ __device__ __forceinline__ void rest_at(const CountedBarrier& barrier, uint32_t 
 
 // barrier.sync, .arrive and .red; `count` 0 stands for all threads of the CTA that have not ended. Returns how many
 // threads arrived in the high half and how many of them voted yes in the low half.
-__device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool waits, bool vote, uint32_t site) {
+__device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool waits, bool reduces, bool vote,
+                                               uint32_t site) {
   stop_if_asked();
   Cta& home = own_cta();
   CountedBarrier& barrier = home.barriers[id % kNamedBarriers];
   const bool everybody = count == 0;
   const uint32_t expected = everybody ? block_threads() : count;
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::look_at_barrier(*machine::current, id, watched(barrier.word) >> 32, expected, reduces);
+#endif
   const uint32_t generation = arrive_at(barrier, vote, everybody ? watched(home.exited) : 0, expected);
   if (!waits) {
     take_time_elsewhere();
@@ -197,6 +201,9 @@ __device__ __noinline__ uint32_t named_barrier(uint32_t id, uint32_t count, bool
 
 __device__ __forceinline__ void cluster_arrive(uint32_t site) {
   stop_if_asked();
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::look_at_cluster_barrier(*machine::current, true);
+#endif
   Cta& first = cta_of(0);
   const uint32_t expected = hardware::cluster_size() * block_threads();
   const uint32_t absent = watched(first.cluster_exited);
@@ -205,6 +212,9 @@ __device__ __forceinline__ void cluster_arrive(uint32_t site) {
 }
 
 __device__ __noinline__ void cluster_wait(uint32_t site) {
+#ifdef CUPYMLA_HOST_MACHINE
+  machine::look_at_cluster_barrier(*machine::current, false);
+#endif
   Cta& first = cta_of(0);
   const uint32_t expected = hardware::cluster_size() * block_threads(), generation = own_thread().cluster_word;
   const uint64_t start = hardware::global_nanoseconds();

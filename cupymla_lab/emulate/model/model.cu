@@ -421,7 +421,7 @@ CUPYMLA_MODEL void cupymla_emulate_polled(uint32_t barrier) { polled(barrier); }
 CUPYMLA_MODEL uint32_t cupymla_emulate_named_barrier(uint32_t id, uint32_t count, uint32_t waits, uint32_t vote,
                                                      uint32_t site) {
   if (removed(site)) return 0;
-  return named_barrier(id, count, waits != 0, vote != 0, site);
+  return named_barrier(id, count, (waits & 1) != 0, (waits & 2) != 0, vote != 0, site);
 }
 
 CUPYMLA_MODEL void cupymla_emulate_cluster_arrive(uint32_t site) {
