@@ -88,7 +88,7 @@ def test_opcheck_with_gradients() -> None:
 
 
 def loss(q: Any, kv: Any, indices: Any, sink: Any) -> Any:
-    out, _, _ = mla.sparse_mla_fwd(q, kv, indices, attn_sink=sink, causal=True, q_start=20)
+    out, _, _ = mla.sparse_mla_fwd(q, kv, indices=indices, attn_sink=sink, causal=True, q_start=20)
     return out.float().square().sum()
 
 
@@ -198,6 +198,14 @@ def test_bad_input() -> None:
         mla.nvfp4_gemv(q, kv, indices, alpha="one")
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*'out'"):
         mla.sparse_mla_fwd(q, kv, indices, out=None)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*missing.*'indices'"):
+        mla.sparse_mla_fwd(q, kv)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*multiple values.*'q'"):
+        mla.sparse_mla_fwd(q, kv, indices, q=q)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*too many positional"):
+        mla.sparse_mla_fwd(q, kv, indices, None)
+    with pytest.raises(TypeError, match=r"matrix_bd.*missing.*'max_context'"):
+        mla.matrix_bd(q, kv, context_lens=indices)
 
 
 @pytest.mark.parametrize(("name", "option", "kind"), kit.numbers_and_flags())
