@@ -185,7 +185,7 @@ def public(declaration: Declaration) -> Callable[..., Any]:
                 values[place] = look(name, values[place], option)
         if short and passes and gpu.unheard(*values[:count]):
             return function(**dict(zip(names, values, strict=True)))
-        numbers_given = {}
+        numbers_given: dict[str, float | None] = {}
         for place, array, carrier in numbered:
             value = values[place]
             values[place], numbers_given[carrier] = _tensor(name, value, array), _number_of(value)
