@@ -285,15 +285,14 @@ def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixt
     with pytest.raises(InputError) as caught:
         bench.chosen(subject, [name + "0"])
     messages = [str(caught.value)]
-    for command in (without_gpu.main,):
-        with pytest.raises(SystemExit):
-            command(["attn_dist", "--case", name + "0"])
-        messages.append(capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        without_gpu.main(["attn_dist", "--case", name + "0"])
+    messages.append(capsys.readouterr().err)
     for message in messages:
         assert "'--case': expected a case of cupymla/ops/attn_dist/cases.py such as " in message
         assert f", got '{name}0'" in message
     assert ", ".join(case.name for case in subject.cases.BENCH) in messages[0], "a few are all shown"
-    assert f"such as {name}" in messages[1] and messages[1].count("such as") == 1
+    assert messages[1].count("such as") == 1
     with pytest.raises(InputError, match="such as h"):
         subject.those(subject.cases.CASES, ["nothing like it"])
 
