@@ -133,9 +133,9 @@ def test_list_has_the_agreed_keys(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json_of(capsys, "list")
     assert {row["operator"] for row in rows} == {entry.name for entry in registry.OPERATORS}
     for row in rows:
-        assert list(row) == ["operator", "kernel", "arch", "evidence", "current"]
-        assert row["evidence"] in ("hardware", "emulated", "none")
-        assert isinstance(row["current"], bool)
+        assert list(row) == ["operator", "kernel", "arch", "status", "detail"]
+        assert row["status"] in ("verified", "emulated", "not run", "none")
+        assert isinstance(row["detail"], str)
 
 
 def test_list_prints_a_table_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
