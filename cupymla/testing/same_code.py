@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ from . import evidence, operators
 
 Variant = tuple[str, tuple[tuple[str, str | int], ...]]
 """What a variant is known by in every checkout: its unit and its definitions."""
+
+_DEBUG = re.compile(r"^\s*\.section\s+\.debug_\w+\s*\{[^}]*\}", re.MULTILINE)
 
 # What a checkout says of its own kernel: the hash of its sources, and, for a translation, the PTX of every variant.
 _THERE = """
@@ -87,7 +90,7 @@ def emulated_code(ptx: str) -> tuple[list[str], dict[str, int]]:
     Without what names source files and places in them, which no instruction depends on.
     """
     made = translate(ptx)
-    lines = (line.strip() for line in made.text.splitlines())
+    lines = (line.strip() for line in _DEBUG.sub("", made.text).splitlines())
     return [line for line in lines if not line.startswith((".loc", ".file", "//"))], dict(made.facts)
 
 
