@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.testing.interpreted import kind_of
+from cupymla_lab.emulated import kind_of
 
 
 class Pointer:

@@ -17,7 +17,8 @@ import pytest
 from build_kit import python
 
 import cupymla
-from cupymla import config, driver
+from cupymla import config, driver, evidence
+from cupymla.bench import timing
 from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
@@ -27,8 +28,6 @@ from cupymla.cli import doctor as examination
 from cupymla.cli.demo import Shown
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
-from cupymla.testing import evidence, timing
-from cupymla.testing.operators import Subject
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -294,24 +293,6 @@ def test_bench_refuses_an_unusable_folder_before_it_measures(
     monkeypatch.setattr(driver, "device_name", lambda index: pytest.fail("measured"))
     found = json_of(capsys, "bench", "--out", str(tmp_path / "file"), *option, status=2)
     assert "--out" in found["error"]
-
-
-@pytest.mark.parametrize("option", [("--against", "no-kernels-here"), ("--set", "plan.no_such_constant=3")])
-def test_bench_refuses_a_variant_that_is_none_before_it_measures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
-) -> None:
-    monkeypatch.setattr(commands, "with_kernels", lambda names: [Subject(name) for name in names])
-    monkeypatch.setattr(timing, "Timer", lambda: pytest.fail("measured"))
-    assert option[0] in json_of(capsys, "bench", "sparse_mla_fwd", *option, status=2)["error"]
-
-
-@pytest.mark.parametrize("option", [("--against", "cuda"), ("--set", "plan._MERGE_PAIRS=2")])
-def test_the_hosts_part_of_a_call_has_no_variants(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
-) -> None:
-    monkeypatch.setattr(commands, "with_kernels", lambda names: pytest.fail("measured"))
-    error = json_of(capsys, "bench", "sparse_mla_fwd", "--host", *option, status=2)["error"]
-    assert "--host" in error and option[0] in error
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

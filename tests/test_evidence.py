@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla import driver
+from cupymla import driver, evidence
+from cupymla.bench import machine
 from cupymla.build.source import cuda_root
-from cupymla.emulate import MODES, program
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing import evidence, gpu, machine, operators, without_gpu
+from cupymla.testing import operators
 from cupymla.testing.compare import Report, compare
-from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import gpu, recorder, without_gpu
+from cupymla_lab.emulate import MODES, program
+from cupymla_lab.emulated import Emulated
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -59,7 +61,7 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
     assert evidence.told(row_of(evidence.support_rows(tmp_path))) == "not run"
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
-    file = evidence.write(some_evidence(digest), tmp_path)
+    file = recorder.write(some_evidence(digest), tmp_path)
     assert file is not None
     assert evidence.read(file) == some_evidence(digest)
     row = row_of(evidence.support_rows(tmp_path))
@@ -70,18 +72,18 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
     whole = replace(row, found=replace(some_evidence(digest), cases=there))
     assert evidence.told(whole) == f"verified: {there} cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     part = replace(some_evidence(digest), ran="emulated", of=9)
-    assert evidence.write(part, tmp_path) is None, "hardware says more"
+    assert recorder.write(part, tmp_path) is None, "hardware says more"
     file.unlink()
-    evidence.write(part, tmp_path)
-    assert evidence.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
+    recorder.write(part, tmp_path)
+    assert recorder.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
     row = row_of(evidence.support_rows(tmp_path))
     said = "emulated: 7 of 9 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     assert (row.status, evidence.told(row)) == ("emulated", f"{said} ({there - 9} further cases came since)")
-    evidence.write(replace(part, content_hash="0" * 64), tmp_path)
+    recorder.write(replace(part, content_hash="0" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     said = "not run: edited since 7 of 9 cases were emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     assert (row.status, row.current, evidence.told(row)) == ("not run", False, said)
-    evidence.write(some_evidence("1" * 64), tmp_path)
+    recorder.write(some_evidence("1" * 64), tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     assert evidence.told(row) == "not run: edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     assert row.as_dict() == {
@@ -98,7 +100,7 @@ def test_an_operator_without_a_kernel_has_none() -> None:
     assert row.status == "none" and evidence.told(row).startswith("none: NumPy reference only")
 
 
-@pytest.mark.parametrize("ran", ["interpreted", "emulated"])
+@pytest.mark.parametrize("ran", ["emulated", "emulated"])
 @pytest.mark.parametrize("where", ["a CPU", "a GPU", "both"])
 def test_what_was_emulated_is_never_called_verified(ran: Any, where: str) -> None:
     """Whatever stood in for the GPU, and however many of the cases passed there."""
@@ -120,18 +122,18 @@ def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path)
     """A test run without sanitizers would otherwise erase what the full check had found of the same sources."""
     plain = some_evidence("1" * 64)
     full = replace(plain, repeats={"cases": 16, "runs": 20}, sanitizers={"memcheck": "ERROR SUMMARY: 0 errors"})
-    file = evidence.write(plain, tmp_path)
+    file = recorder.write(plain, tmp_path)
     assert file is not None
-    assert evidence.write(full, tmp_path) == file
+    assert recorder.write(full, tmp_path) == file
     assert evidence.read(file) == full
-    assert evidence.write(plain, tmp_path) is None
+    assert recorder.write(plain, tmp_path) is None
     assert evidence.read(file) == full
     edited = replace(plain, content_hash="2" * 64)
-    assert evidence.write(edited, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file
     carried = replace(edited, carried_from="sm_100a", cases=8)
     file.unlink()
-    assert evidence.write(carried, tmp_path) == file
-    assert evidence.write(edited, tmp_path) == file, "a run says more than what was carried over"
+    assert recorder.write(carried, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file, "a run says more than what was carried over"
     assert evidence.read(file) == edited
 
 
@@ -147,9 +149,9 @@ def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.
     report = Report("out", 1e-3, 0.0, 2e-3, 0.0)
     runs: tuple[tuple[evidence.Ran, int], ...] = ("hardware", 0), ("emulated", 1)
     for ran, files in runs:
-        recorder = evidence.Recorder(tmp_path, ran, how="modes: eager" if ran == "emulated" else "")
-        recorder.record(entry.name, kernel, small, [report])
-        written = recorder.write()
+        kept = recorder.Recorder(tmp_path, ran, how="modes: eager" if ran == "emulated" else "")
+        kept.record(entry.name, kernel, small, [report])
+        written = kept.write()
         assert len(written) == files
     found = evidence.read(written[0])
     assert found is not None and (found.ran, found.cases, found.of) == ("emulated", 1, 2)
@@ -174,7 +176,7 @@ def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
         kernel.name,
         kernel.arch,
         digest,
-        "interpreted",
+        "emulated",
         "",
         "nvrtc 12.9.86 cccl",
         5,
@@ -182,17 +184,17 @@ def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
         errors,
         "2026-01-03",
     )
-    evidence.write_without_gpu(told, tmp_path)
+    recorder.write_without_gpu(told, tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
     assert (row.status, row.current, row.without_gpu) == ("emulated", False, told)
     said = "emulated: 5 of 9 cases on a CPU, nvrtc 12.9.86, 2026-01-03"
     assert evidence.told(row) == said
-    evidence.write(some_evidence("0" * 64), tmp_path)
+    recorder.write(some_evidence("0" * 64), tmp_path)
     before = "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     assert evidence.told(row_of(evidence.support_rows(tmp_path))) == f"{said}; {before}"
-    evidence.write(some_evidence(digest), tmp_path)
+    recorder.write(some_evidence(digest), tmp_path)
     assert evidence.told(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
-    evidence.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
+    recorder.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
     assert row_of(evidence.support_rows(tmp_path)).without_gpu is None
 
 
@@ -204,10 +206,10 @@ def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
     expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
-    assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
+    assert told == [("attn_dist", kernel, "emulated", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
 
@@ -258,7 +260,7 @@ def test_a_case_that_launched_nothing_has_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However right its results are; but for cases in which there is nothing to do."""
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
@@ -333,7 +335,7 @@ def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[
 
 
 def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:
-    file = evidence.write(some_evidence("1" * 64), tmp_path)
+    file = recorder.write(some_evidence("1" * 64), tmp_path)
     assert file is not None
     told = json.loads(file.read_text())
     del told["repeats"], told["sanitizers"]
@@ -345,7 +347,7 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     """What was checked is in the evidence as numbers and as the tools' own words."""
     kept: dict[str, Any] = {}
 
-    def write(self: evidence.Recorder, **told: Any) -> list[Path]:
+    def write(self: recorder.Recorder, **told: Any) -> list[Path]:
         kept.update(told)
         return []
 
@@ -353,7 +355,7 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(evidence.Recorder, "write", write)
+    monkeypatch.setattr(recorder.Recorder, "write", write)
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60, gpu.Runner(lambda job: []))
@@ -384,16 +386,16 @@ def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
     """Evidence speaks for all of a kernel's cases or is not written."""
     entry, kernel = a_kernel()
     cases = operators.Subject(entry.name).cases.CASES
-    recorder = evidence.Recorder(tmp_path)
+    kept = recorder.Recorder(tmp_path)
     good = compare("out", np.ones(2), np.ones(2), np.ones(2))
     for case in cases[1:]:
-        recorder.record(entry.name, kernel, case, [good])
-    recorder.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
-    assert recorder.write() == []
+        kept.record(entry.name, kernel, case, [good])
+    kept.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+    assert kept.write() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_worst_error_is_the_one_nearest_its_limit() -> None:
     far = compare("out", np.array([100.5], np.float32), np.array([101], np.float32), np.array([100.0]))
     near = compare("out", np.array([1.9], np.float32), np.array([1.5], np.float32), np.array([1.0]))
-    assert evidence.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}
+    assert recorder.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}

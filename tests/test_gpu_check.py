@@ -1,4 +1,4 @@
-"""What `python -m cupymla.testing.gpu` says of a kernel has come from it. Run on the emulator's machine."""
+"""What `python -m cupymla_lab gpu` says of a kernel has come from it. Run on the emulator's machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from typing import Any
 import fake_cupy
 import pytest
 
-from cupymla import driver
-from cupymla.emulate import EmulationError
-from cupymla.emulate.host import machine as host_machine
+from cupymla import driver, evidence
+from cupymla.bench.processes import Lost, Processes
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import evidence, gpu, operators
+from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch, Report
-from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Subject
-from cupymla.testing.processes import Lost, Processes
+from cupymla_lab import gpu, recorder
+from cupymla_lab.emulate import EmulationError
+from cupymla_lab.emulate.host import machine as host_machine
+from cupymla_lab.emulated import Emulated, emulated
 
 pytestmark = [
     pytest.mark.compile,
@@ -62,7 +63,7 @@ def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
 ) -> None:
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "version", lambda: (13, 0))
-    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(recorder.Recorder, tmp_path))
     monkeypatch.setattr(gpu, "REPEATS", 2)
     assert gpu.main(["check", subject.name, "--out", str(tmp_path / "out"), "--jobs", "0", "--sanitizers"]) == 0
     found = {
@@ -91,7 +92,7 @@ def test_cases_run_in_processes_and_are_told_of_by_kernel(
     hangs = dataclasses.replace(subject.cases.CASES[1], name=HANGS)
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "version", lambda: (13, 0))
-    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(recorder.Recorder, tmp_path))
     monkeypatch.setattr(gpu, "REPEATS", 2)
     work = {"do": in_a_process}
     monkeypatch.setattr(gpu, "Processes", lambda do, *rest: Processes(work["do"], *rest))
@@ -306,11 +307,11 @@ def test_as_a_command_its_work_has_a_name_that_other_processes_find(
     def found(do: Any, *rest: Any) -> Any:
         raise SystemExit(f"{do.__module__}.{do.__name__}")
 
-    monkeypatch.setattr("cupymla.testing.processes.Processes", found)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", found)
     monkeypatch.setattr(gpu, "Processes", found)
     monkeypatch.setattr("sys.argv", ["gpu", "check", "sparse_mla_fwd", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^cupymla\.testing\.gpu\.do$"):
-        runpy.run_module("cupymla.testing.gpu", run_name="__main__", alter_sys=True)
+        runpy.run_module("cupymla_lab.gpu", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("words", [["--limit", "0"], ["--limit", "nan"], ["--timeout", "-1"], ["--jobs", "-1"]])

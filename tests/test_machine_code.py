@@ -12,7 +12,8 @@ from cupymla.build.source import cuda_root
 from cupymla.cli import main as cli
 from cupymla.errors import InputError
 from cupymla.ops import registry
-from cupymla.testing import machine_code, operators
+from cupymla.testing import operators
+from cupymla_lab import machine_code
 
 SASS = """
 .text.kernel:

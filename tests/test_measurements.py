@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from cupymla import cli, driver
+from cupymla.bench import machine, report, timing
+from cupymla.bench import run as bench
+from cupymla.bench.processes import Lost
+from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
-from cupymla.testing import bench, cycles, machine, operators, report, scaling, timing, training_step, without_gpu
-from cupymla.testing.processes import Lost
-from cupymla.testing.timing import Ceilings
+from cupymla.testing import operators
+from cupymla_lab import scaling, training_step, without_gpu
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
 
@@ -128,7 +131,7 @@ class Beside:
 def test_a_case_that_is_lost_costs_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", Beside)
     names = [case.name for case in operators.Subject("attn_dist").cases.BENCH]
     lost = [name for name in names if name.startswith("h64")]
     assert cli.main(["bench", "attn_dist", "nvfp4_gemv", "--limit", "7", "--out", str(tmp_path)]) == 1
@@ -152,7 +155,7 @@ def test_a_limit_that_is_none_is_refused_and_lost_ceilings_say_so(
     def lost(self: Beside, job: bench.Job) -> bench.Timed:
         raise Lost("did not come back within 7 s")
 
-    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", Beside)
     monkeypatch.setattr(Beside, "result", lost)
     assert cli.main(["bench", "attn_dist", "--limit", "7"]) == 1
     assert "the ceilings: did not come back within 7 s" in capsys.readouterr().err
@@ -187,7 +190,7 @@ def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixt
     with pytest.raises(InputError) as caught:
         bench.chosen(subject, [name + "0"])
     messages = [str(caught.value)]
-    for command in (cycles.main, without_gpu.main):
+    for command in (without_gpu.main,):
         with pytest.raises(SystemExit):
             command(["attn_dist", "--case", name + "0"])
         messages.append(capsys.readouterr().err)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cupymla import build
+from cupymla import build, evidence
 from cupymla.build.source import cuda_root
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.nvfp4_gemv import plan
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import evidence, same_code
+from cupymla_lab import recorder, same_code
 
 SWIZZLE = next(s for s in plan.sources("sm_90") if s.path.endswith("/swizzle.cu"))
 ENTRY = registry.named("nvfp4_gemv")
@@ -70,7 +70,7 @@ def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.Monkey
     """And only where all variants are emulated by the same code; what ran on a GPU of that target stays there."""
     monkeypatch.setattr(evidence, "path", lambda operator, kernel, where=tmp_path: where / f"{kernel.arch}.json")
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
-    monkeypatch.setattr(evidence.write, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(recorder.write, "__defaults__", (tmp_path,))
     ran = evidence.Evidence(
         "nvfp4_gemv", EMULATED.name, "sm_100a", "before", "NVIDIA H200", "580", "nvrtc 13.0.88", 42, {}, "hardware", "d"
     )

@@ -11,13 +11,13 @@ import pytest
 
 from cupymla import build, driver, tensormap
 from cupymla.build import KernelSource
-from cupymla.emulate import EmulationError, Settings
 from cupymla.errors import DriverError
 from cupymla.launch import Geometry, Launcher
 from cupymla.tensor import Device
 from cupymla.tensormap import TileMap
-from cupymla.testing import translated as module
-from cupymla.testing.translated import translated
+from cupymla_lab import translated as module
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.translated import translated
 
 FUNCTION = 0xF00D
 SOURCE = KernelSource("attn_dist/sm100/attn_dist.cu", "attn_dist", arch="sm_100f")

@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

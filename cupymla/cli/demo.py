@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bench.report import in_digits
 from ..build.precompile import Outcome, precompile
 from ..errors import CupymlaError
 from ..ops import registry
@@ -18,9 +19,10 @@ from ..ops.case import Case
 from ..testing import compare, operators
 from ..testing.compare import Report
 from ..testing.operators import Subject
-from ..testing.report import in_digits
-from . import ARCHES, commands, doctor
+from . import doctor, tables
 from .terminal import Terminal
+
+ARCHES = ("sm_90a", "sm_100f")
 
 # A reference in float64 takes seconds for this much on two cores, and each problem is computed three times.
 CPU_FLOPS = 3e10
@@ -107,7 +109,8 @@ def show_operator(name: str, gpu: str | None) -> Shown:
     reports, ms = _check(subject, small, on_gpu)
     if gpu is None or not on_gpu:
         return Shown(name, "CPU reference", small.name, small.name, ms, reports)
-    from ..testing import bench, timing
+    from ..bench import run as bench
+    from ..bench import timing
 
     case = subject.cases.BENCH[0]
     us, _ = bench.time_case(subject, case, timing.Timer(), beside=False)
@@ -137,11 +140,11 @@ def _compile_all(terminal: Terminal) -> list[Outcome]:
     for entry in registry.OPERATORS:
         sources += operators.variants(entry, operators.targets_on(entry, ARCHES))
     with terminal.progress("kernels", len(sources)) as step:
-        return precompile(sources, progress=lambda done: step(f"{done.source} {commands.state_of(done)}"))
+        return precompile(sources, progress=lambda done: step(f"{done.source} {tables.state_of(done)}"))
 
 
 def _plot(shown: Sequence[Shown], where: str, out: Path) -> Path | None:
-    from ..testing.report import draw_demo
+    from ..bench.report import draw_demo
 
     file = out / "demo.png"
     names = [f"{part.operator}\n{part.case}" for part in shown]
@@ -158,7 +161,7 @@ def run(terminal: Terminal, out: Path) -> int:
     from .. import driver
 
     checks = doctor.examine()
-    commands.show_checks(terminal, checks)
+    tables.show_checks(terminal, checks)
     gpu = driver.device_name(0) if driver.available() else None
     shown = []
     with terminal.progress("operators", len(registry.OPERATORS), begins=True) as step:
@@ -180,7 +183,7 @@ def run(terminal: Terminal, out: Path) -> int:
         terminal.line(f"no kernel was compiled: {lacking}")
     elif not gpu:
         outcomes = _compile_all(terminal)
-    commands.show_outcomes(terminal, outcomes)
+    tables.show_outcomes(terminal, outcomes)
     file = _plot(shown, gpu or "a CPU", out)
     if file:
         terminal.line(f"plot: {file}")
@@ -188,7 +191,7 @@ def run(terminal: Terminal, out: Path) -> int:
         {
             "checks": [check.as_dict() for check in checks],
             "operators": [part.as_dict() for part in shown],
-            "kernels": [commands.outcome_row(outcome) for outcome in outcomes],
+            "kernels": [tables.outcome_row(outcome) for outcome in outcomes],
             "plot": file,
         }
     )

@@ -63,7 +63,7 @@ def _driver() -> Check:
 
     if not driver.available():
         return Check("driver", "missing", "no usable CUDA driver", f"install NVIDIA's driver to use a GPU; {ON_CPU}")
-    from ..testing.machine import driver_text
+    from ..bench.machine import driver_text
 
     major, minor = driver.version()
     return Check("driver", "ok", f"{driver_text()}, CUDA {major}.{minor}")
@@ -116,9 +116,9 @@ def _cupy() -> Check:
 
 
 def _cache() -> Check:
-    from ..build import cache
+    from ..build import cache, folders
 
-    folder = cache.location()
+    folder = folders.location()
     if folder is None:
         advice = "set CUPYMLA_CACHE_DIR to a folder that only you can write to"
         return Check(

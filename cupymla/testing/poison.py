@@ -25,12 +25,20 @@ class Guarded:
     Attributes:
         array: C-contiguous, of the asked shape and dtype, each byte 0xFF. It starts `GUARD_BYTES` into an allocation,
             so it is aligned as the allocation is (256 bytes under CuPy), up to 1024 bytes.
+
+    Args:
+        xp: numpy or cupy.
+        shape: of the array.
+        dtype: of the array.
+        alignment: that the array is to have in NumPy's memory, a power of two up to 1024.
     """
 
-    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any, alignment: int = 1) -> None:
         self._shape, self._dtype = shape, np.dtype(dtype)
         self._size = math.prod(shape) * self._dtype.itemsize
-        self._bytes = xp.full(self._size + 2 * GUARD_BYTES, _GUARD, dtype=np.uint8)
+        whole = xp.full(self._size + 2 * GUARD_BYTES + alignment - 1, _GUARD, dtype=np.uint8)
+        first = -whole.ctypes.data % alignment if alignment > 1 else 0
+        self._bytes = whole[first : first + self._size + 2 * GUARD_BYTES]
         inside = self._bytes[GUARD_BYTES : GUARD_BYTES + self._size]
         inside[...] = _POISON
         self.array = inside.view(self._dtype).reshape(shape)

@@ -12,10 +12,10 @@ from isa_oracle import COLUMNS, LANES, Array
 from ptx_kernels import ARGUMENTS, REGISTERS, around
 
 from cupymla import driver, tensormap
-from cupymla.emulate import EmulatedKernel, Settings, build, translate
-from cupymla.emulate.host.library import Model
-from cupymla.emulate.host.machine import HostMap, HostProgram
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import EmulatedKernel, Settings, build, translate
+from cupymla_lab.emulate.host.library import Model
+from cupymla_lab.emulate.host.machine import HostMap, HostProgram
 
 Where = Literal["host", "gpu"]
 

@@ -30,8 +30,8 @@ from isa_oracle import (
 )
 from ptx_kernels import mma, mma_ws
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.library import Model
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.library import Model
 
 B_START = 32768
 A_COLUMN, A_SCALES, B_SCALES, METADATA = 256, 400, 440, 480

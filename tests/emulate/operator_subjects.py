@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cupymla.emulate import Settings, Site
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.testing import compare
-from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulate import Settings, Site
+from cupymla_lab.emulated import Emulated, emulated
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 from device import Kernel, Memory
 from isa_oracle import Array
 
-from cupymla.emulate import MODES, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Mode
 from cupymla.launch import Geometry
-from cupymla.ptx.races import Races
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import Mode
+from cupymla_lab.ptx.races import Races
 
 HEAD = """.version 8.8
 .target sm_100a

@@ -10,8 +10,8 @@ import pytest
 
 from cupymla import build
 from cupymla.build.source import KernelSource
-from cupymla.emulate.loads import early_uses, waits
 from cupymla.ops import registry
+from cupymla_lab.emulate.loads import early_uses, waits
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n.reg .pred %p; .reg .b32 %r<9>, %t;\n"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%t];\n"

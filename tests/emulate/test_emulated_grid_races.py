@@ -12,12 +12,12 @@ from conftest import HOST
 from races_kit import FENCE, ordered, raced, run
 
 from cupymla.build.source import cuda_root
-from cupymla.emulate import MODES, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Mode
 from cupymla.ops.xl_paged_attention import cases, plan
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulated import emulated
 
 pytestmark = HOST
 

@@ -13,12 +13,12 @@ import pytest
 import tutorials
 from device import Kernel, Memory, Where
 
-from cupymla.build import KernelSource, compiler
-from cupymla.emulate import EmulationError, Settings, mutation
-from cupymla.emulate.host import library
-from cupymla.emulate.run import MODES, Check, Mode
+from cupymla.bench.processes import Processes
+from cupymla.build import KernelSource, ptx
 from cupymla.launch import Geometry
-from cupymla.testing.processes import Processes
+from cupymla_lab.emulate import EmulationError, Settings, mutation
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.run import MODES, Check, Mode
 
 pytestmark = pytest.mark.compile
 
@@ -87,7 +87,7 @@ def test_weight_stationary_products_by_the_librarys_functions(rows: int, mode: M
     """A in shared memory and A in Tensor Memory, a copy for each group of lanes that has columns of D."""
     defines = (("ROWS", rows),)
     source = KernelSource("weight_stationary.cu", "weight_stationary", arch="sm_100f", root=HERE, defines=defines)
-    loaded = Kernel(compiler.ptx(source), "weight_stationary.ptx", where)
+    loaded = Kernel(ptx(source), "weight_stationary.ptx", where)
     rng = np.random.default_rng(rows)
     a, b = (rng.integers(-3, 4, (count, 64)).astype(ml_dtypes.bfloat16) for count in (rows, 128))
     memory = [Memory(array, where) for array in (a, b, np.full((2, rows, 128), np.nan, np.float32))]

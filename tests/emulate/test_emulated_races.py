@@ -13,11 +13,11 @@ from device import run as run_operation
 from ptx_kernels import mma
 from races_kit import FENCE, TOGETHER, ordered, raced, run
 
-from cupymla.emulate import MODES, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Mode
 from cupymla.errors import InputError
-from cupymla.ptx.races import Races
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import Mode
+from cupymla_lab.ptx.races import Races
 
 pytestmark = HOST
 

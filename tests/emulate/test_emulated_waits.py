@@ -13,12 +13,12 @@ from operator_subjects import PROBLEMS
 from races_kit import TOGETHER, ordered, raced, run
 
 from cupymla.build.source import cuda_root
-from cupymla.emulate import MODES, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Mode
 from cupymla.ops.attn_dist import plan
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulated import emulated
 
 pytestmark = HOST
 

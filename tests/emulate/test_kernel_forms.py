@@ -16,12 +16,12 @@ import pytest
 from device import Kernel, Memory, Where, tile_map
 from isa_oracle import Array
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.host import library
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import MODES, Mode
 
 pytestmark = pytest.mark.compile
 

@@ -12,9 +12,9 @@ from isa_oracle import column_mask, zero_columns
 from mma_problems import A_COLUMN, A_SCALES, B_START, METADATA, Case, Problem, cases, sparse_cases, stationary_cases
 from ptx_kernels import mma_ws
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.host import library
-from cupymla.emulate.host.library import Model
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.host.library import Model
 
 pytestmark = pytest.mark.compile
 

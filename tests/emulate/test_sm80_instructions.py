@@ -10,9 +10,9 @@ import pytest
 from device import Kernel, Memory
 from isa_oracle import Array
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.machine import HostError
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.machine import HostError
 
 pytestmark = pytest.mark.compile
 
@@ -47,7 +47,7 @@ def run(operation: str, inputs: Array, outputs: int, variables: str = "") -> Arr
 """
     source, target = Memory(inputs, "host"), Memory(np.zeros((LANES, outputs), np.uint32), "host")
     kernel = Kernel(text, "warp.ptx", "host")
-    kernel.launch(Geometry((1, 1, 1), LANES, 4096), [source.parameter, target.parameter], Settings())
+    kernel.launch(Geometry((1, 1, 1), LANES, 4096), [source.parameter, target.parameter], Settings("lazy"))
     return target.read()
 
 
@@ -108,7 +108,7 @@ COPY = """
 
 @pytest.mark.parametrize(("wait", "first", "second"), [(0, True, True), (1, True, False), (2, False, False)])
 def test_asynchronous_copies_are_in_after_their_wait(wait: int, first: bool, second: bool) -> None:
-    """What was waited for is there; what was not is late for some lanes. Zeros follow what a short copy reads."""
+    """What was waited for is there; what was not is late. Zeros follow what a short copy reads."""
     inputs = np.arange(1, LANES * 4 + 1, dtype=np.uint32).reshape(LANES, 4) * 0x01010101
     found = run(COPY.format(wait=f"cp.async.wait_group {wait};"), inputs, 6)
     neighbour = inputs[np.arange(LANES) ^ 1]

@@ -9,8 +9,8 @@ import pytest
 from device import Where, blank, run
 from isa_oracle import COLUMNS, MOVE_REGISTERS, Array, move_place
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.run import Mode
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.run import Mode
 
 pytestmark = pytest.mark.compile
 

@@ -13,18 +13,18 @@ import pytest
 import tutorials
 from isa_oracle import MOVE_REGISTERS
 
-from cupymla.build import KernelSource, cache
+from cupymla.build import KernelSource, folders
 from cupymla.build.cubin import Image
-from cupymla.emulate import Program, PtxError, build, failures, program, translate
-from cupymla.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
-from cupymla.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
-from cupymla.emulate.program import link, missing_bytes, model, model_facts
-from cupymla.emulate.run import LaunchState, Report
 from cupymla.errors import CompileError
 from cupymla.ops import registry
 from cupymla.testing import operators
+from cupymla_lab.emulate import Program, PtxError, build, failures, program, translate
+from cupymla_lab.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
+from cupymla_lab.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
+from cupymla_lab.emulate.program import link, missing_bytes, model, model_facts
+from cupymla_lab.emulate.run import LaunchState, Report
 
-CUDA = Path(__file__).resolve().parents[2] / "cuda" / "emulate"
+CUDA = Path(__file__).resolve().parents[2] / "cupymla_lab" / "emulate" / "model"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "emulation.md"
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<200>; .reg .b64 %rd<20>; .reg .f32 %f<9>; .reg .b8 %b<9>;"
@@ -362,7 +362,12 @@ def test_a_target_without_a_name_is_refused() -> None:
 
 def test_other_targets_are_refused() -> None:
     with pytest.raises(PtxError, match="sm_100a"):
-        translate(kernel("").replace("sm_100a", "sm_90a"))
+        translate(kernel("").replace("sm_100a", "sm_75"))
+    # Kernels for Hopper run on the host machine; a Hopper GPU needs no emulator for them.
+    older = kernel("").replace("sm_100a", "sm_90a")
+    assert translate(older).source == "sm_90a"
+    with pytest.raises(PtxError, match="expected PTX for sm_100a or sm_103a for a GPU, found sm_90a"):
+        build(older)
 
 
 def test_sites_name_their_instructions() -> None:
@@ -403,7 +408,7 @@ def first_variants() -> dict[str, KernelSource]:
 @pytest.mark.parametrize("source", first_variants().values(), ids=first_variants())
 def test_operators_kernels_assemble(source: KernelSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is kept of a kernel is what was built; its launch facts are its own, not the model's."""
-    monkeypatch.setattr(cache, "location", lambda: tmp_path)
+    monkeypatch.setattr(folders, "location", lambda: tmp_path)
     made = program.kept(source)
     assert made.kernels == (source.entry,) and set(made.facts) >= {"threads", "smem_bytes"}
     monkeypatch.setattr(program, "build", None)

@@ -27,10 +27,10 @@ from isa_oracle import instruction
 
 from cupymla import tensormap
 from cupymla.build.source import package_folder
-from cupymla.emulate import MODES, EmulationError, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Check
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import MODES, EmulationError, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.run import Check
 
 M, N, K = 512, 1024, 256
 

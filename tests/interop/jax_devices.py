@@ -249,7 +249,7 @@ def forward_on_gpus() -> None:
 
 def scaling() -> None:
     """The measurement itself, on devices whose times mean nothing."""
-    from cupymla.testing import scaling as measure
+    from cupymla_lab import scaling as measure
 
     measure.REPEATS, measure.WARM_UP, measure.INNER = 1, 0, 1
     rows = measure.rows(measure.Problem(s_q=4, s_kv=8, h_q=2, topk=3), [1, 2], ["jax"])

@@ -7,21 +7,21 @@ run always, each in one mode, so that all modes have their turn; `--interpret-al
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from writer_kit import written_by
 
-from cupymla.emulate import MODES, Settings
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare, operators
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
-from cupymla.testing.without_gpu import MOST_FLOPS
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import MOST_FLOPS
 
 QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25
 PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for seconds
@@ -70,22 +70,15 @@ def check_inputs(
 
 @contextlib.contextmanager
 def changing(arrays: Mapping[str, tuple[Array, Sequence[Any]]]) -> Iterator[None]:
-    """A block in which each of the arrays goes round and round between its values: a thread of its own writes them."""
-    done = threading.Event()
+    """A block in which each of the arrays goes round and round between its values."""
 
     def change() -> None:
-        while not done.is_set():
-            for memory, values in arrays.values():
-                for value in values:
-                    np.copyto(memory, value)
+        for memory, values in arrays.values():
+            for value in values:
+                np.copyto(memory, value)
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with written_by(change):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def results_while_changing(
@@ -95,10 +88,11 @@ def results_while_changing(
     mode: Any = "random",
     seed: int = 1,
     multiprocessors: int = 2,
+    arch: str = "sm_100f",
 ) -> tuple[Array, ...]:
     """What the kernel gives while those inputs go round and round between those values."""
     first = {name: np.broadcast_to(each[0], inputs[name].shape).astype(np.int32) for name, each in values.items()}
-    with emulated("sm_100f", multiprocessors, settings(mode, seed)) as machine:
+    with emulated(arch, multiprocessors, settings(mode, seed)) as machine:
         given = machine.arguments(inputs | first, subject.written)
         with changing({name: (given[name].host, each) for name, each in values.items()}):
             results = machine.call(subject.call, **given)

@@ -14,8 +14,8 @@ from sass_kit import machine_code
 from cupymla import arch, build
 from cupymla.ops.attn_dist import plan
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 

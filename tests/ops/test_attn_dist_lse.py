@@ -1,4 +1,4 @@
-"""attn_dist's lse: what large, tiny and infinite ones do, in the interpreter (sm_90a) and the emulator (sm_100f)."""
+"""attn_dist's lse: what large, tiny and infinite ones do, in the engine, for Hopper and Blackwell."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cupymla.emulate import Settings
 from cupymla.ops.log2_scales import log2_scales, lse_scales
 from cupymla.ops.mla_cases import sized
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import emulated
 
 SUBJECT = Subject("attn_dist")
 
 
 def require(arch: str, inputs: dict[str, Any]) -> Array:
     """The kernel's dist, which keeps the comparison law."""
-    made = (
-        interpreted(arch, 2, seed=1)
-        if arch == "sm_90a"
-        else emulated(arch, 2, Settings("lazy", patience_seconds=20.0, races="practice"))
-    )
-    with made as machine:
+    with emulated(arch, 2, Settings("lazy", patience_seconds=20.0, races="practice")) as machine:
         results = machine.results(SUBJECT, inputs)
     compare.require(SUBJECT.reports(inputs, results))
     return results["dist"]

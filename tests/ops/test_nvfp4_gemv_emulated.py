@@ -19,14 +19,13 @@ from sass_kit import machine_code
 from cupymla import arch as arches
 from cupymla import build, nvfp4_gemv
 from cupymla.build import KernelSource
-from cupymla.emulate import MODES, Settings, mutation
-from cupymla.emulate.host.machine import HostProgram
-from cupymla.emulate.run import Mode
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import DeviceArray
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import MODES, Settings, mutation
+from cupymla_lab.emulate.host.machine import HostProgram
+from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulated import DeviceArray, emulated
 
 pytestmark = pytest.mark.compile
 
@@ -186,7 +185,7 @@ def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
     def run(settings: Settings) -> float:
         with emulated("sm_100f", multiprocessors, settings) as machine:
             reports = machine.check("nvfp4_gemv", named(name))
-            programs[:] = machine._hosts.values()
+            programs[:] = [kernel.host for kernel in machine.kernels]
         return float(sum(bool(report.failure) for report in reports))
 
     assert run(Settings("eager", races="practice")) == 0

@@ -1,4 +1,4 @@
-"""The MLA operators on problems that are drawn: the kernels for Hopper interpreted, and whatever there is on a GPU.
+"""The MLA operators on problems that are drawn: kernels for Hopper on the host machine, and whatever there is on a GPU.
 
 `--random-problems N` draws N for each operator, others in every run; without it they are few, and always the same.
 """
@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from random_problems import OPERATORS, attends_to_several, problems
 
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.testing import against, compare, gpu
+from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab, gpu
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulated import emulated
 
 FEW = 6
 
@@ -47,13 +49,14 @@ def draw_problems(
 
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_interpreted_kernels_keep_the_law(operator: str, request: pytest.FixtureRequest) -> None:
+def test_emulated_kernels_keep_the_law(operator: str, request: pytest.FixtureRequest) -> None:
     def run(case: MlaCase, data: st.DataObject) -> None:
         wanted = data.draw(st.sampled_from(settings_of(Subject(operator))), "settings")
         multiprocessors = data.draw(st.sampled_from((1, 2, 5, 20)), "multiprocessors")
+        mode = data.draw(st.sampled_from(MODES), "mode")
         with (
-            against.constants(Subject(operator), wanted),
-            interpreted("sm_90a", multiprocessors=multiprocessors) as machine,
+            ab.constants(Subject(operator), wanted),
+            emulated("sm_90a", multiprocessors, Settings(mode, races="practice")) as machine,
         ):
             compare.require(machine.check(operator, case))
 
@@ -71,7 +74,7 @@ def test_kernels_on_a_gpu_keep_the_law(operator: str, request: pytest.FixtureReq
 
         wanted = data.draw(st.sampled_from(settings_of(Subject(operator))), "settings")
         # A thread keeps what it has bound before, with other constants.
-        with against.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
+        with ab.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
             compare.require(fresh.submit(launched).result())
 
     draw_problems(request, operator, 1e8, run)

@@ -16,11 +16,11 @@ from emulated_kit import case_parameters, check, check_inputs, settings
 from sass_kit import machine_code, require_single_issuers
 
 from cupymla import build
-from cupymla.emulate import MODES
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import MODES
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 

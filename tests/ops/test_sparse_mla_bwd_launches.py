@@ -10,9 +10,9 @@ import pytest
 from backward_plan_kit import PROBLEM, planned
 
 from cupymla import arch
+from cupymla.bench import machine
 from cupymla.ops.sparse_mla_bwd import spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
-from cupymla.testing import machine
 
 EVERY = {"zero", "attention", "round", "sink"}
 LISTS = {"clear", "count", "scan", "place", "sum"}

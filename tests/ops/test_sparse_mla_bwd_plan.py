@@ -19,8 +19,8 @@ from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
-from cupymla.testing import against
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
@@ -492,7 +492,7 @@ def test_cases_of_this_order_are_run_in_it() -> None:
     order = [case for case in cases.CASES if case.intent == "order"]
     shapes = [case for case in cases.CASES if case.intent == "shapes"]
     for case in (*order, *shapes):
-        with against.chosen(subject, kernel, case):
+        with ab.chosen(subject, kernel, case):
             assert all(in_order(case, n) == (case in order) for n in (1, 3, 132)), case.name
     assert [in_order(case, 132) for case in order] == [False] * (len(order) - 1) + [True]
 

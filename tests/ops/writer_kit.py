@@ -2,72 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cupymla.testing.interpreted import Interpreted
+from cupymla_lab.emulated import Emulated
 
 Ints = npt.NDArray[np.int32]
 
 
-class Writer:
-    """Writes to arrays while a kernel runs: a watcher of the interpreter's.
+@contextlib.contextmanager
+def written_by(write: Callable[[], None]) -> Iterator[list[int]]:
+    """A block in which a thread of its own writes again and again; how often it did, at index 0."""
+    done, count = threading.Event(), [0]
+
+    def work() -> None:
+        while not done.is_set():
+            write()
+            count[0] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield count
+    finally:
+        done.set()
+        thread.join()
+
+
+def writes_during_a_call(
+    machine: Emulated, function: Any, arguments: dict[str, Any], limits: dict[str, int], tokens: int
+) -> int:
+    """Call a function while some of its arguments are written to; how often they were.
 
     Args:
-        arrays: each with the limit below which its new values are.
-        tokens: how many a kernel has room for; that number is among the values beyond every limit.
-    """
-
-    def __init__(self, arrays: list[tuple[Ints, int]], tokens: int) -> None:
-        self.hostile = np.array([-(2**31), 2**31 - 1, -1, tokens, 65536, -65536], np.int32)
-        self.generator = np.random.default_rng(5)
-        self.arrays = arrays
-        self.turns = 0
-
-    def look(self, *_: Any) -> None:
-        """At an instruction: every fourth time eight elements of each array get another value below its limit."""
-        self.turns += 1
-        if self.turns % 4:
-            return
-        for array, limit in self.arrays:
-            values = self.generator.integers(0, limit, 8)
-            hostile = self.generator.random(8) < 0.3
-            values[hostile] = self.generator.choice(self.hostile, int(hostile.sum()))
-            array.reshape(-1)[self.generator.integers(0, array.size, 8)] = values
-
-    def done(self, *_: Any) -> None:
-        """Nothing to write."""
-
-    def landing(self, *_: Any) -> None:
-        """Nothing to write."""
-
-    def overlooks(self, *_: Any) -> bool:
-        """Looks at an mbarrier find what there is."""
-        return False
-
-
-def turns_of_a_call(
-    machine: Interpreted, function: Any, arguments: dict[str, Any], limits: dict[str, int], tokens: int
-) -> list[int]:
-    """Call a function while some of its arguments are written to; how many turns a writer had in each launch.
-
-    Args:
-        machine: strict, as no access out of bounds may be made.
+        machine: makes no access out of bounds and no endless wait pass.
         function: the operator.
         arguments: its arguments.
-        limits: as of `Writer`, by the names of the arguments that change.
-        tokens: as of `Writer`.
+        limits: below which the new values of an argument are, by its name; now and then they are beyond every limit.
+        tokens: how many a kernel has room for; that number is among the values beyond.
     """
-    machine.strict = True
-    machine.max_steps = 20_000_000
-    written: list[Writer] = []
+    hostile = np.array([-(2**31), 2**31 - 1, -1, tokens, 65536, -65536], np.int32)
+    generator = np.random.default_rng(5)
+    arrays: list[tuple[Ints, int]] = [(arguments[name].host, limit) for name, limit in limits.items()]
 
-    def watch(_: object) -> Writer:
-        written.append(Writer([(arguments[name].host, limit) for name, limit in limits.items()], tokens))
-        return written[-1]
+    def write() -> None:
+        for array, limit in arrays:
+            values = generator.integers(0, limit, 8)
+            beyond = generator.random(8) < 0.3
+            values[beyond] = generator.choice(hostile, int(beyond.sum()))
+            array.reshape(-1)[generator.integers(0, array.size, 8)] = values
 
-    machine.watch = watch
-    machine.call(function, **arguments)
-    return [writer.turns for writer in written]
+    with written_by(write) as count:
+        machine.call(function, **arguments)
+    return count[0]

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../barrier.cuh"
-#include "../integers.cuh"
+#include "../types.cuh"
 
 namespace cupymla::sm100 {
 

@@ -2,7 +2,7 @@
 // All matrices lie in rows of 128 bytes, 64 elements of 16 bits, swizzled by 128 bytes, eight rows behind each other.
 #pragma once
 
-#include "../integers.cuh"
+#include "../types.cuh"
 
 namespace cupymla::sm100 {
 

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "../../common/narrow.cuh"
-#include "../../common/signed_permute.cuh"
+#include "../../common/math.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

@@ -1,7 +1,7 @@
 // Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another, or a CTA by
 // itself takes 64. The pipelines and the barriers are drawn in storage.cuh and few_heads_storage.cuh, Tensor Memory in
 // config.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "few_heads_products.cuh"

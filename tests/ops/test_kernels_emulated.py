@@ -1,0 +1,67 @@
+"""Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
+comparison law. Blackwell's have tests of their own, with fewer queries.
+
+The cheapest cases of each intent run always, each for one number of multiprocessors out of several and in one mode, so
+that plans that group, that do not and that split, and all modes, have their turn; `--interpret-all` runs every small
+case for three of them. Compiles, needs no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cupymla import arch as arches
+from cupymla.ops import registry
+from cupymla.ops.case import Case
+from cupymla.testing import compare, operators
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import machine_for, mode_of, multiprocessors, small_cases
+
+CHEAP_FLOPS = 4e7
+TURNS = 3  # numbers of multiprocessors for a case
+
+
+def subjects() -> Iterator[tuple[operators.Subject, str]]:
+    """Each operator with each target that it has a kernel for."""
+    for entry in registry.OPERATORS:
+        for arch in dict.fromkeys(kernel.arch for kernel in entry.kernels):
+            if arches.named(arch).capability < (10, 0):
+                yield operators.Subject(entry.name), arch
+
+
+def always(subject: operators.Subject) -> list[Case]:
+    """The cases that run without being asked for."""
+    return subject.small_grid(2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
+
+
+def parameters() -> Iterator[object]:
+    for subject, arch in subjects():
+        chosen = {case.name: k for k, case in enumerate(always(subject))}
+        counts = multiprocessors(subject.name)
+        for number, case in enumerate(small_cases(subject)):
+            first = chosen.get(case.name, number)
+            for turn in range(first, first + TURNS):
+                marks = [] if case.name in chosen and turn == first else [pytest.mark.interpret_all]
+                name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}-{mode_of(turn)}"
+                yield pytest.param(subject.name, arch, case, turn, id=name, marks=marks)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("operator", "arch", "case", "turn"), list(parameters()))
+def test_kernel_keeps_the_law(operator: str, arch: str, case: Case, turn: int) -> None:
+    with machine_for(operator, arch, turn) as machine:
+        compare.require(machine.check(operator, case))
+
+
+@pytest.mark.compile
+def test_plans_of_all_kinds_are_run() -> None:
+    """The numbers of multiprocessors above make sparse_mla_fwd share queries, not share them, and split them."""
+    case = {c.name: c for c in operators.Subject("sparse_mla_fwd").cases.CASES}["h65_d576_k500_q3_kv600_lengths"]
+    clusters = set()
+    for count in (1, 132):
+        with emulated("sm_90a", count) as machine:
+            compare.require(machine.check("sparse_mla_fwd", case))
+            clusters |= {geometry.cluster for geometry in machine.launches}
+    assert min(clusters) == 1 < max(clusters)
