@@ -202,7 +202,7 @@ def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
 def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs what is small enough and leaves evidence; nothing where a case fails."""
     kept: list[evidence.WithoutGpu] = []
-    monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
+    monkeypatch.setattr(recorder, "write_without_gpu", kept.append)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
     expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
@@ -287,7 +287,7 @@ def test_numbers_of_multiprocessors_go_through_all_operands_and_modes() -> None:
 def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     cases = operators.Subject("attn_dist").cases
     joint = cases.CHOICES["attn_dist_joint"]
     case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
@@ -300,7 +300,7 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
 def test_kernels_of_another_folder_run_and_leave_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     for name in ("common", "xl_paged_attention"):
         shutil.copytree(cuda_root() / name, tmp_path / name)
     kernel = tmp_path / "xl_paged_attention" / "sm80" / "xl_paged_attention.cu"
