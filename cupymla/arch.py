@@ -49,6 +49,27 @@ ARCHES: tuple[Arch, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a plan depends on of a GPU, whether there is one or not.
+
+    Attributes:
+        arch: the target whose code it runs.
+        capability: its compute capability.
+        multiprocessors: how many it has.
+    """
+
+    arch: Arch
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+def serving(capability: tuple[int, int]) -> Arch | None:
+    """The target for a GPU of that compute capability: the one that lists it, else the newest it can load."""
+    fitting = (arch for arch in ARCHES if arch.runs_on(capability))
+    return max(fitting, key=lambda arch: arch.preference, default=None)
+
+
 def served() -> str:
     """The GPUs that some target runs on, in words: "compute capability 8.0 and later 8.x (sm_80), ..."."""
     kinds = []

@@ -141,13 +141,13 @@ def arch_of(device: Device) -> Arch:
     if device.kind != "cuda":
         raise UnsupportedError("a CUDA kernel", str(device), "CUDA devices")
     capability = compute_capability(device.index)
-    fitting = [arch for arch in arches.ARCHES if arch.runs_on(capability)]
-    if not fitting:
+    arch = arches.serving(capability)
+    if arch is None:
         name = f"{device_name(device.index)} (compute capability {capability[0]}.{capability[1]})"
         # Kernels are machine code for a target, so no operator has one that a GPU of another kind could load.
         otherwise = "or arrays on the CPU, for which every operator has its NumPy reference"
         raise UnsupportedError("any operator's CUDA kernel", name, f"{arches.served()}; {otherwise}")
-    return max(fitting, key=lambda arch: arch.preference)
+    return arch
 
 
 def entry_point(name: str) -> int:

@@ -10,6 +10,7 @@ from cupymla.cli.terminal import Terminal, exit_with
 from cupymla.errors import CupymlaError, InputError, UnsupportedError
 
 COMMANDS = {
+    "demo": ("demo", "show the operators, and a Blackwell kernel in the engine"),
     "emulate": ("emulate.command", "translate PTX, and run it on a Hopper GPU or on the host's processor"),
     "without-gpu": ("without_gpu", "run operators' cases in an engine, and write evidence"),
     "gpu": ("gpu", "run operators' cases on a GPU, with repetitions and sanitizers, and write evidence"),

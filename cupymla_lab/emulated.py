@@ -38,14 +38,14 @@ from cupymla.testing.poison import Guarded, span_bytes
 
 from .emulate import HostError, Settings, Site
 from .emulate.host.machine import HostMap, HostProgram, load
-from .emulate.host.memory import Arrays
+from .emulate.host.memory import Arrays, Watcher
 
 _CLUSTER_DIMENSION, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _MAP_MARK = b"emulated tensor map "
 _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
 _FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
-_HOPPER = (9, 0)
+_HOPPER, _BLACKWELL = (9, 0), (10, 0)
 _TURNS = 2_000_000  # of threads in a launch that should take some seconds at most
 
 _programs: dict[tuple[KernelSource, str], HostProgram] = {}
@@ -394,17 +394,34 @@ class Emulated(Device):
         self._arrays.add(name, room.ctypes.data, size, True, initialised=False)
         return DeviceArray(room[:size].view(dtype).reshape(shape))
 
+    def allow_unwritten(self) -> None:
+        """Let kernels read shared memory that nothing has written; it is NaN."""
+        checks = tuple(check for check in self.settings.checks if check != "written")
+        self.settings = replace(self.settings, checks=checks)
+
+    def watch(self, array: DeviceArray, watcher: Watcher) -> None:
+        """Have somebody told of each use of an array by the kernels, who may change what is there."""
+        self._arrays.watch(array.data.ptr, span_bytes(array.host), watcher)
+
+    def watch_memory(self, base: int, size: int, watcher: Watcher) -> None:
+        """The same for memory by its address."""
+        self._arrays.watch(base, size, watcher)
+
     def kernel(self, source: KernelSource, device: int) -> Kernel:
         """In the place of `build.kernel`."""
         key = source, content_hash(source)
         with _lock, self.real_cupy():
             if key not in _programs:
-                _programs[key] = load(ptx(source), source.entry, str(source))
+                _programs[key] = self.load(source)
             host = _programs[key]
         with self._lock:
             number = 0x1000 + len(self._kernels)
             made = self._kernels[number] = Kernel(host, number, source)
         return made
+
+    def load(self, source: KernelSource) -> HostProgram:
+        """A kernel ready to run, once for all machines. Raises CompileError, PtxError and InputError."""
+        return load(ptx(source), source.entry, str(source))
 
     def execute(
         self, kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
@@ -481,16 +498,27 @@ def geometry_of(config: LaunchConfig) -> Geometry:
     return Geometry((x, y, z), config.block[0], config.smem_bytes, cluster, pdl, cooperative, clustered)
 
 
+def strict_settings(arch: str) -> Settings:
+    """Settings that look for all that kernels for a target may not do; those for Blackwell load more than they use."""
+    plain = Settings(races="practice")
+    written = arches.named(arch).capability < _BLACKWELL
+    return replace(plain, checks=(*plain.checks, "written")) if written else plain
+
+
 @contextlib.contextmanager
-def emulated(arch: str = "sm_90a", multiprocessors: int = 132, settings: Settings | None = None) -> Iterator[Emulated]:
+def emulated(
+    arch: str = "sm_90a", multiprocessors: int = 132, settings: Settings | None = None, seed: int = 0
+) -> Iterator[Emulated]:
     """A block in which operators run on this machine's processor. One at a time in a process.
 
     Args:
         arch: the target that the GPU is taken to be.
         multiprocessors: how many SMs it is taken to have; plans depend on it.
         settings: mode, checks and first seed of the launches; mode random with races looked for, without them.
+        seed: the first one, without settings.
     """
-    with installed(Emulated(arch, multiprocessors, settings or Settings("random", races="practice"))) as machine:
+    chosen = settings or replace(strict_settings(arch), mode="random", seed=seed)
+    with installed(Emulated(arch, multiprocessors, chosen)) as machine:
         yield machine
 
 

@@ -34,8 +34,8 @@ from cupymla.testing.operators import Subject, require_launched
 
 from . import ab, recorder
 from .emulate import MODES, Settings
-from .emulate.run import Mode
-from .emulated import Emulated, emulated
+from .emulate.settings import Mode
+from .emulated import Emulated, emulated, strict_settings
 from .ptx.approximation import ULPS
 
 MULTIPROCESSORS = (1, 132, 3)
@@ -68,7 +68,7 @@ def machine_for(operator: str, arch: str, turn: int, kernel: str | None = None) 
         kernel: the one that alone will run, where the target has another one as well.
     """
     counts = multiprocessors(operator, kernel)
-    with emulated(arch, counts[turn % len(counts)], settings_for(operator, turn)) as made:
+    with emulated(arch, counts[turn % len(counts)], settings_for(operator, arch, turn)) as made:
         yield made
 
 
@@ -77,10 +77,10 @@ def mode_of(turn: int) -> Mode:
     return MODES[(turn + turn // len(MODES)) % len(MODES)]
 
 
-def settings_for(operator: str, turn: int) -> Settings:
+def settings_for(operator: str, arch: str, turn: int) -> Settings:
     """How the launches of a turn run."""
     # What a grid may do in wall-clock time says nothing on a machine with other work.
-    plain = Settings(patience_seconds=60.0, approximation="scattered", races="practice")
+    plain = replace(strict_settings(arch), patience_seconds=60.0, approximation="scattered")
     checks = tuple(check for check in plain.checks if check != "written" or operator not in READS_UNWRITTEN)
     return replace(plain, mode=mode_of(turn), seed=turn, checks=checks)
 

@@ -1,4 +1,4 @@
-"""Scripts that launch a kernel on their own, with the engine for `cuda.bindings.driver` and CuPy's kernels."""
+"""Scripts that launch a kernel on their own, with an interpreter for `cuda.bindings.driver` and CuPy's kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Function:
 
 
 class Driver(ModuleType):
-    """`cuda.bindings.driver`, whose launches and tensor maps are the engine's."""
+    """`cuda.bindings.driver`, whose launches and tensor maps are the interpreter's."""
 
     def __init__(self, machine: Emulated) -> None:
         super().__init__("driver")

@@ -82,7 +82,7 @@ def test_layout_is_arch_then_entry_and_key(kernel: KernelSource, folder: Path) -
     assert path.parent == folder / "sm_90a"
     assert path.name.startswith("plain-")
     assert len(path.stem) == len("plain-") + 64
-    assert sorted(file.suffix for file in path.parent.iterdir()) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in path.parent.iterdir()) == [".cubin", ".gz", ".json"]
 
 
 def test_a_moved_checkout_still_hits(tmp_path: Path, compilations: list[KernelSource]) -> None:
@@ -221,7 +221,7 @@ def test_processes_compile_a_kernel_once(kernel: KernelSource, folder: Path) -> 
     said = [rank.communicate(timeout=120)[0].split() for rank in ranks]
     assert sorted(cached for cached, _ in said) == ["False", "True", "True", "True"]
     assert len({path for _, path in said}) == 1
-    assert sorted(file.suffix for file in (folder / "sm_90a").iterdir()) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in (folder / "sm_90a").iterdir()) == [".cubin", ".gz", ".json"]
 
 
 def test_threads_compile_a_kernel_once(kernel: KernelSource, compilations: list[KernelSource]) -> None:
@@ -453,7 +453,8 @@ def test_clear_removes_ours_and_nothing_else(kernel: KernelSource, folder: Path)
         (folder / "host" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "host" / name).write_bytes(bytes(10))
     assert made.path is not None
-    expected = len(made.data) + record(made.path).stat().st_size + 100 + 40
+    text = made.path.with_suffix(".ptx.gz").stat().st_size
+    expected = len(made.data) + record(made.path).stat().st_size + text + 100 + 40
     assert sum(file.stat().st_size for file in cache.host_files()) == 40
     assert cache.clear() == expected
     left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.*"))

@@ -23,9 +23,7 @@ from cupymla.build import KernelSource
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
 from cupymla.cli import commands, main, terminal
-from cupymla.cli import demo as show
 from cupymla.cli import doctor as examination
-from cupymla.cli.demo import Shown
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
 
@@ -192,22 +190,6 @@ def test_precompile_says_once_that_there_is_no_compiler(
     assert "FAILED" not in said.out + said.err
 
 
-def test_demo_says_once_that_there_is_no_compiler(
-    capsys: pytest.CaptureFixture[str],
-    cache_folder: Path,
-    no_compiler: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(driver, "available", lambda: False)
-    monkeypatch.setattr(show, "show_operator", lambda name, gpu: Shown(name, "CPU reference", "case", "case", 1.0, ()))
-    monkeypatch.setattr(show, "_plot", lambda *_: None)
-    assert main(["demo", "--out", str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert f"no kernel was compiled: nvcc: {no_compiler}" in said.out
-    assert "FAILED" not in said.out + said.err
-
-
 @pytest.mark.parametrize("words", ["-m cupymla list --markdown", "-m cupymla --help", "-m cupymla bench --json"])
 def test_nobody_complains_when_the_reader_has_seen_enough(words: str) -> None:
     """As in `... | head -1`. Whoever reads ends first here, always."""
@@ -293,15 +275,6 @@ def test_bench_refuses_an_unusable_folder_before_it_measures(
     monkeypatch.setattr(driver, "device_name", lambda index: pytest.fail("measured"))
     found = json_of(capsys, "bench", "--out", str(tmp_path / "file"), *option, status=2)
     assert "--out" in found["error"]
-
-
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_demo_refuses_an_unusable_folder_before_it_works(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(examination, "examine", lambda: pytest.fail("worked"))
-    assert "--out" in json_of(capsys, "demo", "--out", str(tmp_path / name), status=2)["error"]
 
 
 def test_kernels_that_fail_are_announced_as_failed(
@@ -434,32 +407,6 @@ def test_an_interrupted_command_says_so_and_no_more(capsys: pytest.CaptureFixtur
         terminal.exit_with(interrupted)
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-@pytest.mark.slow
-@pytest.mark.compile
-@pytest.mark.timeout(1200)
-def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """On any machine: every operator right, every kernel compiled, a plot on disk.
-
-    In the cache that all tests share: `test_compile_all` compiles the same kernels, and what comes first keeps them.
-    """
-    found = json_of(capsys, "demo", "--out", str(tmp_path))
-    assert [part["operator"] for part in found["operators"]] == [entry.name for entry in registry.OPERATORS]
-    assert all(part["passed"] for part in found["operators"])
-    assert all(part["worst_share_of_limit"] <= 1 for part in found["operators"])
-    assert Path(found["plot"]).read_bytes().startswith(b"\x89PNG")
-    if driver.available():
-        return
-    wanted = {(k.name, k.arch) for e in registry.OPERATORS for k in e.kernels if k.arch in ("sm_90a", "sm_100f")}
-    wanted.add(("nvfp4_gemv", "sm_90"))  # what a GPU of sm_90a runs
-    compiled = {(row["kernel"], row["arch"]) for row in found["kernels"]}
-    # Companions' kernels are among them.
-    assert wanted <= compiled
-    assert {arch for _, arch in compiled} == {"sm_90", "sm_90a", "sm_100f"}
-    assert all(row["error"] == "" for row in found["kernels"])
-    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100f")
-    assert all(row["cached"] for row in json_of(capsys, *words))
 
 
 @pytest.mark.slow

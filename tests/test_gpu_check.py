@@ -40,7 +40,7 @@ pytestmark = [
 def blackwell() -> Iterator[Emulated]:
     """A GPU of compute capability 10.0, as far as the check can tell."""
     with emulated("sm_100f", 4) as machine:
-        fake_cupy.computing(machine._cupy)
+        fake_cupy.computing(machine)
         yield machine
 
 
@@ -78,7 +78,7 @@ def in_a_process(job: gpu.Job) -> list[Report]:
     if job.case == HANGS:
         time.sleep(600)
     with emulated("sm_100f", 4) as machine:
-        fake_cupy.computing(machine._cupy)
+        fake_cupy.computing(machine)
         return gpu.do(job)
 
 
@@ -310,7 +310,7 @@ def test_as_a_command_its_work_has_a_name_that_other_processes_find(
     monkeypatch.setattr("cupymla.bench.processes.Processes", found)
     monkeypatch.setattr(gpu, "Processes", found)
     monkeypatch.setattr("sys.argv", ["gpu", "check", "sparse_mla_fwd", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^cupymla\.testing\.gpu\.do$"):
+    with pytest.raises(SystemExit, match=r"^cupymla_lab\.gpu\.do$"):
         runpy.run_module("cupymla_lab.gpu", run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are launched on their own: what scripts launch, run in the engine, and deals by sizes alone."""
+"""Kernels that are launched on their own: what scripts launch, run in the PTX interpreter, and deals by sizes alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from script_kit import Driver, compiled, loaded, script
 import cupymla
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import settings_for
 
 pytestmark = pytest.mark.compile
 
@@ -23,7 +24,7 @@ def test_gemv_on_its_own_gets_the_bits_of_the_call(
 ) -> None:
     module = script("standalone_gemv")
     kernel, source = compiled("nvfp4_gemv", arch, n=module.N)
-    with emulated(arch, multiprocessors) as machine:
+    with emulated(arch, multiprocessors, settings_for("nvfp4_gemv", arch, 1)) as machine:
         monkeypatch.setattr(module, "driver", Driver(machine))
         arrays = [machine.array(array) for array in module.problem(np)]
         c = machine.empty((module.BATCHES, module.M, module.N), np.float16)

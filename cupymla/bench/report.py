@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -136,42 +137,72 @@ def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) 
     page.write_text(text)
 
 
-def _axes(rows: int, panels: int, width: float) -> tuple[Any, Any]:
+_ROW_INCHES, _LINE_INCHES = 0.14, 0.12  # a row's height is one of the first, and one of the second for each line
+_LABEL_SIZE = 8.0
+
+
+def _panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
+    """A figure with panels side by side, which have a row for each name."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=(width, 1.6 + 0.42 * rows), squeeze=False, layout="constrained")
-    return figure, axes
+    lines = max((name.count("\n") + 1 for name in names), default=1)
+    height = 1.3 + (_ROW_INCHES + _LINE_INCHES * lines) * len(names)
+    figure, axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, layout="constrained")
+    return figure, axes[0]
 
 
-def _bars(axes: Any, names: Sequence[str], values: Sequence[float], labels: Sequence[str], color: str) -> None:
-    bars = axes.barh(range(len(names)), values, color=color)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
-    # A line that marks 100 percent may pass behind a label, but not through its letters.
-    background = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    axes.bar_label(bars, labels, padding=3, fontsize=8, bbox=background)
-    axes.margins(x=0.22)
+def _bars(
+    axes: Any, values: Sequence[float], columns: Mapping[str, Sequence[str]], color: str, left: float, right: float
+) -> None:
+    """A bar in each row, from `left` on, and beside the axes a column of text for each heading.
+
+    A bar that ends beyond `right` is cut off there: its number is in the text.
+    """
+    from matplotlib.transforms import blended_transform_factory, offset_copy
+
+    rows = range(len(values))
+    axes.barh(rows, [max(value - left, 0.0) for value in values], left=left, color=color, height=0.7)
+    axes.set_xlim(left, right)
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=_LABEL_SIZE)
     axes.spines[["top", "right"]].set_visible(False)
+    beside = blended_transform_factory(axes.transAxes, axes.transData)
+    x = 0.0
+    for heading, texts in columns.items():
+        # Right-aligned, with half an em for each letter, which is more than a digit takes.
+        x += 0.62 * _LABEL_SIZE * (max(map(len, (heading, *texts))) + 2)
+        place = offset_copy(beside, axes.figure, x=x, units="points")
+        above = offset_copy(axes.transAxes, axes.figure, x=x, y=4, units="points")
+        axes.text(1, 1, heading, transform=above, ha="right", va="bottom", fontsize=_LABEL_SIZE, color="#555555")
+        for row, text in zip(rows, texts, strict=True):
+            axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=_LABEL_SIZE)
 
 
 def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
     """Bars of each case's share of its ceiling, with the time beside. Needs matplotlib."""
     from matplotlib import pyplot
 
-    figure, axes = _axes(len(found.rows), 1, 10.0)
-    panel = axes[0][0]
     names = [row.case for row in found.rows]
-    labels = [f"{r.of_ceiling:.0%}   {r.us:.1f} us, {r.tflops:.0f} TFLOPS, {r.tbps:.2f} TB/s" for r in found.rows]
-    _bars(panel, names, [100 * row.of_ceiling for row in found.rows], labels, "#4477aa")
+    figure, (panel,) = _panels(names, 1, 9.0)
+    shares = [100 * row.of_ceiling for row in found.rows]
+    columns = {
+        "share": [f"{share:.0f}%" for share in shares],
+        "us": [f"{row.us:.1f}" for row in found.rows],
+        "TFLOPS": [f"{row.tflops:.1f}" for row in found.rows],
+        "TB/s": [f"{row.tbps:.2f}" for row in found.rows],
+    }
+    # Ceilings are measured: what beats one by a little ends beyond it.
+    _bars(panel, shares, columns, "#4477aa", 0, max(100.0, *shares))
     panel.axvline(100, color="#222222", linewidth=1)
-    panel.set_xlim(0, 160)
+    panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
     panel.set_xticks(range(0, 101, 20))
-    panel.set_xlabel("share of the ceiling that binds, percent")
+    panel.set_xlabel("share of the ceiling that binds, percent", fontsize=_LABEL_SIZE + 1)
     limits = found.ceilings
-    panel.set_title(
+    figure.suptitle(
         f"{operator} on {found.gpu}, {found.date}\n"
         f"ceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f} TFLOPS, read {limits['read_tbps']:.2f} TB/s, "
         f"empty kernel {limits['empty_us']:.1f} us",
@@ -186,25 +217,38 @@ def in_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def decades(values: Sequence[float]) -> tuple[int, int]:
+    """The powers of ten, by their exponents, between which a logarithmic axis has room for bars of these values."""
+    low, high = min(values), max(values)
+    # From the decade below, so that the smallest bar is one: it has a tenth of a decade at least.
+    return math.floor(math.log10(low) - 0.1), math.ceil(math.log10(high))
+
+
 def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Sequence[float], file: Path) -> None:
     """Two panels of bars: time in milliseconds, and the worst error as a share of its limit. Needs matplotlib."""
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
-    figure, axes = _axes(len(names), 2, 13.0)
-    time_panel, error_panel = axes[0]
-    _bars(time_panel, names, ms, [f"{in_digits(value)} ms" for value in ms], "#4477aa")
+    figure, (time_panel, error_panel) = _panels(names, 2, 11.0)
+    figure.get_layout_engine().set(w_pad=0.15)
+    low, high = decades(ms)
     time_panel.set_xscale("log")
-    time_panel.set_xlabel("time of one call, milliseconds")
-    time_panel.set_title("time", fontsize=10)
-    _bars(error_panel, names, [100 * s for s in shares], [f"{share:.0%}" for share in shares], "#cc6677")
+    _bars(time_panel, ms, {"ms": [in_digits(value) for value in ms]}, "#4477aa", 10.0**low, 10.0**high)
+    # Every decade has its label, and nothing between them has one.
+    powers = range(low, high + 1)
+    time_panel.set_xticks([10.0**power for power in powers], [f"{10.0**power:g}" for power in powers])
+    time_panel.xaxis.set_minor_formatter(NullFormatter())
+    time_panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
+    time_panel.set_xlabel("time of one call, milliseconds", fontsize=_LABEL_SIZE + 1)
+    right = 100 if max(shares) <= 1 else 200
+    columns = {"error": [f"{share:.0%}" for share in shares]}
+    _bars(error_panel, [100 * share for share in shares], columns, "#cc6677", 0, right)
     error_panel.axvline(100, color="#222222", linewidth=1)
-    error_panel.text(
-        100, 1.0, "limit", transform=error_panel.get_xaxis_transform(), ha="center", va="bottom", fontsize=8
-    )
-    error_panel.set_xlim(0, 125)
-    error_panel.set_yticklabels([])
-    error_panel.set_xlabel("largest error against float64, percent of its limit")
-    error_panel.set_title("error", fontsize=10)
+    above = error_panel.get_xaxis_transform()
+    error_panel.text(100, 1.02, "limit", transform=above, ha="center", va="bottom", fontsize=_LABEL_SIZE)
+    error_panel.set_xticks(range(0, right + 1, right // 5))
+    error_panel.set_yticks([])
+    error_panel.set_xlabel("largest error against float64, percent of its limit", fontsize=_LABEL_SIZE + 1)
     figure.suptitle(title, fontsize=11)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)

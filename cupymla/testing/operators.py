@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import arch as arches
+from ..arch import Gpu
 from ..build import KernelSource
 from ..errors import InputError
 from ..ops import registry
@@ -105,6 +106,12 @@ class Subject:
                 expected = f"a case of {self.entry.module.replace('.', '/')}/cases.py such as {', '.join(shown)}"
                 raise InputError("--case", expected, repr(name), self.name)
         return [known[name] for name in names]
+
+    def sources(self, inputs: dict[str, Any], gpu: Gpu) -> tuple[KernelSource, ...]:
+        """The kernels that a call on such a GPU compiles, wherever its inputs are. Raises UnsupportedError."""
+        run: Any = import_module(f"{self.entry.module}.run")
+        found: tuple[KernelSource, ...] = run.sources(gpu, **inputs)
+        return found
 
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""

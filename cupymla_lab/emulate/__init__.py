@@ -10,7 +10,8 @@ from ..ptx import PtxError
 from .failures import EmulationError, HostError
 from .maps import ForeignMap
 from .program import Program, build
-from .run import CHECKS, MODES, EmulatedKernel, Settings, load
+from .run import EmulatedKernel, load
+from .settings import CHECKS, MODES, Settings
 from .translate import Site, Translation, translate
 
 __all__ = [

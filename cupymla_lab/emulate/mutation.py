@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from cupymla.errors import CupymlaError
 
 from .failures import EmulationError
-from .run import Settings
+from .settings import Settings
 from .translate import Site
 
 KINDS = ("wait", "fence", "commit", "expect_tx", "arrive", "barrier", "warp")

@@ -12,7 +12,7 @@ from cupymla.launch import Geometry
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulate.host.machine import HostProgram, load
 from cupymla_lab.emulate.host.memory import Arrays
-from cupymla_lab.emulate.run import Check, Mode
+from cupymla_lab.emulate.settings import Check, Mode
 from cupymla_lab.ptx.approximation import Approximation
 from cupymla_lab.ptx.races import Races
 

@@ -13,7 +13,7 @@ from isa_oracle import Array
 from cupymla.launch import Geometry
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.ptx.races import Races
 
 HEAD = """.version 8.8

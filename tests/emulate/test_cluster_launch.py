@@ -17,7 +17,7 @@ from cupymla.launch import Geometry
 from cupymla_lab.emulate import EmulatedKernel, EmulationError, Settings
 from cupymla_lab.emulate.host import library
 from cupymla_lab.emulate.host.machine import HostError, load
-from cupymla_lab.emulate.run import MODES, Mode
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = [
     pytest.mark.compile,

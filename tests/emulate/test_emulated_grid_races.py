@@ -16,7 +16,7 @@ from cupymla.ops.xl_paged_attention import cases, plan
 from cupymla.testing import compare
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import emulated
 
 pytestmark = HOST

@@ -18,7 +18,7 @@ from cupymla.build import KernelSource, ptx
 from cupymla.launch import Geometry
 from cupymla_lab.emulate import EmulationError, Settings, mutation
 from cupymla_lab.emulate.host import library
-from cupymla_lab.emulate.run import MODES, Check, Mode
+from cupymla_lab.emulate.settings import MODES, Check, Mode
 
 pytestmark = pytest.mark.compile
 

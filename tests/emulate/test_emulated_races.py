@@ -16,7 +16,7 @@ from races_kit import FENCE, TOGETHER, ordered, raced, run
 from cupymla.errors import InputError
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.ptx.races import Races
 
 pytestmark = HOST

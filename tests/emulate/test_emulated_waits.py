@@ -17,7 +17,7 @@ from cupymla.ops.attn_dist import plan
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import emulated
 
 pytestmark = HOST

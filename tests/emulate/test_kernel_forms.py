@@ -21,7 +21,7 @@ from cupymla.tensormap import TileMap
 from cupymla_lab.emulate import EmulationError, Settings
 from cupymla_lab.emulate.host import library
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import MODES, Mode
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = pytest.mark.compile
 

@@ -11,7 +11,7 @@ from device import Kernel, Memory, Where, tile_map
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
 from cupymla_lab.emulate import EmulationError, Settings
-from cupymla_lab.emulate.run import MODES, Mode
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = pytest.mark.compile
 

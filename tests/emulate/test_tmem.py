@@ -10,7 +10,7 @@ from device import Where, blank, run
 from isa_oracle import COLUMNS, MOVE_REGISTERS, Array, move_place
 
 from cupymla_lab.emulate import EmulationError, Settings
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 
 pytestmark = pytest.mark.compile
 

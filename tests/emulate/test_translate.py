@@ -22,7 +22,7 @@ from cupymla_lab.emulate import Program, PtxError, build, failures, program, tra
 from cupymla_lab.emulate.code import LAUNCH, MODEL, REMOVED_OFFSET
 from cupymla_lab.emulate.instructions import ROWS, THREE_INPUTS, row_for, table
 from cupymla_lab.emulate.program import link, missing_bytes, model, model_facts
-from cupymla_lab.emulate.run import LaunchState, Report
+from cupymla_lab.emulate.settings import LaunchState, Report
 
 CUDA = Path(__file__).resolve().parents[2] / "cupymla_lab" / "emulate" / "model"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "emulation.md"

@@ -30,7 +30,7 @@ from cupymla.build.source import package_folder
 from cupymla.launch import Geometry
 from cupymla_lab.emulate import MODES, EmulationError, Settings
 from cupymla_lab.emulate.host.machine import HostError
-from cupymla_lab.emulate.run import Check
+from cupymla_lab.emulate.settings import Check
 
 M, N, K = 512, 1024, 256
 

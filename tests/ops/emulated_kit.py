@@ -7,13 +7,13 @@ run always, each in one mode, so that all modes have their turn; `--interpret-al
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from writer_kit import written_by
 
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
@@ -72,13 +72,21 @@ def check_inputs(
 def changing(arrays: Mapping[str, tuple[Array, Sequence[Any]]]) -> Iterator[None]:
     """A block in which each of the arrays goes round and round between its values."""
 
-    def change() -> None:
-        for memory, values in arrays.values():
-            for value in values:
-                np.copyto(memory, value)
+    done = threading.Event()
 
-    with written_by(change):
+    def change() -> None:
+        while not done.is_set():
+            for memory, values in arrays.values():
+                for value in values:
+                    np.copyto(memory, value)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
         yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def results_while_changing(

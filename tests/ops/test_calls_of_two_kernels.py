@@ -1,4 +1,4 @@
-"""Calls of two kernels overlap them: the second is a dependent launch that waits for the first, and the engine
+"""Calls of two kernels overlap them: the second is a dependent launch that waits for the first, and the interpreter
 sees where it does not. That their results are right is for the tests of the functions.
 
 Compiles to PTX, needs no GPU.
@@ -16,12 +16,12 @@ import pytest
 
 import cupymla
 from cupymla import build, driver
+from cupymla.errors import CupymlaError
 from cupymla.launch import Geometry
 from cupymla.ops.nvfp4_gemv import plan as gemv_plan
 from cupymla.ops.xl_paged_attention import matrix_bd
 from cupymla.ops.xl_paged_attention import plan as xl_plan
 from cupymla.tensormap import TileMap
-from cupymla_lab.emulate import HostError
 from cupymla_lab.emulated import Emulated, Kernel, emulated
 
 pytestmark = pytest.mark.compile
@@ -65,15 +65,15 @@ def test_a_wait_that_is_missing_is_noticed(name: str) -> None:
         def mutated(
             kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]
         ) -> None:
-            sites = kernel.host.translation.sites
-            waits = [site.number for site in sites if site.text.startswith("griddepcontrol.wait")]
+            waits = [site for site in kernel.host.translation.sites if site.text.startswith("griddepcontrol.wait")]
             assert len(waits) == len(machine.launches)
-            machine.settings = replace(machine.settings, removed=waits[0] if waits else 0)
-            execute(kernel, geometry, parameters, maps)
+            removed = waits[0].number if waits else 0
+            machine.settings = replace(machine.settings, removed=removed)
+            return execute(kernel, geometry, parameters, maps)
 
         with (
             mock.patch.object(machine, "execute", mutated),
-            pytest.raises(HostError, match=r"before its griddepcontrol\.wait"),
+            pytest.raises(CupymlaError, match=r"before its griddepcontrol\.wait"),
         ):
             launch(machine, name)
         assert len(machine.launches) == 1

@@ -27,6 +27,7 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(cuda, "_bind", counted)
     with emulated("sm_90") as machine:
+        machine.allow_unwritten()
         given = machine.arguments(inputs)
 
         def calls() -> list[Any]:
@@ -54,6 +55,7 @@ def test_addresses_choose_the_variant_anew_in_each_call(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Emulated, "execute", noted)
     with emulated("sm_90", 3) as machine:
+        machine.allow_unwritten()
         given = machine.arguments(inputs)
 
         def moved(name: str, by: int) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def test_addresses_choose_the_variant_anew_in_each_call(monkeypatch: pytest.Monk
 def test_only_the_variant_that_runs_is_loaded(m: int, batches: int, loaded: list[int]) -> None:
     case = cases.make("whole", m=m, n=1, k=256, batches=batches)
     with emulated("sm_90", 1) as machine:
+        machine.allow_unwritten()
         given = machine.arguments(cases.inputs(case, 0))
         machine.call(lambda: nvfp4_gemv(**given).get())
         assert [dict(made.source.defines)["CUPYMLA_WHOLE"] for made in machine.kernels] == loaded

@@ -24,7 +24,7 @@ from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab.emulate import MODES, Settings, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
-from cupymla_lab.emulate.run import Mode
+from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import DeviceArray, emulated
 
 pytestmark = pytest.mark.compile
@@ -202,7 +202,7 @@ TENSOR_SOURCES = [source for source in plan.sources("sm_100f") if source.path.en
 def test_what_the_tcgen05_kernel_is_made_of(source: KernelSource) -> None:
     text = build.ptx(source)
     mxfp4 = dict(source.defines)["CUPYMLA_MXFP4"]
-    kind = "mxf4.block_scale.block32" if mxfp4 else "mxf4nvf4.block_scale.block16"
+    kind = "mxf4.block_scale.scale_vec::2X" if mxfp4 else "mxf4nvf4.block_scale.scale_vec::4X"
     assert text.count(f"kind::{kind}") == 4
     assert text.count("tcgen05.cp.cta_group::1.32x128b.warpx4") == (4 if mxfp4 else 8)
     assert text.count("cp.async.bulk.tensor.4d") == 4
@@ -225,7 +225,7 @@ def test_machine_code_of_the_tcgen05_kernel(source: KernelSource, tmp_path: Path
     assert "LDL" not in code and "STL" not in code
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_100f"])
+@pytest.mark.parametrize("target", ["sm_90", "sm_100f", "sm_103a"])
 @pytest.mark.parametrize("fmt", formats.FORMATS, ids=lambda fmt: fmt.name)
 def test_the_streaming_kernel_converts_by_instruction_where_there_is_one(target: str, fmt: formats.BlockFormat) -> None:
     native = target != "sm_90"

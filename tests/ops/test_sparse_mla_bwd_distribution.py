@@ -10,10 +10,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from cupymla.build import KernelSource, ptx
 from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
-from cupymla_lab.emulate import Settings
+from cupymla_lab import emulated as testing_emulated
 from cupymla_lab.emulated import emulated
 
 CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
@@ -26,7 +27,7 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     sparse_mla_bwd(**expected)
     results = []
     for seed in (0, 1):
-        with emulated(multiprocessors=3, settings=Settings("random", seed=seed, races="practice")) as machine:
+        with emulated(multiprocessors=3, seed=seed) as machine:
             given = machine.arguments(inputs, cases.WRITTEN)
             machine.call(sparse_mla_bwd, **given)
             results.append(given["attn_dist"].get())
@@ -34,6 +35,30 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     # 192 exponentials of fp32 scores, rounded once each and in their sum.
     np.testing.assert_allclose(results[0], expected["attn_dist"], rtol=2e-5, atol=1e-6)
     assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.compile
+def test_no_addition_is_fenced() -> None:
+    """One thread adds what both CTAs have, in all passes; a fence would wait for all that was added to dKV before.
+
+    A thread that fences all over the GPU would end the launch here.
+    """
+    fence, trap = "fence.acq_rel.gpu;", "trap;"
+    found: list[int] = []
+
+    def trapping(source: KernelSource) -> str:
+        text = ptx(source)
+        found.append(text.count(fence))
+        return text.replace(fence, trap)
+
+    with (
+        mock.patch.object(testing_emulated, "ptx", trapping),
+        mock.patch.dict(testing_emulated._programs, clear=True),
+        emulated(multiprocessors=3) as machine,
+    ):
+        for name in ("h128_d512_k130_q4_kv200_dist_sink", CASE.name):
+            compare.require(machine.check("sparse_mla_bwd", next(case for case in cases.CASES if case.name == name)))
+    assert any(found)
 
 
 @pytest.mark.compile

@@ -1,4 +1,4 @@
-"""Queries of the backward that take their rows in the order of tokens, in the engine."""
+"""Queries of the backward that take their rows in the order of tokens, in the interpreter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from writer_kit import writes_during_a_call
+from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
-from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import Emulated, emulated
 from cupymla_lab.without_gpu import small_cases
 
@@ -28,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     monkeypatch.setattr(plan, "_MARGIN", 0.0)
     monkeypatch.setattr(plan, "_ORDER_GAIN", ALWAYS)
     monkeypatch.setattr(halves, "_WHEN", "never")
-    with emulated(multiprocessors=2, settings=Settings("random", seed=5, races="practice")) as made:
+    with emulated(multiprocessors=2, seed=5) as made:
         yield made
         assert set(made.launched) == {"sparse_mla_bwd"}
 
@@ -69,7 +68,7 @@ def test_indices_and_lengths_may_change_while_it_runs(
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert writes_during_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS) > 100
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
     attention = 2 if when == "always" else 1
     assert len(machine.launched) == len(("zero", "sort", "deal", "round")) + attention
 
@@ -95,13 +94,13 @@ def test_blocks_hold_valid_slots_alone(machine: Emulated, monkeypatch: pytest.Mo
     valid = (given["indices"] >= 0) & (given["indices"] < 1200)
     assert valid.sum(axis=-1).max() <= 64
 
-    def turns(gain: float) -> int:
+    def steps(gain: float) -> int:
         monkeypatch.setattr(plan, "_ORDER_GAIN", gain)
         before = machine.turns
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
         return machine.turns - before
 
-    assert 2 * turns(ALWAYS) < turns(1.0)
+    assert 2 * steps(ALWAYS) < steps(1.0)
 
 
 @pytest.mark.compile

@@ -19,6 +19,7 @@ from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
 from cupymla.testing import compare
 from cupymla_lab.emulate import load
+from cupymla_lab.emulate.host.memory import Arrays
 from cupymla_lab.emulated import Emulated, emulated
 
 HEADS = 65
@@ -138,9 +139,13 @@ FIELDS = 1 << 14  # whole numbers from less this on
 def packed_and_back(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """What the device's functions leave of vectors of eight columns."""
     packed, sums = np.zeros((len(columns), 4), np.uint32), np.zeros_like(columns)
+    memory = Arrays()
+    arrays = {"columns": columns, "packed": packed, "sums": sums}
+    for name, array in arrays.items():
+        memory.add(name, array.ctypes.data, array.nbytes, writable=name != "columns")
     geometry = Geometry((len(columns) // THREADS, 1, 1), THREADS, 0, 1)
-    parameters = [ctypes.c_uint64(array.ctypes.data) for array in (columns, packed, sums)]
-    load(PACKING, on="host").launch(geometry, parameters)
+    places = [ctypes.c_uint64(array.ctypes.data) for array in arrays.values()]
+    load(PACKING, on="host").launch(geometry, places, arrays=memory)
     return sums
 
 

@@ -24,7 +24,7 @@ def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
     require_twin(binding.BlackwellParameters, "sparse_mla_fwd/sm100/params.cuh")
 
 
-@pytest.mark.parametrize("target", plan.BLACKWELL)
+@pytest.mark.parametrize("target", [plan.BLACKWELL])
 def test_each_target_has_its_own_source_and_record(target: str) -> None:
     chosen = blackwell_plan.blackwell_plan(MLA, arch.named(target), 148)
     assert chosen.source.arch == target and chosen.source in plan.sources(target)

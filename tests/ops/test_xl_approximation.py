@@ -1,5 +1,5 @@
 """xl_paged_attention where all that ex2.approx gives is off to one side: few rows, which a reference may get right by
-chance, so that the comparison law leaves little room. In the engine."""
+chance, so that the comparison law leaves little room. In the interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from cupymla.ops.xl_paged_attention.cases import make
 from cupymla.testing import compare
-from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import emulated
 from cupymla_lab.ptx.approximation import Approximation
 
@@ -28,7 +27,7 @@ DRAWS = [
 @pytest.mark.parametrize(("dtype", "kv_dtype", "scales", "seed"), DRAWS)
 def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximation: Approximation) -> None:
     case = make("dtypes", "few", **FEW, dtype=dtype, kv_dtype=kv_dtype, scales=scales)
-    with emulated("sm_90a", 1 + seed % 3, settings=Settings("random", seed=1, races="practice")) as machine:
+    with emulated("sm_90a", 1 + seed % 3, seed=1) as machine:
         machine.settings = replace(machine.settings, approximation=approximation)
         compare.require(machine.check("xl_paged_attention", case, seed))
 
@@ -37,6 +36,6 @@ def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximati
 def test_sums_that_become_lse_of_16_bit_queries() -> None:
     """Weights that warps' and CTAs' sums are added with would show as well."""
     case = make("dtypes", "few", **FEW, dtype="bfloat16", kv_dtype="float8_e4m3fn", scales="head")
-    with emulated("sm_90a", 2, settings=Settings("random", seed=1, races="practice")) as machine:
+    with emulated("sm_90a", 2, seed=1) as machine:
         machine.settings = replace(machine.settings, approximation="scattered")
         compare.require(machine.check("xl_paged_attention", case, 1))

@@ -1,6 +1,6 @@
 """Ordinary calls of xl_paged_attention that follow each other in one thread: what is remembered must fit the next call.
 
-The kernel runs in the engine; compiles to PTX, needs no GPU.
+The kernel runs in the interpreter; compiles to PTX, needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_page
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
-from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated
 
 pytestmark = pytest.mark.compile
@@ -146,7 +145,7 @@ def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, nu
         "head_size": 64,
         "context_lens": (40 * 32 - 5,),
     }
-    with emulated("sm_90a", 132, settings=Settings("random", resident_clusters=3, races="practice")) as wide:
+    with emulated("sm_90a", 132) as wide:
         compare.require(wide.check("xl_paged_attention", make("options", **fields)))
         assert [geometry.grid[0] for geometry in wide.launches] == [number]
 

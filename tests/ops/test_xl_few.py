@@ -6,6 +6,7 @@ import ctypes
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,7 @@ from cupymla.ops.xl_paged_attention import cases, cuda, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.spec import NAME
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject, as_tuple
-from cupymla_lab.emulate import Settings
-from cupymla_lab.emulated import emulated
+from cupymla_lab.emulated import Emulated, emulated
 
 HOPPER = arch.named("sm_90a")
 FACTS = {"rows": 16, "tile": 16, "most_clusters": 16, "shared_ctas": 96}
@@ -78,6 +78,7 @@ def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
         ("sm_80", {}),
         ("sm_89", {}),
         ("sm_100f", {}),
+        ("sm_103a", {}),
     ],
 )
 @pytest.mark.usefixtures("forced")
@@ -225,12 +226,56 @@ def test_a_kernel_says_what_the_plan_takes_for_granted(source: KernelSource) -> 
     assert facts["threads"] == 32 * plan._FEW_WARPS and facts["shared_ctas"] == FACTS["shared_ctas"]
 
 
-# In the engine ------------------------------------------------------------------------------------------------------
+# In the interpreter --------------------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """What kernels store in ranges of memory, in order, and how often they load each of its bytes."""
+
+    def __init__(self, machine: Emulated, *ranges: tuple[int, int]) -> None:
+        self.loads: list[tuple[int, int]] = []
+        self.stores: list[tuple[int, int]] = []
+        self._stored: int | None = None
+        for base, size in ranges:
+            machine.watch_memory(base, size, self._look)
+
+    def _look(self, address: int, size: int, loads: bool, stores: bool) -> None:
+        self.settle()
+        if loads:
+            self.loads.append((address, size))
+        if stores:
+            self._stored = address
+
+    def settle(self) -> None:
+        """Read what the last store has left, which is looked at before it happens."""
+        if self._stored is not None:
+            self.stores.append((self._stored, ctypes.c_uint32.from_address(self._stored).value))
+        self._stored = None
+
+    def reads(self, array: Any) -> Any:
+        """For each byte of a contiguous array, by its first axis, how often it was loaded."""
+        size = array.host.nbytes
+        counts = np.zeros(size, np.int64)
+        for address, width in self.loads:
+            if array.data.ptr <= address < array.data.ptr + size:
+                counts[address - array.data.ptr : address - array.data.ptr + width] += 1
+        return counts.reshape(len(array.host), -1)
+
+    def stored(self, begin: int, size_bytes: int) -> list[tuple[int, int]]:
+        """(offset, first word) of each store there."""
+        self.settle()
+        return [(at - begin, number) for at, number in self.stores if begin <= at < begin + size_bytes]
 
 
 def outputs_of(outputs: tuple[Any, ...]) -> Any:
     """Outputs as NumPy arrays."""
     return tuple(output.get() for output in outputs)
+
+
+def counters(workspace: cuda.Workspace, facts: Mapping[str, int]) -> tuple[int, int]:
+    """Where those of the kernel for few units lie, behind those of the other: address and size in bytes."""
+    size = 4 * FACTS["shared_ctas"] * plan._FEW_WARPS
+    return workspace.arrivals + facts["arrivals_bytes"] - size, size
 
 
 @pytest.mark.compile
@@ -242,12 +287,13 @@ def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytes
     subject = Subject(NAME)
     inputs = cases.inputs(case, 0)
     found: list[tuple[bytes, ...]] = []
+    orders: list[tuple[int, ...]] = []
     outputs: tuple[Any, ...] = ()
-    with emulated(
-        multiprocessors=MULTIPROCESSORS, settings=Settings("random", resident_clusters=6, races="practice")
-    ) as machine:
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         run = machine.call(xl_paged_attention.prepare, **machine.arguments(inputs))
         (workspace,) = made
+        at, size = counters(workspace, machine.kernels[0].facts)
+        traffic = Traffic(machine, (at, size), (workspace.partials, workspace.size_bytes))
         for seed in (0, 11, 12):
             if outputs:
                 # What was written once may be read again: now all of it is NaN.
@@ -255,13 +301,24 @@ def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytes
                 for output in outputs:
                     output.host.view(np.uint8)[...] = 0xFF
             machine.seed = seed
+            traffic.stores.clear()
             outputs = as_tuple(machine.call(run))
             found.append(tuple(output.get().tobytes() for output in outputs))
+            # A counter of each warp, counted up by each cluster but the last, which leaves zero.
+            of_counter: dict[int, list[int]] = {}
+            for offset, number in traffic.stored(at, size):
+                of_counter.setdefault(offset, []).append(number)
+            assert sorted(of_counter) == [4 * index for index in range(SHARED_UNITS * plan.FEW_CLUSTER * 4)]
+            assert all(numbers == [1, 2, 0] for numbers in of_counter.values())
             assert not any(ctypes.string_at(workspace.arrivals, cuda._ARRIVALS_BYTES))
+            left = traffic.stored(workspace.partials, workspace.size_bytes)
+            orders.append(tuple(dict.fromkeys(offset // (workspace.size_bytes // SHARED_CTAS) for offset, _ in left)))
+            assert sorted(orders[-1]) == list(range(SHARED_CTAS))
         assert machine.launched == [plan.FEW] * 3
         assert {geometry.grid for geometry in machine.launches} == {(SHARED_CTAS, 1, 1)}
         compare.require(subject.reports(inputs, subject.named(outputs_of(outputs))))
     assert len(set(found)) == 1
+    assert len(set(orders)) == 3, "CTAs left their parts in the same order"
 
 
 @pytest.mark.compile
@@ -272,6 +329,25 @@ def test_most_ctas_without_a_tile(keys: int) -> None:
     with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         compare.require(machine.check(NAME, shared(keys)))
         assert machine.launched == [plan.FEW] and machine.launches[0].grid == (SHARED_CTAS, 1, 1)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kv_layout", ["vllm", "NHD"])
+@pytest.mark.usefixtures("forced")
+def test_each_key_is_read_once(kv_layout: str) -> None:
+    """By one of the CTAs that share a unit; a unit's second block of query heads reads them again."""
+    case = shared(1104, kv_layout)  # full blocks: a page is read as a whole
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
+        arguments = machine.arguments(cases.inputs(case, 0))
+        caches = [arguments[name] for name in ("k_cache", "v_cache")]
+        traffic = Traffic(machine, *((cache.data.ptr, cache.host.nbytes) for cache in caches))
+        machine.call(xl_paged_attention, **arguments)
+        assert machine.launched == [plan.FEW]
+    used = arguments["block_tables"].host[0, : 1104 // 16]
+    for name in ("k_cache", "v_cache"):
+        reads = traffic.reads(arguments[name])
+        assert (reads[used] == SHARED_UNITS).all()
+        assert not np.delete(reads, used, axis=0).any()
 
 
 @pytest.mark.compile

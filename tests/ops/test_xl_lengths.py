@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from writer_kit import written_by
 from xl_kit import named, take_for_long
 
 from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import XlCase, make
-from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.memory import Arrays
 from cupymla_lab.emulated import emulated
 
 
@@ -52,28 +51,42 @@ CALLS = {
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_lengths_that_change_under_way(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_FEW_GAIN", 1e9 if call.clusters else -1e9)
     if call.long:
         take_for_long(monkeypatch)
-    rng = np.random.default_rng(0)
-    # A CTA may count parts that another one does not leave, and read what the workspace holds there: no race is looked
-    # for, nor what was written first.
-    with emulated(multiprocessors=call.multiprocessors, settings=Settings("random")) as machine:
+    rng = np.random.default_rng(seed)
+    add = Arrays.add
+
+    def initialised(self: Arrays, name: str, base: int, size: int, *_: Any, **others: Any) -> None:
+        # A CTA may count parts that another one does not leave: memory of the workspace, with whatever it holds.
+        add(self, name, base, size)
+
+    monkeypatch.setattr(Arrays, "add", initialised)
+    with emulated(multiprocessors=call.multiprocessors) as machine:
         given = machine.arguments(cases.inputs(call.case, 0))
         run = machine.call(xl_paged_attention.prepare, **given)
         expected = [array.get().copy() for array in machine.call(run)]
-        lengths = given["context_lens"].host
-        right, longest = lengths.copy(), int(lengths.max())
+        lengths = given["context_lens"]
+        longest = int(lengths.get().max())
+        unchanged, changed, changes = lengths.host.copy(), 0, True
 
-        def write() -> None:
-            lengths[...] = rng.integers(0, longest + 1, lengths.shape)
+        def changing(address: int, size: int, loads: bool, stores: bool) -> None:
+            nonlocal changed
+            # Another one for every thread that reads, or now and then what the one before has read.
+            if changes and not (call.long and rng.random() < 0.3):
+                lengths.host[...] = rng.integers(0, longest + 1, size=lengths.shape)
+            changed += changes
 
-        with written_by(write) as count:
-            machine.call(run)
-        assert count[0] > 10
-        lengths[...] = right
+        machine.watch(lengths, changing)
+        machine.allow_unwritten()  # a warp may work on a stage that it did not fill
+        machine.most_turns = 20 * machine.turns
+        machine.call(run)
+        lengths.host[...] = unchanged
+        changes = False
+        assert changed
         for _ in range(3):
             for array, wanted in zip(machine.call(run), expected, strict=True):
                 np.testing.assert_array_equal(array.get().view(np.uint8), wanted.view(np.uint8))

@@ -307,7 +307,7 @@ void announce_write(Thread& t, uint32_t to, uint32_t barrier, uint32_t mask, con
     const auto write = [&](uint32_t offset, uint32_t size) {
       causality.write_later(t, rank << 24 | offset, size, told(copy, rank), false);
     };
-    causality.require_initialised(t, told(copy, rank));
+    causality.require_initialised(t, told(copy, rank), true);
     causality.hold(t, told(copy, rank));
     if (map) return each_run(*map, to & 0xffffffu, write);
     write(to & 0xffffffu, bytes);
@@ -366,7 +366,7 @@ void copy_shared(Thread& t, uint32_t to, uint32_t from, uint32_t bytes, uint32_t
 void store_async(Thread& t, uint32_t to, const void* data, uint32_t bytes, uint32_t barrier, Reduction reduction) {
   if (to >> 24 != barrier >> 24) broken("st.async to one CTA with an mbarrier of another");
   if (t.races) {
-    t.cta->causality->require_initialised(t, barrier);
+    t.cta->causality->require_initialised(t, barrier, true);
     t.cta->causality->hold(t, barrier);
     t.cta->causality->write_later(t, to, bytes, barrier, true);
   }

@@ -5,13 +5,9 @@ Source: PTX ISA 9.0, "Data Movement and Conversion Instructions", "red", "red.as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...ptx.syntax import Address, Name, Operand, Vector
 from . import races
-
-if TYPE_CHECKING:
-    from .recompile import Writer
+from .writer import Writer
 
 _OPERATIONS = {"add": "kAdd", "min": "kMin", "max": "kMax", "inc": "kInc", "dec": "kDec"}
 _OPERATIONS |= {"and": "kAnd", "or": "kOr", "xor": "kXor"}

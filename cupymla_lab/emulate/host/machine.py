@@ -22,7 +22,7 @@ from ...ptx.races import RACES
 from .. import maps as tables
 from ..failures import EmulationError, HostError
 from ..maps import ELEMENT_BYTES, ForeignMap, KnownMap
-from ..run import CHECKS, MODES, LaunchState, Report, Settings
+from ..settings import CHECKS, MODES, LaunchState, Report, Settings
 from ..translate import Translation
 from .library import Model, available, cta_bytes, library, translated
 from .memory import Arrays
@@ -60,10 +60,14 @@ class _Request(ctypes.Structure):
         ("relaxed", ctypes.c_char_p),
         ("regions", ctypes.c_void_p),
         ("beside", ctypes.c_void_p),
+        ("watched", ctypes.c_void_p),
+        ("watcher", ctypes.c_void_p),
         ("region_count", ctypes.c_uint32),
         ("beside_count", ctypes.c_uint32),
         ("launch", ctypes.c_uint32),
+        ("watched_count", ctypes.c_uint32),
         ("lets_in_early", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
         ("turns", ctypes.c_uint64),
     )
 
@@ -265,6 +269,9 @@ class HostProgram:
         request.regions, request.region_count = ctypes.addressof(regions), len(regions)
         request.beside, request.beside_count = ctypes.addressof(numbers), len(beside)
         request.launch = arrays.launch
+        watched, watcher = arrays.watched()
+        request.watched, request.watched_count = ctypes.addressof(watched), len(watched)
+        request.watcher = ctypes.cast(watcher, ctypes.c_void_p)
         message = ctypes.create_string_buffer(1024)
         entry = ctypes.cast(getattr(self._library, mangled(self.entry)), ctypes.c_void_p)
         pointers = (entry, ctypes.byref(request), ctypes.addressof(packed), ctypes.addressof(message))

@@ -6,12 +6,8 @@ Source: PTX ISA 9.0, "Warp-level matrix load instruction: ldmatrix", "Warp-level
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...ptx.syntax import Address, Operand, Vector
-
-if TYPE_CHECKING:
-    from .recompile import Writer
+from .writer import Writer
 
 
 def knows(parts: tuple[str, ...]) -> bool:

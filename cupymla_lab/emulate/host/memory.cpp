@@ -35,6 +35,12 @@ void Regions::refuse(uint64_t address, uint64_t bytes, uint32_t how) const {
 
 void Regions::use(uint64_t address, uint64_t bytes, uint32_t how) {
   if (count_ == 0) return;
+  for (uint32_t i = 0; i < watched_count_; ++i) {
+    if (address < watched_[i].base + watched_[i].size && watched_[i].base < address + bytes) {
+      ask(address, bytes, how);
+      break;
+    }
+  }
   if (last_ == nullptr || address - last_->base >= last_->size || last_->size - (address - last_->base) < bytes) {
     const Region* found = find(address);
     const bool inside = found && address - found->base < found->size && found->size - (address - found->base) >= bytes;

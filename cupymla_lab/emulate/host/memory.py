@@ -4,6 +4,8 @@ memory of its."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,18 @@ class _Region(ctypes.Structure):
     )
 
 
+class _Watched(ctypes.Structure):
+    """`Watched` of memory.hpp."""
+
+    _fields_ = (("base", ctypes.c_uint64), ("size", ctypes.c_uint64))
+
+
+_WATCHER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+
+Watcher = Callable[[int, int, bool, bool], None]
+"""Is told of a use of memory before it happens: address, bytes, whether it loads and whether it stores."""
+
+
 class Arrays:
     """Memory that launches use, by its host addresses. Whoever adds it keeps it alive."""
 
@@ -30,6 +44,7 @@ class Arrays:
         self._regions: list[_Region] = []
         self._written: dict[int, npt.NDArray[np.uint8]] = {}
         self._launches: dict[int, npt.NDArray[np.uint32]] = {}
+        self._watched: list[tuple[int, int, Watcher]] = []
         self.launch = 0
         """The number of the last launch, from 1."""
         self.beside: frozenset[int] = frozenset()
@@ -66,6 +81,20 @@ class Arrays:
             if region.writable and region.base not in self._launches:
                 kept = self._launches[region.base] = np.zeros(region.size, np.uint32)
                 region.launches = kept.ctypes.data
+
+    def watch(self, base: int, size: int, watcher: Watcher) -> None:
+        """Have somebody told of each use of some memory, who may change what is there."""
+        self._watched.append((base, size, watcher))
+
+    def watched(self) -> tuple[ctypes.Array[_Watched], Any]:
+        """What is watched, as the runtime reads it, and the function that it calls."""
+
+        def told(address: int, size: int, how: int) -> None:
+            for base, length, watcher in self._watched:
+                if address < base + length and base < address + size:
+                    watcher(address, size, bool(how & 1), bool(how & 2))
+
+        return (_Watched * len(self._watched))(*(each[:2] for each in self._watched)), _WATCHER(told)  # type: ignore[misc]
 
     def table(self) -> ctypes.Array[_Region]:
         """All of it, by rising addresses, as the runtime reads it."""

@@ -7,10 +7,7 @@ Source: PTX ISA 9.0, "Floating Point Instructions", "cvt", "redux.sync", "Intege
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .recompile import Writer
+from .writer import Writer
 
 _FUNCTIONS = {"lg2": "std::log2", "sqrt": "std::sqrt", "sin": "std::sin", "cos": "std::cos", "tanh": "std::tanh"}
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Constant, Name, Operand, Pair, Vector
 from . import copies, matrices, numbers, races, sm80, wgmma
+from .writer import CPP, Writer
 
-if TYPE_CHECKING:
-    from .recompile import Writer
-
-CPP = {"pred": "bool", "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "b16": "uint16_t", "u16": "uint16_t"}
-CPP |= {"s16": "int16_t", "b32": "uint32_t", "u32": "uint32_t", "s32": "int32_t", "b64": "uint64_t", "u64": "uint64_t"}
-CPP |= {"b128": "uint128_t", "s64": "int64_t", "f32": "float", "f64": "double", "f16": "uint16_t", "bf16": "uint16_t"}
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
-Lower = Callable[["Writer"], str]
+Lower = Callable[[Writer], str]
 
 
 def _type(parts: tuple[str, ...]) -> str:
@@ -262,7 +256,7 @@ def _load(w: Writer) -> str:
     pointer = _pointer(w, w.operands[1], size * len(items), how)
     lines = ["{", "breathe(t);" if "volatile" in w.parts or "acquire" in w.parts else ""]
     lines.append(f"const unsigned char* from = {pointer};")
-    lines.append(races.touched(w.parts, "from", size * len(items), "kRead"))
+    lines.append(races.touched(w.parts, "from", w.used_bytes or size * len(items), "kRead"))
     lines.append(f"{CPP[kind]} loaded[{len(items)}]; std::memcpy(loaded, from, sizeof loaded);")
     for index, item in enumerate(items):
         if isinstance(item, Name) and item.text == "_":

@@ -203,7 +203,8 @@ Cell* Causality::cells(uint32_t rank, uint32_t offset, uint32_t bytes, uint32_t&
 }
 
 void Causality::require_any(Thread& t, uint32_t rank, const Cell& cell) {
-  broken("%s reads %s, which nothing has written", thread(number(t)).c_str(), place(rank, cell).c_str());
+  broken("%s reads %s at PTX line %u, which nothing has written", thread(number(t)).c_str(),
+         place(rank, cell).c_str(), t.line);
 }
 
 void Causality::require_written(Thread& t, uint32_t rank, const Cell& cell, bool asynchronous) {

@@ -133,7 +133,8 @@ class Causality {
   void end(Thread& t, uint32_t barrier);
   // No mbarrier lies in some bytes.
   void require_data(Thread& t, uint32_t address, uint32_t bytes);
-  void require_initialised(Thread& t, uint32_t barrier);
+  // `copied`: told by a copy, whose bytes are there when the phase that counts them is over; see write_later.
+  void require_initialised(Thread& t, uint32_t barrier, bool copied = false);
   void arrive(Thread& t, uint32_t barrier, uint32_t order);
   void complete(uint32_t rank, uint32_t offset);
   // A thread has tested an mbarrier and found its phase not over; it has waited for it.

@@ -131,6 +131,13 @@ void yield(Thread& t) {
   if (!the->failure.empty()) throw Ended{};
 }
 
+void ask(uint64_t address, uint64_t bytes, uint32_t how) {
+  if (!the->in_thread) return the->regions.tell(address, bytes, how);
+  the->asked = Asked{true, address, bytes, how};
+  void* const mine = the->scheduler;
+  cupymla_switch(&current->stack_pointer, mine);
+}
+
 void rest(Thread& t, const Rest& until) {
   t.rest = until;
   t.resting = true;
@@ -334,6 +341,11 @@ void schedule() {
       ++the->switches, ++the->turns;
       the->in_thread = true;
       cupymla_switch(&the->scheduler, t->stack_pointer);
+      while (the->asked.pending) {
+        the->asked.pending = false;
+        the->regions.tell(the->asked.address, the->asked.bytes, the->asked.how);
+        cupymla_switch(&the->scheduler, t->stack_pointer);
+      }
       the->in_thread = false;
       if (!t->resting && !t->polling) the->worked = the->switches;
     }
@@ -359,8 +371,10 @@ struct LaunchRequest {
   const unsigned char* relaxed;
   const machine::Region* regions;
   const uint32_t* beside;
-  uint32_t region_count, beside_count, launch;
-  uint32_t lets_in_early;  // these two are told
+  const machine::Watched* watched;
+  machine::Watcher watcher;
+  uint32_t region_count, beside_count, launch, watched_count;
+  uint32_t lets_in_early, padding;  // this one and the next are told
   uint64_t turns;
 };
 
@@ -377,6 +391,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), LaunchRequest* reque
   machine.mode = static_cast<Mode>(request->mode);
   machine.strict = request->strict, machine.leader = static_cast<uint32_t>(request->seed * 2654435761u >> 16 & 0xff);
   machine.patience = request->patience, machine.registers = request->registers;
+  machine.regions.watch(request->watched, request->watched_count, request->watcher);
   machine.regions.set(request->regions, request->region_count, request->launch, request->beside, request->beside_count);
   const uint32_t* grid = request->grid;
   const uint32_t* extent = request->cluster;

@@ -6,13 +6,10 @@ Source: PTX ISA 9.0, "cp.async", "Matrix Fragments for mma.m16n8k16", "Half Prec
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Address, Operand, Vector
 from .matrices import address_in_shared
-
-if TYPE_CHECKING:
-    from .recompile import Writer
+from .writer import Writer
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*"}
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")

@@ -22,7 +22,15 @@ struct Cluster {
   std::vector<Thread*> threads;
 };
 
+// A use of memory that somebody is to be told of.
+struct Asked {
+  bool pending = false;
+  uint64_t address = 0, bytes = 0;
+  uint32_t how = 0;
+};
+
 struct Machine {
+  Asked asked;
   std::vector<Cluster> clusters;
   std::vector<uint32_t> waiting;  // clusters that have not begun
   std::vector<uint32_t> running;
@@ -55,6 +63,9 @@ inline uint64_t shuffle_bits(uint64_t& state) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
   return state;
 }
+
+// Tells who watches of a use of memory, outside of the fibers, whose stacks are small.
+void ask(uint64_t address, uint64_t bytes, uint32_t how);
 
 // cp.async that a thread has neither waited for nor let an arrival follow; what a CTA leaves unfinished when it exits.
 uint64_t loose_copies(const Thread& t);

@@ -37,11 +37,11 @@ void Causality::require_data(Thread& t, uint32_t address, uint32_t bytes) {
   }
 }
 
-void Causality::require_initialised(Thread& t, uint32_t address) {
+void Causality::require_initialised(Thread& t, uint32_t address, bool copied) {
   const TrackedBarrier* found = barrier(address);
   if (found == nullptr) return;  // others say so
   const uint32_t me = number(t);
-  if (rank_of(address) != t.cta->rank) visit(rank_of(address), me, Mark{me, moment_, t.line});
+  if (rank_of(address) != t.cta->rank && !copied) visit(rank_of(address), me, Mark{me, moment_, t.line});
   if (knows(me, kSeen, found->maker, found->made)) return;
   broken("race: %s uses an mbarrier before it knows of the mbarrier.init of %s at PTX line %u, and nothing orders the "
          "two",

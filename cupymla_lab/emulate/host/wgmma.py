@@ -11,12 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...ptx.syntax import Constant, Operand, Vector
-
-if TYPE_CHECKING:
-    from .recompile import Writer
+from .writer import Writer
 
 _ELEMENTS = {"f16": "kHalf", "bf16": "kBfloat", "tf32": "kTf32", "e4m3": "kE4m3", "e5m2": "kE5m2"}
 _ELEMENTS |= {"s8": "kSigned8", "u8": "kUnsigned8"}

@@ -1,0 +1,199 @@
+"""The survey of mutants: which of them the engines catch that run kernels without a GPU.
+
+    python tests/emulate/survey_mutants.py --engine host                    all kernels' mutants that have not run yet
+    python tests/emulate/survey_mutants.py --engine interpreter --kernel dist-64 --which all
+    python tests/emulate/survey_mutants.py --table                          docs/log/mutants.md
+
+`mutants.json` keeps the mutants, which a fixed seed has drawn of all whose instructions a kernel executes on its
+problem (`mutant_subjects.py`), and how each engine has caught them. It is written as each mutant ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import itertools
+import json
+import multiprocessing
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mutant_engines
+import mutant_table
+import mutants
+from mutant_subjects import KERNELS, Kernel
+from mutants import Mutant
+
+from cupymla.bench.machine import today
+from cupymla.build import KernelSource, compiler
+
+LIST = Path(__file__).with_name("mutants.json")
+ENGINES = ("interpreter", "host")
+WHICH = {
+    "new": "those that the engine has not run",
+    "compared": "of these, what the other engine has run",
+    "survivors": "those that the engine has not caught",
+    "missing": "of these, what the other engine has caught",
+    "all": "all",
+}
+
+_Entry = dict[str, Any]
+
+
+def read() -> dict[str, _Entry]:
+    """What is known of each kernel."""
+    known: dict[str, _Entry] = json.loads(LIST.read_text()) if LIST.is_file() else {}
+    return known
+
+
+def write(known: dict[str, _Entry]) -> None:
+    """The same, a mutant to a line."""
+    kernels = []
+    for name in (name for name in KERNELS if name in known):
+        entry = dict(known[name])
+        lines = ",\n".join(f"   {json.dumps(each)}" for each in entry.pop("mutants"))
+        kernels.append(f' {json.dumps(name)}: {json.dumps(entry)[:-1]},\n  "mutants": [\n{lines}\n  ]}}')
+    part = LIST.with_suffix(".part")
+    part.write_text("{\n" + ",\n".join(kernels) + "\n}\n")
+    part.replace(LIST)
+
+
+@contextmanager
+def changed() -> Iterator[dict[str, _Entry]]:
+    """A block that changes what is known, one process at a time."""
+    with LIST.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = read()
+        yield known
+        write(known)
+
+
+def identity(each: _Entry) -> tuple[str, str, int]:
+    """Of a mutant as the list has it."""
+    return each["kind"], each["text"], each["ordinal"]
+
+
+class _Survey:
+    """Chooses mutants that an engine has not run, and keeps what becomes of them."""
+
+    def __init__(self, name: str, engine: str, which: str, seconds: float) -> None:
+        self._name, self._engine, self._which, self._seconds = name, engine, which, seconds
+        self._started = time.monotonic()
+
+    def choose(
+        self, source: KernelSource, executed: Sequence[Mutant], binding: Sequence[Mutant] | None
+    ) -> Iterable[Mutant]:
+        """Those that the list has, or as many as a new one may have."""
+        kernel = KERNELS[self._name]
+        with changed() as known:
+            if self._name not in known:
+                chosen = mutants.drawn(executed, kernel.most)
+                counts = Counter(mutant.kind for mutant in executed)
+                known[self._name] = {
+                    "kernel": str(source),
+                    "case": kernel.case_name,
+                    "multiprocessors": kernel.multiprocessors,
+                    "compiler": str(compiler.toolchain()),
+                    "executed": {kind: counts[kind] for kind in mutants.KINDS if counts[kind]},
+                    "mutants": [
+                        {"kind": m.kind, "text": m.text, "ordinal": m.ordinal, "place": m.place} for m in chosen
+                    ],
+                }
+            listed = known[self._name]["mutants"]
+            if binding is not None:
+                bind = {mutant.identity for mutant in binding}
+                for each in listed:
+                    if each["kind"] == "bound" and identity(each) not in bind:
+                        each["idle"] = True
+        by_identity = {mutant.identity: mutant for mutant in executed}
+        lost = [identity(each) for each in listed if identity(each) not in by_identity]
+        if lost:
+            raise LookupError(f"{self._name} does not execute {lost[0]}; {len(lost)} in all")
+        wanted = [by_identity[identity(each)] for each in listed if self._wants(each)]
+        random.Random(mutants.SEED).shuffle(wanted)  # what the time is enough for is no part of the kernel then
+        self._started = time.monotonic()
+        return itertools.takewhile(lambda mutant: time.monotonic() - self._started < self._seconds, wanted)
+
+    def _wants(self, each: _Entry) -> bool:
+        others = [each.get(engine) for engine in ENGINES if engine != self._engine]
+        if self._which == "survivors":
+            return each.get(self._engine) == ""
+        if self._which == "missing":
+            return each.get(self._engine) == "" and any(others)
+        if self._which == "compared":
+            return self._engine not in each and None not in others
+        return self._which == "all" or self._engine not in each
+
+    def tell(self, mutant: Mutant, how: str) -> None:
+        """How a mutant was caught."""
+        with changed() as known:
+            for each in known[self._name]["mutants"]:
+                if identity(each) == mutant.identity:
+                    each[self._engine] = how
+        shown = f"{mutant.kind:9} {mutant.text[:60]:60} {mutant.place[:50]:50}"
+        seconds = time.monotonic() - self._started
+        print(f"{self._name:16} {self._engine:11} {seconds:5.0f} s {shown} | {how or '-'}", flush=True)
+
+
+def survey(name: str, engine: str, which: str, seconds: float, runs: int) -> None:
+    """Run one kernel's mutants."""
+    listener, kernel = _Survey(name, engine, which, seconds), KERNELS[name]
+    mutant_engines.emulate(kernel, listener, mutant_engines.HOST_RUNS[:runs])
+
+
+def runs_on(kernel: Kernel, engine: str) -> bool:
+    """Whether an engine has a kernel's target."""
+    return engine == "host" or not kernel.arch.startswith("sm_10")
+
+
+def is_left(name: str, engine: str) -> bool:
+    """Whether an engine has mutants of a kernel to run, or none have been drawn."""
+    entry = read().get(name)
+    return entry is None or any(engine not in each for each in entry["mutants"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run mutants, or write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--engine", choices=ENGINES)
+    parser.add_argument("--kernel", choices=list(KERNELS), metavar="NAME", action="append", help="; ".join(KERNELS))
+    parser.add_argument("--jobs", type=int, default=1, help="kernels at a time")
+    parser.add_argument("--runs", type=int, default=9, help="how many of an engine's schedules are tried at most")
+    parser.add_argument("--which", choices=WHICH, default="new", help="; ".join(f"{w}: {h}" for w, h in WHICH.items()))
+    parser.add_argument("--seconds", type=float, default=1e9, help="for one kernel's mutants, some are left out then")
+    parser.add_argument("--table", action="store_true", help="write docs/log/mutants.md")
+    options = parser.parse_args(arguments)
+    if options.table:
+        mutant_table.write(read(), today())
+        return
+    if options.engine is None:
+        parser.error("--engine or --table")
+    names = [name for name in options.kernel or KERNELS if runs_on(KERNELS[name], options.engine)]
+    names = [name for name in names if options.which != "new" or is_left(name, options.engine)]
+    context = multiprocessing.get_context("fork")
+    waiting = list(names)
+    running: list[Any] = []
+    failed: list[str] = []
+    target: Callable[..., None] = survey
+    while waiting or running:
+        while waiting and len(running) < options.jobs:
+            arguments_of = (waiting[0], options.engine, options.which, options.seconds, options.runs)
+            process = context.Process(target=target, args=arguments_of, name=waiting.pop(0))
+            process.start()
+            running.append(process)
+        for process in list(running):
+            process.join(0.2)
+            if process.exitcode is not None:
+                running.remove(process)
+                failed += [process.name] if process.exitcode else []
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
