@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -169,12 +168,3 @@ def hopper() -> None:
 
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the kernel is for Hopper")
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder of this run, the same for all of its workers."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "shared"
-    folder.mkdir(exist_ok=True)
-    return folder

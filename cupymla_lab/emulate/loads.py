@@ -11,11 +11,12 @@ Source: PTX ISA 9.0, "Tensorcore 5th Generation Instructions: tcgen05.wait".
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..ptx import Source, parse
-from ..ptx.syntax import Block, Instruction, Label, Operand, Variable, names_in
+from ..ptx.syntax import Block, Instruction, Label, Module, Operand, Variable, names_in
 
 _Register = tuple[int, str]
 """The scope that declares it, by its place in the text, and its name."""
@@ -46,7 +47,7 @@ def early_uses(text: str, name: str = "<ptx>", without: int = 0) -> list[EarlyUs
 
     Raises PtxError where the text is no PTX.
     """
-    module = parse(text, name)
+    module = _parsed(text, name)
     found: list[EarlyUse] = []
     for function in module.functions:
         if function.body is not None:
@@ -56,13 +57,19 @@ def early_uses(text: str, name: str = "<ptx>", without: int = 0) -> list[EarlyUs
 
 def waits(text: str, name: str = "<ptx>") -> list[int]:
     """The lines of a text's `tcgen05.wait::ld`."""
-    module = parse(text, name)
+    module = _parsed(text, name)
     return [
         module.source.line(step.start)
         for function in module.functions
         for step, _ in (function.body.walk() if function.body is not None else ())
         if isinstance(step, Instruction) and step.opcode.startswith("tcgen05.wait::ld")
     ]
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(text: str, name: str) -> Module:
+    """A text is asked about once for each of its waits."""
+    return parse(text, name)
 
 
 class _Paths:

@@ -9,7 +9,7 @@ import gemm
 import pytest
 
 from cupymla import build
-from cupymla.build.source import KernelSource
+from cupymla.build.source import KernelSource, closure
 from cupymla.ops import registry
 from cupymla_lab.emulate.loads import early_uses, waits
 
@@ -20,15 +20,21 @@ USE = "add.u32 %r3, %r4, %r2;\n"
 
 
 def sources() -> Iterator[KernelSource]:
-    """Of every kernel for sm_100f variants that have each value of each definition."""
-    seen: set[tuple[str, str, str | int]] = set()
+    """Of every kernel for sm_100f whose files load from Tensor Memory a variant for each number of heads and each
+    stage, whose loads and waits are their own."""
+    seen: set[tuple[str, tuple[tuple[str, str | int], ...]]] = set()
     for entry in registry.OPERATORS:
         plan = importlib.import_module(f"{entry.module}.plan") if entry.kernels else None
         for source in plan.sources("sm_100f") if plan else ():
-            values = {(source.entry, name, value) for name, value in source.defines or (("", ""),)}
-            if source.arch == "sm_100f" and not values <= seen:
-                seen |= values
+            own = tuple(each for each in source.defines if each[0] in ("CUPYMLA_HEADS", "CUPYMLA_STAGE"))
+            if source.arch == "sm_100f" and (source.entry, own) not in seen and loads(source):
+                seen.add((source.entry, own))
                 yield source
+
+
+def loads(source: KernelSource) -> bool:
+    """Whether any file of a kernel has the instruction."""
+    return any("tcgen05.ld" in member.file.read_text() for member in closure(source))
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def launches_of(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
     def execute(kernel: Any, geometry: Geometry, parameters: list[bytes], maps: dict[int, Any]) -> None:
         plain = [bytes_ for number, bytes_ in enumerate(parameters) if number not in maps]
-        seen.append((kernel.program.name, geometry, maps, plain))
+        seen.append((kernel.name, geometry, maps, plain))
 
     monkeypatch.setattr(machine, "execute", execute)
     return seen

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib.util
 import json
+import os
 import platform
 import re
 import shutil
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -89,8 +91,10 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
         if not (file.is_file() and facts.is_file()):
             unit = _recompiled(translation, entry)
             text = unit.text + "".join(_stub(*function) for function in _RUNTIME)
-            kernel = _object(text, "unit", (*_header_flags(), *_KERNEL_FLAGS))
-            objects = [kernel, *_machine(), _native() if model == "native" else _from_ptx()]
+            with _one_process():
+                shared = [*_machine(), _native() if model == "native" else _from_ptx()]
+                flags = (*_header_flags(), *_KERNEL_FLAGS)
+            objects = [_object(text, "unit", flags), *shared]
             cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
             link = (*_compiler(), "-shared", "-o")
             cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
@@ -172,8 +176,12 @@ def _wrapper(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _from_ptx() -> Path:
     """The model as a GPU's compiler leaves it."""
-    text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
-    return _object(recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+    sources = (*_headers(), *_writers(), *(member.digest for member in closure(MODEL)), str(compiler.toolchain()))
+    made = _folder() / f"model-ptx-{by_content.digest(*sources, *_KERNEL_FLAGS[:-1])}.o"
+    if not made.is_file():
+        text = re.sub(r"^\s*\.loc .*$", "", compiler.linked_ptx(MODEL), flags=re.MULTILINE)
+        _make(made, recompile(text, "model").text, "model-ptx", _KERNEL_FLAGS)
+    return made
 
 
 def _stub(name: str, count: int, body: str) -> str:
@@ -190,10 +198,26 @@ def _object(text: str, name: str, flags: Sequence[str], sources: Sequence[str] =
     plain = [flag for flag in flags if not flag.startswith("-I")]
     made = _folder() / f"{name}-{by_content.digest(text, *_headers(), *sources, *plain)}.o"
     if not made.is_file():
-        with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
-            command = _command(text, Path(folder), flags)
-            cache.keep(made, lambda part: _run((*command, str(part)), name))
+        _make(made, text, name, flags)
     return made
+
+
+def _make(made: Path, text: str, name: str, flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
+        command = _command(text, Path(folder), flags)
+        cache.keep(made, lambda part: _run((*command, str(part)), name))
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Of those that share the folder one makes what all kernels need; without locks there each makes it."""
+    descriptor = os.open(_folder(), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @functools.lru_cache(maxsize=1)

@@ -125,10 +125,7 @@ inline void store_cluster_u32(uint32_t address, uint32_t value) {
 inline void store_cluster_16(uint32_t address, uint4 value) {
   machine::store(machine::shared(*current, address, 16), value);
 }
-inline void store_shared_u32(uint32_t address, uint32_t value) {
-  machine::touched(*current, machine::shared(*current, address, 4), 4, machine::kWrite);
-  store_cluster_u32(address, value);
-}
+inline void store_shared_u32(uint32_t address, uint32_t value) { store_cluster_u32(address, value); }
 inline void arrive_in_cluster(uint32_t barrier) { machine::barrier_arrive(*current, barrier, 1, 0); }
 inline void complete_bytes_in_cluster(uint32_t barrier, uint32_t bytes) {
   if (current->races) current->cta->causality->landed(barrier, machine::kAnyone);
