@@ -60,7 +60,7 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert kept is not None and kept.same_code_as == "before"
     assert kept.content_hash == evidence.current_hash(ENTRY, KERNEL)
     row = evidence.Support("nvfp4_gemv", "nvfp4_gemv", "sm_90", True, kept)
-    assert "its machine code has not" in evidence.told(row)
+    assert "its code has not" in evidence.told(row)
 
 
 EMULATED = next(kernel for kernel in ENTRY.kernels if kernel.name == "nvfp4_gemv_tcgen05")
@@ -119,8 +119,47 @@ def test_code_is_the_emulators_and_not_the_targets() -> None:
     assert same_code.differing_emulated([source], {}) == [source]
 
 
-def test_a_checkout_tells_hash_and_ptx_of_its_own_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = Path(same_code.__file__).resolve().parents[2]
+VARIABLES = """
+.version 8.8
+.target sm_100f
+.address_size 64
+.global .align 4 .u32 first = 1;
+.visible .global .align 4 .b8 second[4] = {1, 2};
+.global .align 4 .u32 unused = 3;
+.visible .entry k()
+{
+    .reg .b32 %r<3>;
+    ld.global.u32 %r1, [first];
+    ld.global.u32 %r2, [second];
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("first = 1;\n", "first = 1;\n.global .align 4 .u32 another;\n", True),
+        (".global .align 4 .u32 unused = 3;\n", "", True),
+        ("unused = 3", "unused = 4", True),
+        ("first = 1", "first = 2", False),
+        ("{1, 2}", "{1, 3}", False),
+    ],
+)
+def test_variables_count_where_an_instruction_names_them(old: str, new: str, same: bool) -> None:
+    assert old in VARIABLES
+    other = VARIABLES.replace(old, new)
+    assert (same_code.emulated_code(VARIABLES) == same_code.emulated_code(other)) == same
+
+
+def test_the_order_of_variables_does_not_count() -> None:
+    lines = VARIABLES.splitlines()
+    lines[4], lines[5] = lines[5], lines[4]
+    assert same_code.emulated_code(VARIABLES) == same_code.emulated_code("\n".join(lines))
+
+
+def test_a_checkout_tells_the_hash_of_its_own_sources() -> None:
+    root = Path(same_code.__file__).resolve().parents[1]
     assert same_code.hash_there(ENTRY, KERNEL, root) == evidence.current_hash(ENTRY, KERNEL)
 
 
