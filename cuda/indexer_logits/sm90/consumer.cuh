@@ -1,6 +1,7 @@
 // A consumer warpgroup: every second key tile, with all queries of the query tile.
 #pragma once
 
+#include "../../common/barrier_arrive.cuh"
 #include "../../common/indexer_score.cuh"
 #include "../../common/matrix.cuh"
 #include "../../common/ring.cuh"
@@ -46,11 +47,10 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     Ring<Config::kQueryBuffers> buffers;
-    // Consumers take key tiles in turn, so each has every second stage.
-    Ring<Config::kKeyStages / Config::kConsumers> stages;
-    int turn = 0;  // whose the next key tile is
+    KeyRing stages;
     Scores scores[2] = {};
     Walk walk(params);
+    if (who == 1) end_turn();  // the first consumer begins
     for (Run run; walk.next(run); buffers.advance()) {
       storage.q_full[buffers.stage].wait(buffers.full);
       const Visible visible(run, storage.any[buffers.stage]);
@@ -63,7 +63,7 @@ struct Consumer {
 
       // Of the tile whose last group is still to be summed. Before the first one there is none: nothing is written.
       Target before{logits, 1.0f, params.keys};
-      for (int32_t tile = visible.first + (turn ^ who); tile < visible.end; tile += 2) {
+      for (int32_t tile = visible.first + who; tile < visible.end; tile += 2) {
         Target target;
         target.key = tile * Config::kKeyRows + own_key;
         target.logits = logits + own_query * params.logits_query + target.key;
@@ -72,13 +72,13 @@ struct Consumer {
           target.k_scale = params.k_scale[run.batch * params.k_scale_batch + target.key * params.k_scale_key];
         }
         load_keys(stages);
-        issue(scores[0], heads, 0);
+        issue_in_turn(scores[0], heads, 0);
         sm90::wgmma_wait<1>();
         pin(scores[1]);
         finish(scores[1], before, buffers.stage, Config::kGroups - 1, queries);
 #pragma unroll
         for (int group = 1; group < Config::kGroups; ++group) {
-          issue(scores[group % 2], heads, group);
+          issue_in_turn(scores[group % 2], heads, group);
           sm90::wgmma_wait<1>();
           pin(scores[(group - 1) % 2]);
           finish(scores[(group - 1) % 2], target, buffers.stage, group - 1, queries);
@@ -89,10 +89,17 @@ struct Consumer {
         before = target;
       }
       finish(scores[1], before, buffers.stage, Config::kGroups - 1, queries);
-      turn ^= (visible.end - visible.first) & 1;
+      // Each has as many turns in a run: of an odd number of key tiles the first consumer has one more.
+      if (who == 1 && (visible.end - visible.first) % 2 != 0) {
+        for (int group = 0; group < Config::kGroups; ++group) {
+          await_turn();
+          end_turn();
+        }
+      }
       __syncwarp();
       if (lane == 0) storage.q_free[buffers.stage].arrive();
     }
+    if (who == 0) await_turn();  // as the second one's last arrival is still there
   }
 
  private:
@@ -120,8 +127,8 @@ struct Consumer {
   }
 
   // Waits for this consumer's next key tile and takes in a warp's fragments of it; its stage is free then.
-  __device__ __forceinline__ void load_keys(Ring<Config::kKeyStages / Config::kConsumers>& stages) {
-    const uint32_t stage = stages.stage * Config::kConsumers + who;
+  __device__ __forceinline__ void load_keys(KeyRing& stages) {
+    const uint32_t stage = key_stage(stages, who);
     storage.k_full[stage].wait(stages.full);
     stages.advance();
     const uint32_t base = smem_address(storage.k[stage][0]);
@@ -139,6 +146,20 @@ struct Consumer {
     }
     __syncwarp();
     if (lane == 0) storage.k_free[stage].arrive();
+  }
+
+  // Consumers issue their products in turn. A warp stands still while it issues products from registers; without turns
+  // both consumers would issue at the same time, and then both sum at the same time.
+  __device__ __forceinline__ void issue_in_turn(Scores& scores, uint64_t heads, int group) {
+    await_turn();
+    issue(scores, heads, group);
+    end_turn();
+  }
+  __device__ __forceinline__ void await_turn() const {
+    named_barrier_sync(kTurn + who, Config::kConsumerThreads);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    named_barrier_arrive(kTurn + (who ^ 1), Config::kConsumerThreads);
   }
 
   // Issues the products of the keys with the heads of a group of queries.

@@ -74,19 +74,25 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
 
 __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& params, const TensorMap& k_map) {
   Ring<ThisConfig::kQueryBuffers> buffers;
-  Ring<ThisConfig::kKeyStages> stages;
+  KeyRing rings[ThisConfig::kConsumers];
   Walk walk(params);
   for (Run run; walk.next(run); buffers.advance()) {
     storage.q_full[buffers.stage].wait(buffers.full);
     const Visible visible(run, storage.any[buffers.stage]);
     storage.q_free[buffers.stage].arrive();
-    for (int32_t tile = visible.first; tile < visible.end; ++tile, stages.advance()) {
-      storage.k_free[stages.stage].wait(stages.free());
-      storage.k_full[stages.stage].arrive_and_expect(sizeof(storage.k[0]));
+    for (int32_t tile = visible.first; tile < visible.end; ++tile) {
+      const int who = (tile - visible.first) % 2;
+      KeyRing ring = rings[0];
+      if (who != 0) ring = rings[1];
+      const uint32_t stage = key_stage(ring, who);
+      storage.k_free[stage].wait(ring.free());
+      storage.k_full[stage].arrive_and_expect(sizeof(storage.k[0]));
       for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
-        tma_load_4d(storage.k[stages.stage][column], k_map, storage.k_full[stages.stage],
+        tma_load_4d(storage.k[stage][column], k_map, storage.k_full[stage],
                     column * ThisConfig::kSpan / ThisConfig::kElementBytes, tile * ThisConfig::kKeyRows, run.batch, 0);
       }
+      ring.advance();
+      (who != 0 ? rings[1] : rings[0]) = ring;
     }
   }
 }

@@ -8,6 +8,8 @@
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
+// named 1, 2   | 256 consumers, of which the waiting   | consumer 0, 1    | the other consumer's products are issued:
+//              | one has 128                           |                  | it may issue its next
 //
 //   query warp          | key warp          | consumer 0                   | consumer 1
 //   --------------------+-------------------+------------------------------+------------------------------
@@ -20,9 +22,19 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
+#include "../../common/ring.cuh"
 #include "config.cuh"
 
 namespace cupymla::indexer_logits {
+
+// Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own.
+using KeyRing = Ring<ThisConfig::kKeyStages / ThisConfig::kConsumers>;
+
+__device__ __forceinline__ uint32_t key_stage(const KeyRing& ring, int who) {
+  return ring.stage * ThisConfig::kConsumers + who;
+}
+
+constexpr uint32_t kTurn = 1;  // the first of the two named barriers
 
 // Visible keys of a query: `begin` <= key < `end`.
 struct Bounds {

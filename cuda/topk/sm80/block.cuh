@@ -34,30 +34,24 @@ __device__ __forceinline__ Sum block_scan(Storage& storage, const Thread& thread
   return {warps_before + inclusive - value, __shfl_sync(kAllLanes, warps, 31)};
 }
 
-__device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-__device__ __forceinline__ uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+// The least and the largest of all threads' keys. Synchronised after.
+struct Extrema {
+  uint32_t least, most;
+};
 
-// The least and the largest of all threads' values. Synchronised before and after.
-__device__ __forceinline__ void block_extrema(Storage& storage, const Thread& thread, uint64_t& least,
-                                              uint64_t& most) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    least = smaller(least, __shfl_xor_sync(kAllLanes, least, step));
-    most = larger(most, __shfl_xor_sync(kAllLanes, most, step));
-  }
+__device__ __forceinline__ Extrema block_extrema(Storage& storage, const Thread& thread, Extrema own) {
+  own.least = __reduce_min_sync(kAllLanes, own.least);
+  own.most = __reduce_max_sync(kAllLanes, own.most);
   if (thread.lane == 0) {
-    storage.warp_least[thread.warp] = least;
-    storage.warp_most[thread.warp] = most;
+    storage.warp_least[thread.warp] = own.least;
+    storage.warp_most[thread.warp] = own.most;
   }
   __syncthreads();
   const bool there = static_cast<uint32_t>(thread.lane) < thread.warps;
-  least = there ? storage.warp_least[thread.lane] : ~0ull;
-  most = there ? storage.warp_most[thread.lane] : 0ull;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    least = smaller(least, __shfl_xor_sync(kAllLanes, least, step));
-    most = larger(most, __shfl_xor_sync(kAllLanes, most, step));
-  }
+  const uint32_t least = there ? storage.warp_least[thread.lane] : ~0u;
+  const uint32_t most = there ? storage.warp_most[thread.lane] : 0u;
+  __syncthreads();
+  return {__reduce_min_sync(kAllLanes, least), __reduce_max_sync(kAllLanes, most)};
 }
 
 }  // namespace cupymla::topk

@@ -26,7 +26,7 @@ struct Parameters {
   int32_t columns, topk;
   int32_t by_score;       // 0: ids ascend; 1: scores descend
   int32_t capacity;       // candidates that shared memory holds
-  int32_t sample;         // elements of a row's sample, a power of two, at most `capacity`; 0: rows are never streamed
+  int32_t streamed;       // 0: rows are always read whole, as with a topk past the capacity
   int32_t bitmap_words;   // columns, and the place of the first one in its 16 bytes, that the bitmap covers, over 32
   int32_t sorted;         // entries that can be sorted in one piece, a power of two; 0 unless by_score
 };

@@ -46,29 +46,37 @@ struct Group {
   static constexpr int kWords = kGroup * sizeof(Bits) / 4;
   uint32_t words[kWords];
 
+  // Of a group all of whose columns are visible.
+  __device__ __forceinline__ void load_whole(const Row& row, int32_t group) {
+    const uint4* source = reinterpret_cast<const uint4*>(row.scores + row.column(group));
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      const uint4 loaded = __ldcs(source + i);
+      words[4 * i] = loaded.x;
+      words[4 * i + 1] = loaded.y;
+      words[4 * i + 2] = loaded.z;
+      words[4 * i + 3] = loaded.w;
+    }
+  }
+
+  // Of any group, also of one past the row's.
   __device__ __forceinline__ void load(const Row& row, int32_t group) {
-    if (group >= row.groups) {
-      clear();
+    clear();
+    if (group >= row.groups) return;
+    if (group > 0 && group < row.groups - 1) {
+      load_whole(row, group);
       return;
     }
     const int32_t column = row.column(group);
-    if (column >= row.begin && row.end - column >= kGroup) {
-      const uint4* source = reinterpret_cast<const uint4*>(row.scores + column);
 #pragma unroll
-      for (int i = 0; i < kWords / 4; ++i) {
-        const uint4 loaded = __ldcs(source + i);
-        words[4 * i] = loaded.x;
-        words[4 * i + 1] = loaded.y;
-        words[4 * i + 2] = loaded.z;
-        words[4 * i + 3] = loaded.w;
-      }
-    } else {
-      clear();
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (column + i >= row.begin && column + i < row.end) set(i, row.scores[column + i]);
-      }
+    for (int i = 0; i < kGroup; ++i) {
+      if (column + i >= row.begin && column + i < row.end) set(i, row.scores[column + i]);
     }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = sizeof(Bits) == 4 ? lowest_bits() : lowest_bits() * 0x10001u;
   }
 
   __device__ __forceinline__ float score(int i) const {
@@ -80,10 +88,6 @@ struct Group {
   }
 
  private:
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = sizeof(Bits) == 4 ? lowest_bits() : lowest_bits() * 0x10001u;
-  }
   __device__ __forceinline__ void set(int i, uint32_t bits) {
     if constexpr (sizeof(Bits) == 4) {
       words[i] = bits;

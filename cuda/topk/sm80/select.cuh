@@ -7,16 +7,17 @@
 
 namespace cupymla::topk {
 
-// An interval of places and what is wanted in it.
+// An interval of places, or of keys, and what is wanted in it.
+template <typename Place>
 struct Interval {
-  uint64_t first, last;  // both inside
+  Place first, last;  // both inside
   uint32_t rank;         // of the wanted entry among those inside, the largest has rank 1
 
-  __device__ __forceinline__ bool holds(uint64_t place) const { return place - first <= last - first; }
+  __device__ __forceinline__ bool holds(Place place) const { return place - first <= last - first; }
 
   // Places of a bin, as a power of two.
   __device__ __forceinline__ int shift() const {
-    const int bits = 64 - __clzll(static_cast<long long>(last - first));
+    const int bits = 64 - __clzll(static_cast<long long>(last - first));  // of keys, too
     return bits > kBinBits ? bits - kBinBits : 0;
   }
 };
@@ -24,7 +25,8 @@ struct Interval {
 // Narrows the interval to the bin that holds the rank, of counts in `storage.bins`, which are all zero again then.
 // Returns how many entries the bin has; 0 where the interval has fewer entries than the rank, and stays as it was.
 // To be called behind a barrier; synchronised after.
-__device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& thread, Interval& interval) {
+template <typename Place>
+__device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& thread, Interval<Place>& interval) {
   // Thread t has the t-th highest bins.
   const int per_thread = kBins / static_cast<int>(thread.threads);
   const int end = kBins - static_cast<int>(thread.index) * per_thread;
@@ -50,8 +52,9 @@ __device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& threa
   }
   __syncthreads();
   const int shift = interval.shift();
-  interval.first += static_cast<uint64_t>(storage.bin) << shift;
-  interval.last = smaller(interval.last, interval.first + ((1ull << shift) - 1));
+  interval.first += static_cast<Place>(storage.bin) << shift;
+  const Place bin_last = interval.first + ((Place{1} << shift) - 1);
+  if (bin_last < interval.last) interval.last = bin_last;
   interval.rank -= storage.above;
   return storage.inside;
 }
@@ -61,12 +64,14 @@ __device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& threa
 // Not inlined: rows that were sampled, streamed or read whole all come here.
 __device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places, uint32_t count, uint32_t rank) {
   const Thread thread;
-  Interval interval{~0ull, 0ull, rank};
+  Extrema keys{~0u, 0u};
   for (uint32_t i = thread.index; i < count; i += thread.threads) {
-    interval.first = smaller(interval.first, places[i]);
-    interval.last = larger(interval.last, places[i]);
+    const uint32_t key = static_cast<uint32_t>(places[i] >> 32);
+    keys = {min(keys.least, key), max(keys.most, key)};
   }
-  block_extrema(storage, thread, interval.first, interval.last);
+  keys = block_extrema(storage, thread, keys);
+  Interval<uint64_t> interval{static_cast<uint64_t>(keys.least) << 32,
+                              static_cast<uint64_t>(keys.most) << 32 | 0xffffffffu, rank};
   uint32_t inside;
   do {
     const int shift = interval.shift();
@@ -85,10 +90,10 @@ __device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places
   // Every warp does the same.
   const uint64_t mine = static_cast<uint32_t>(thread.lane) < inside ? storage.few[thread.lane] : 0ull;
   uint32_t larger_ones = 0;
-  for (uint32_t i = 0; i < inside; ++i) larger_ones += __shfl_sync(kAllLanes, mine, static_cast<int>(i)) > mine;
+  for (uint32_t i = 0; i < inside; ++i) larger_ones += storage.few[i] > mine ? 1 : 0;
   const bool wanted = static_cast<uint32_t>(thread.lane) < inside && larger_ones + 1 == interval.rank;
-  const int lane = __ffs(static_cast<int>(__ballot_sync(kAllLanes, wanted))) - 1;
-  const uint64_t found = __shfl_sync(kAllLanes, mine, lane);
+  const uint32_t lane = __ffs(static_cast<int>(__ballot_sync(kAllLanes, wanted))) - 1;
+  const uint64_t found = storage.few[lane];
   __syncthreads();
   return found;
 }

@@ -16,7 +16,7 @@ constexpr int kFew = 32;              // entries that a warp puts in order by it
 struct alignas(16) Storage {
   uint32_t bins[kBins];  // all zero between two selections
   uint64_t few[kFew];
-  uint64_t warp_least[kMaxWarps], warp_most[kMaxWarps];
+  uint32_t warp_least[kMaxWarps], warp_most[kMaxWarps];
   uint32_t warp_sums[kMaxWarps];
   uint32_t bin, above, inside;  // the bin that holds the wanted rank, entries above it and in it
   uint32_t gathered;            // entries in `few`

@@ -1,4 +1,5 @@
-// The largest scores of each row, exact and in a total order: a CTA takes a row. README.md says how.
+// The largest scores of each row, exact and in a total order: a CTA takes a row, or a cluster where rows are few.
+// README.md says how.
 #include "../../common/entry.cuh"
 #include "emit.cuh"
 #include "sort.cuh"
@@ -9,22 +10,41 @@
 
 namespace cupymla::topk {
 
-// Makes the bitmap that of the selected columns, by reading the row once. Returns how many they are; `kFailed`, with
-// nothing selected, where the threshold let too few or too many entries through. Synchronised before and after.
+// Makes the bitmap that of the selected columns, by reading the row once; a second or third time where the threshold let
+// too few or too many entries through. Returns how many are selected; `kFailed`, and nothing is, where it never let the
+// right number through. A cluster's other CTAs read with the first one, once, and have no result. Synchronised before
+// and after.
 constexpr uint32_t kFailed = 0xffffffffu;
+constexpr int kAttempts = 3;
 
 __device__ __forceinline__ uint32_t select_streamed(Storage& storage, const Thread& thread, const Parameters& params,
                                                     const Arrays& arrays, const Row& row) {
   const uint32_t topk = static_cast<uint32_t>(params.topk);
-  float threshold = negative_infinity();
-  if (row.visible() > params.capacity) threshold = sampled_threshold(storage, thread, params, arrays, row);
-  clear_bitmap(thread, arrays, row);
-  if (thread.index == 0) storage.candidates = storage.equals = 0;
-  __syncthreads();
-  stream(storage, thread, params, arrays, row, threshold);
-  const uint32_t above = storage.candidates, equals = storage.equals;
-  if (above > static_cast<uint32_t>(params.capacity)) return kFailed;
-  if (above + equals < topk && threshold > negative_infinity()) return kFailed;
+  const uint32_t capacity = static_cast<uint32_t>(params.capacity);
+  const Gather gather(arrays, params);
+  uint32_t parts = parts_of_row();
+  uint32_t rank = first_rank(thread, params, row);
+  uint32_t above, equals;
+  for (int attempt = 0;; ++attempt) {
+    float threshold = negative_infinity();
+    clear_bitmap(thread, arrays, row);
+    if (thread.index == 0) storage.candidates = storage.equals = 0;
+    if (row.visible() > params.capacity) threshold = sampled_threshold(storage, row, rank);
+    meet(parts);
+    stream(storage, thread, gather, row, threshold, attempt == 0 ? part_of_row() : 0, parts);
+    meet(parts);
+    if (part_of_row() != 0) return kFailed;
+    parts = 1;
+    above = storage.candidates;
+    equals = storage.equals;
+    const bool few = above + equals < topk && threshold > negative_infinity();
+    if (above <= capacity && !few) break;
+    if (attempt + 1 == kAttempts) return kFailed;
+    // Now it is known how many entries such a rank stands for.
+    const float passed = static_cast<float>(few ? above + equals : above) + 1.0f;
+    rank = static_cast<uint32_t>(static_cast<float>(rank) * (1.5f * static_cast<float>(topk) / passed)) + (few ? 4u : 1u);
+    __syncthreads();
+  }
 
   uint64_t least = kLeastPlace;
   uint32_t kept_equals = 0;
@@ -68,8 +88,9 @@ __device__ __forceinline__ uint32_t run(Storage& storage, const Thread& thread, 
   const Sink sink{row, target, by_score ? arrays.sorted : nullptr};
   const bool all = static_cast<uint32_t>(row.visible()) <= topk;
 
-  if (!all && params.sample != 0 && bitmap_words(row) <= static_cast<uint32_t>(params.bitmap_words)) {
+  if (!all && params.streamed != 0 && bitmap_words(row) <= static_cast<uint32_t>(params.bitmap_words)) {
     const uint32_t selected = select_streamed(storage, thread, params, arrays, row);
+    if (part_of_row() != 0) return 0;
     if (selected != kFailed) {
       emit_bitmap(storage, thread, arrays.bitmap, row, sink);
       if (by_score) write_sorted(thread, params, arrays, row, target, 0, selected);
@@ -77,6 +98,7 @@ __device__ __forceinline__ uint32_t run(Storage& storage, const Thread& thread, 
     }
   }
 
+  if (part_of_row() != 0) return 0;
   // In pieces that can be sorted; in one where nothing is.
   uint32_t written = 0;
   uint64_t limit = ~0ull;
@@ -105,11 +127,13 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
 
   for (uint32_t i = thread.index; i < kBins; i += thread.threads) storage.bins[i] = 0;
   __syncthreads();
-  const uint32_t batch = blockIdx.x / static_cast<uint32_t>(params.rows);
-  const uint32_t number = blockIdx.x % static_cast<uint32_t>(params.rows);
+  const uint32_t place = blockIdx.x / parts_of_row();
+  const uint32_t batch = place / static_cast<uint32_t>(params.rows);
+  const uint32_t number = place % static_cast<uint32_t>(params.rows);
   const Row row(params, batch, number);
   const Target target(params, batch, number);
   const uint32_t count = run(storage, thread, params, arrays, row, target);
+  if (part_of_row() != 0) return;
 
   for (uint32_t i = count + thread.index; i < static_cast<uint32_t>(params.topk); i += thread.threads) {
     target.indices[i] = -1;

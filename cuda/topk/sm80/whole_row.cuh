@@ -25,7 +25,7 @@ __device__ __forceinline__ void visit_row(const Thread& thread, const Row& row, 
 __device__ __noinline__ uint64_t find_in_row(Storage& storage, const Parameters& params, const Arrays& arrays,
                                              const Row& row, uint32_t rank) {
   const Thread thread;
-  Interval interval{kLeastPlace, static_cast<uint64_t>(kLargestKey) << 32 | 0xffffffffu, rank};
+  Interval<uint64_t> interval{kLeastPlace, static_cast<uint64_t>(kLargestKey) << 32 | 0xffffffffu, rank};
   uint32_t inside;
   do {
     const int shift = interval.shift();
