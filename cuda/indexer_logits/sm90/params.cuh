@@ -31,7 +31,7 @@ struct Parameters {
   int32_t batch, queries, keys, heads;
   int32_t query_tiles, key_tiles;  // of a batch entry; of a query tile
   int32_t bf16_weights;            // 0: fp32
-  int32_t causal, relu;            // 0 or 1
+  int32_t causal;                  // 0 or 1
 };
 
 }  // namespace cupymla::indexer_logits

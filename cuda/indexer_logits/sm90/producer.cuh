@@ -58,41 +58,46 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
       storage.weights[buffer][weight_place(query, head)] =
           there ? read_weight(params, run.batch, first + query, head) : 0.0f;
     }
-    Bounds any{params.keys, 0};
+    Bounds any{params.keys, 0}, all{0, params.keys};
     for (int query = lane; query < ThisConfig::kQueries; query += 32) {
-      const Bounds own =
-          first + query < params.queries ? visible_keys(params, run.batch, first + query) : Bounds{0, 0};
+      const bool there = first + query < params.queries;
+      const Bounds own = there ? visible_keys(params, run.batch, first + query) : Bounds{0, 0};
       storage.bounds[buffer][query] = own;
       if (own.begin < own.end) any = {min(any.begin, own.begin), max(any.end, own.end)};
+      if (there) all = {max(all.begin, own.begin), min(all.end, own.end)};
     }
     any.begin = __reduce_min_sync(0xffffffffu, any.begin);
     any.end = __reduce_max_sync(0xffffffffu, any.end);
-    if (lane == 0) storage.any[buffer] = any;
+    all.begin = __reduce_max_sync(0xffffffffu, all.begin);
+    all.end = __reduce_min_sync(0xffffffffu, all.end);
+    if (lane == 0) {
+      storage.any[buffer] = any;
+      storage.all[buffer] = all;
+    }
     storage.q_full[buffer].arrive();
   }
 }
 
 __device__ __forceinline__ void load_keys(Storage& storage, const Parameters& params, const TensorMap& k_map) {
   Ring<ThisConfig::kQueryBuffers> buffers;
-  KeyRing rings[ThisConfig::kConsumers];
+  uint32_t uses = 0;  // eight bits for each consumer
   Walk walk(params);
   for (Run run; walk.next(run); buffers.advance()) {
     storage.q_full[buffers.stage].wait(buffers.full);
     const Visible visible(run, storage.any[buffers.stage]);
     storage.q_free[buffers.stage].arrive();
+    uint32_t who = 0;
     for (int32_t tile = visible.first; tile < visible.end; ++tile) {
-      const int who = (tile - visible.first) % 2;
-      KeyRing ring = rings[0];
-      if (who != 0) ring = rings[1];
-      const uint32_t stage = key_stage(ring, who);
-      storage.k_free[stage].wait(ring.free());
+      const uint32_t use = uses >> who * 8 & 0xffu;
+      const uint32_t stage = key_stage(use, who);
+      storage.k_free[stage].wait(key_parity(use) ^ 1u);
       storage.k_full[stage].arrive_and_expect(sizeof(storage.k[0]));
       for (int column = 0; column < ThisConfig::kColumnTiles; ++column) {
         tma_load_4d(storage.k[stage][column], k_map, storage.k_full[stage],
                     column * ThisConfig::kSpan / ThisConfig::kElementBytes, tile * ThisConfig::kKeyRows, run.batch, 0);
       }
-      ring.advance();
-      (who != 0 ? rings[1] : rings[0]) = ring;
+      uses = (uses & ~(0xffu << who * 8)) | (use + 1 & 0xffu) << who * 8;
+      who = who + 1 == ThisConfig::kConsumers ? 0 : who + 1;
     }
   }
 }

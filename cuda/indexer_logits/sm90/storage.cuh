@@ -8,8 +8,6 @@
 // k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
 //              | bytes                                 |                  |
 // k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
-// named 1, 2   | 256 consumers, of which the waiting   | consumer 0, 1    | the other consumer's products are issued:
-//              | one has 128                           |                  | it may issue its next
 //
 //   query warp          | key warp          | consumer 0                   | consumer 1
 //   --------------------+-------------------+------------------------------+------------------------------
@@ -27,14 +25,12 @@
 
 namespace cupymla::indexer_logits {
 
-// Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own.
-using KeyRing = Ring<ThisConfig::kKeyStages / ThisConfig::kConsumers>;
-
-__device__ __forceinline__ uint32_t key_stage(const KeyRing& ring, int who) {
-  return ring.stage * ThisConfig::kConsumers + who;
+// Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own. `use` counts a
+// consumer's key tiles, of which eight bits are enough.
+__device__ __forceinline__ uint32_t key_stage(uint32_t use, uint32_t who) {
+  return use % ThisConfig::kOwnStages * ThisConfig::kConsumers + who;
 }
-
-constexpr uint32_t kTurn = 1;  // the first of the two named barriers
+__device__ __forceinline__ uint32_t key_parity(uint32_t use) { return use / ThisConfig::kOwnStages & 1u; }
 
 // Visible keys of a query: `begin` <= key < `end`.
 struct Bounds {
@@ -50,6 +46,7 @@ struct alignas(1024) Storage {
   alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
   Bounds bounds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
   Bounds any[ThisConfig::kQueryBuffers];  // from the first to the last key that any query of the tile sees
+  Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
 
   Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
   Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];

@@ -65,6 +65,7 @@ __device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& threa
 __device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places, uint32_t count, uint32_t rank) {
   const Thread thread;
   Extrema keys{~0u, 0u};
+#pragma unroll 4
   for (uint32_t i = thread.index; i < count; i += thread.threads) {
     const uint32_t key = static_cast<uint32_t>(places[i] >> 32);
     keys = {min(keys.least, key), max(keys.most, key)};
@@ -75,6 +76,7 @@ __device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places
   uint32_t inside;
   do {
     const int shift = interval.shift();
+#pragma unroll 4
     for (uint32_t i = thread.index; i < count; i += thread.threads) {
       const uint64_t place = places[i];
       if (interval.holds(place)) atomicAdd(&storage.bins[(place - interval.first) >> shift], 1u);
@@ -82,6 +84,7 @@ __device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places
     __syncthreads();
     inside = narrow(storage, thread, interval);
   } while (inside > kFew);
+#pragma unroll 4
   for (uint32_t i = thread.index; i < count; i += thread.threads) {
     const uint64_t place = places[i];
     if (interval.holds(place)) storage.few[atomicAdd(&storage.gathered, 1u)] = place;

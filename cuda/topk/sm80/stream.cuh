@@ -37,18 +37,35 @@ __device__ __noinline__ float sampled_threshold(Storage& storage, const Row& row
     if (keys[i] != 0) extrema = {min(extrema.least, keys[i]), max(extrema.most, keys[i])};
   }
   extrema = block_extrema(storage, thread, extrema);
+  if (extrema.most == 0) return negative_infinity();
   Interval<uint32_t> interval{extrema.least, extrema.most, rank};
+
+  // First bins of equal width in value: those of keys are narrow around zero alone. Numbers far out spoil them, and
+  // then bins of keys do it.
+  const float least = score_of(extrema.least);
+  const float width = (score_of(extrema.most) - least) * (1.0f / (kBins - 1));
+  bool by_value = width > 0.0f && width < 1e30f;
   for (;;) {
     const int shift = interval.shift();
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      if (keys[i] != 0 && interval.holds(keys[i])) atomicAdd(&storage.bins[(keys[i] - interval.first) >> shift], 1u);
+      if (keys[i] == 0 || !interval.holds(keys[i])) continue;
+      const uint32_t bin = by_value ? min(static_cast<uint32_t>(__fdividef(scores.score(i) - least, width)), kBins - 1u)
+                                    : (keys[i] - interval.first) >> shift;
+      atomicAdd(&storage.bins[bin], 1u);
     }
     __syncthreads();
-    const uint32_t inside = narrow(storage, thread, interval);
+    Interval<uint32_t> narrower = interval;
+    const uint32_t inside = narrow(storage, thread, narrower);
     if (inside == 0) return negative_infinity();
     // Of a bin that holds much the exact score counts: where many are equal, it is theirs.
-    if (shift == 0 || inside <= rank / 8) return score_of(interval.first);
+    if (by_value) {
+      if (inside <= rank / 8) return least + static_cast<float>(storage.bin) * width;
+      by_value = false;
+    } else {
+      if (shift == 0 || inside <= rank / 8) return score_of(narrower.first);
+      interval = narrower;
+    }
   }
 }
 
