@@ -60,4 +60,5 @@ CUPYMLA_LAUNCH_FACTS(threads = cupymla::indexer_logits::ThisConfig::kThreads, cl
                      tile_heads = cupymla::indexer_logits::ThisConfig::kHeads,
                      tile_keys = cupymla::indexer_logits::ThisConfig::kKeyRows,
                      tile_bytes = cupymla::indexer_logits::ThisConfig::kSpan,
+                     consumers = cupymla::indexer_logits::ThisConfig::kConsumers,
                      warpgroup_registers = cupymla::indexer_logits::ThisConfig::kWarpgroupRegisters);
