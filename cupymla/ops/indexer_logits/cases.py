@@ -27,8 +27,8 @@ class LogitsCase(Case):
         channels: D.
         dtype: of q and k, a key of `_DTYPES`.
         batch: extent of the batch axis, None without one.
-        values: "normal"; "exact" for small integers, whose sums are exact; "hostile" for keys that hold NaN and, with 16
-            bits, infinities.
+        values: "normal"; "exact" for small integers, whose sums are exact; "hostile" for keys that hold NaN and,
+            with 16 bits, infinities.
         scales: whether q_scale and k_scale are given.
         bf16_weights: whether weights are bf16.
         limits: None, or "windows" for starts and ends, many out of range or empty.
