@@ -78,7 +78,7 @@ __device__ __forceinline__ void emit_bitmap(Storage& storage, const Thread& thre
 }
 
 // Columns of the row whose places are at least `least` and below `limit`; returns how many.
-__device__ __noinline__ uint32_t emit_row(Storage& storage, const Row& row, uint64_t least, uint64_t limit,
+__device__ __forceinline__ uint32_t emit_row(Storage& storage, const Row& row, uint64_t least, uint64_t limit,
                                           const Sink& sink) {
   const Thread thread;
   uint32_t emitted = 0;

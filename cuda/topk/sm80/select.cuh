@@ -61,8 +61,7 @@ __device__ __forceinline__ uint32_t narrow(Storage& storage, const Thread& threa
 
 // The entry of rank `rank`, 1 to count, among `count` distinct places in shared memory. To be called behind a barrier;
 // synchronised after.
-// Not inlined: rows that were sampled, streamed or read whole all come here.
-__device__ __noinline__ uint64_t select(Storage& storage, const uint64_t* places, uint32_t count, uint32_t rank) {
+__device__ __forceinline__ uint64_t select(Storage& storage, const uint64_t* places, uint32_t count, uint32_t rank) {
   const Thread thread;
   Extrema keys{~0u, 0u};
 #pragma unroll 4

@@ -18,9 +18,12 @@ struct alignas(16) Storage {
   uint64_t few[kFew];
   uint32_t warp_least[kMaxWarps], warp_most[kMaxWarps];
   uint32_t warp_sums[kMaxWarps];
-  uint32_t bin, above, inside;  // the bin that holds the wanted rank, entries above it and in it
   uint32_t gathered;            // entries in `few`
-  uint32_t candidates, equals;  // of a row's stream
+  uint32_t candidates;          // of a row's stream, above the threshold
+  // These are read together, 16 bytes at a time, while others go on: no other word that changes may be among them.
+  alignas(16) uint32_t bin;     // that holds the wanted rank
+  uint32_t above, inside;       // entries above it and in it
+  uint32_t equals;              // of a row's stream, with the threshold's score
 };
 
 // What lies behind `Storage`.

@@ -24,7 +24,7 @@ __device__ __forceinline__ uint32_t first_rank(const Thread& thread, const Param
 
 // About the score of that rank in a sample of one group for each thread, at most one eighth of the rank more of them
 // above it. Synchronised after.
-__device__ __noinline__ float sampled_threshold(Storage& storage, const Row& row, uint32_t rank) {
+__device__ __forceinline__ float sampled_threshold(Storage& storage, const Row& row, uint32_t rank) {
   const Thread thread;
   Group scores;
   scores.load(row, static_cast<int32_t>(static_cast<uint64_t>(thread.index) * static_cast<uint32_t>(row.groups) /

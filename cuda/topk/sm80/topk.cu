@@ -126,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(cupymla::topk::kMaxThreads)
   const Thread thread;
 
   for (uint32_t i = thread.index; i < kBins; i += thread.threads) storage.bins[i] = 0;
+  if (thread.index == 0) storage.equals = 0;
   __syncthreads();
   const uint32_t place = blockIdx.x / parts_of_row();
   const uint32_t batch = place / static_cast<uint32_t>(params.rows);

@@ -22,7 +22,7 @@ __device__ __forceinline__ void visit_row(const Thread& thread, const Row& row, 
 }
 
 // The place of the entry of that rank; `kLeastPlace` where fewer entries can be selected. Synchronised before and after.
-__device__ __noinline__ uint64_t find_in_row(Storage& storage, const Parameters& params, const Arrays& arrays,
+__device__ __forceinline__ uint64_t find_in_row(Storage& storage, const Parameters& params, const Arrays& arrays,
                                              const Row& row, uint32_t rank) {
   const Thread thread;
   Interval<uint64_t> interval{kLeastPlace, static_cast<uint64_t>(kLargestKey) << 32 | 0xffffffffu, rank};

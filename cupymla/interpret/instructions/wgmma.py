@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from ...ptx.syntax import Vector
@@ -32,6 +33,14 @@ _ROW = _THREAD // 32 * 16 + _THREAD % 32 // 4
 _COLUMN = 2 * (_THREAD % 4)
 
 _Register = tuple[DType, int]
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+_ELEMENTS = {**HALVES, "e4m3": E4M3}
+_HELD_IN = {E4M3: np.dtype(np.uint16)}
+"""Numbers of 8 bits lie as pairs where numbers of 16 bits would."""
+
+_STEP_BYTES = 32
+"""Of K of one product."""
 
 _SPANS = {1: 128, 2: 64}  # bytes of a row by swizzle mode; the pattern repeats after eight rows
 _UNUSED = 0x3FF1_C000_C000_C000  # bits of a descriptor that no field has
@@ -135,7 +144,12 @@ def _operand(group: Group, word: int, rows: int, transposed: bool, element: DTyp
         shared.shadow.require_written_for_all(
             _units(shared.shadow, granules), np.arange(group.base, group.base + group.size)
         )
-    return wide(shared.typed(element)[index]), granules
+    return _numbers(shared.typed(_HELD_IN.get(element, element))[index], element), granules
+
+
+def _numbers(held: Array, element: DType) -> Array:
+    """What `[rows, 16]` elements of 16 bits hold, one number each, or two of 8 bits."""
+    return wide(held) if held.dtype == element else held.view(element).astype(np.float32)
 
 
 def _units(shadow: Shadow, granules: Array) -> Array:
@@ -200,14 +214,21 @@ class Shape(NamedTuple):
 
 def shape_of(step: Step) -> Shape:
     """What the opcode and the operands of a product say. Raises Unknown for one that is not executed here."""
-    found = re.fullmatch(r"m64n(\d+)k16", next(part for part in step.parts if part.startswith("m64n")))
+    found = re.fullmatch(r"m64n(\d+)k(\d+)", next(part for part in step.parts if part.startswith("m64n")))
     kinds = [part for part in step.parts if part in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32")]
-    if found is None or kinds[0] != "f32" or kinds[1] not in HALVES or kinds[1] != kinds[2] or "sp" in step.parts:
+    element = _ELEMENTS.get(kinds[1])
+    if found is None or kinds[0] != "f32" or element is None or kinds[1] != kinds[2] or "sp" in step.parts:
+        raise Unknown("a shape or a type of wgmma")
+    if int(found[2]) * element.itemsize != _STEP_BYTES:
         raise Unknown("a shape or a type of wgmma")
     from_registers = isinstance(step.operands[1], Vector)
+    if element == E4M3:
+        # Both operands are K-major, and there is no operand that says so.
+        rest = [number(operand) for operand in step.operands[4:]]
+        return Shape(int(found[1]), element, from_registers, (False, False), (rest[0] < 0, rest[1] < 0))
     rest = [number(operand) for operand in step.operands[4:]]
     transposed = (False, bool(rest[2])) if from_registers else (bool(rest[2]), bool(rest[3]))
-    return Shape(int(found[1]), HALVES[kinds[1]], from_registers, transposed, (rest[0] < 0, rest[1] < 0))
+    return Shape(int(found[1]), element, from_registers, transposed, (rest[0] < 0, rest[1] < 0))
 
 
 def _scale(operands: Operands, step: Step) -> Callable[[Lanes], bool]:
@@ -226,13 +247,14 @@ def _uniform(values: Array, what: str = "matrix descriptors") -> int:
 
 
 def _fragment(rows: Array, element: DType) -> Array:
-    """Operand A from registers: `[4, 128]` words as `[64, 16]` numbers."""
-    a = np.empty((64, 16), np.float32)
+    """Operand A from registers: `[4, 128]` words as `[64, 16]` numbers of 16 bits, or `[64, 32]` of 8."""
+    held = _HELD_IN.get(element, element)
+    a = np.empty((64, 16), held)
     for k in range(4):
-        pair = wide(halves(rows[k], element))
+        pair = halves(rows[k], held)
         row, column = _ROW + 8 * (k % 2), _COLUMN + 8 * (k // 2)
         a[row, column], a[row, column + 1] = pair[:, 0], pair[:, 1]
-    return a
+    return _numbers(a, element)
 
 
 def _multiply(operands: Operands, step: Step) -> Handler:

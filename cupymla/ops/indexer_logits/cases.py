@@ -92,13 +92,16 @@ CASES: tuple[LogitsCase, ...] = (
     _case(5, 130, 32, "strided", "strides", scales=True, strided=True),
     _case(0, 100, 16, "no_queries"),
     _case(3, 0, 16, "no_keys"),
-    # For a GPU alone: CTAs that take several query tiles, stages that are used again, each key tile's sums in turn.
+)
+
+LARGE: tuple[LogitsCase, ...] = (
     *(_case(200, 3001, heads, "large", "large", scales=True) for heads in (64, 32, 16)),
     *(_case(100, 2001, heads, "large", "large", dtype="bf16") for heads in (64, 32, 128)),
     _case(700, 1500, 64, "large_causal", "large", causal=True, q_start=800, scales=True),
     _case(300, 1500, 32, "large_windows", "large", limits="windows", dtype="fp16", channels=64),
     _case(66000, 40, 1, "many_queries", "large"),
 )
+"""For a GPU alone: CTAs that take several query tiles, stages that are used again, more queries than 2**16."""
 
 BENCH: tuple[LogitsCase, ...] = (
     *(_case(4096, keys, heads, intent="speed", scales=True) for heads in (64, 32) for keys in (4096, 32768, 131072)),

@@ -74,8 +74,8 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
         raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTER}")
     columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
     clusters = has_clusters(arch) and columns >= _CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
-    many = _SMALL_THREADS if columns <= _SMALL_ROW else _THREADS
-    threads = _MOST_THREADS if rows <= multiprocessors else many
+    large = _MOST_THREADS if rows <= multiprocessors else _THREADS
+    threads = _SMALL_THREADS if columns <= _SMALL_ROW else large
     capacity = max(_LEAST_CAPACITY, -(-topk * 5 // 2 // 128) * 128)
     # 16-byte groups may begin before the first column.
     words = -(-(columns + 2 * 8) // 32)
