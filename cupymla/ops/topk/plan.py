@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import arch as arches
 from ...arch import Arch
@@ -82,20 +82,13 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     piece = 0
     if problem.order == "score":
         piece = 1 << max(5, (min(topk, _MOST_SORTED) - 1).bit_length())
-    chosen = Plan(source, 0, threads, _CLUSTER if clusters else 1, capacity, True, words, piece)
-    fits = chosen.array_bytes + STORAGE_BYTES + _RESERVED_BYTES <= arch.smem_bytes
-    if topk > _MOST_STREAMED or (piece and piece < topk) or not fits:
-        chosen = Plan(source, 0, threads, 1, _LEAST_CAPACITY, False, 0, piece)
-    return Plan(
-        source,
-        rows * chosen.cluster,
-        threads,
-        chosen.cluster,
-        chosen.capacity,
-        chosen.streamed,
-        chosen.bitmap_words,
-        piece,
-    )
+    room = arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES
+    chosen = Plan(source, rows, threads, 1, capacity, True, words, piece)
+    if topk > _MOST_STREAMED or (piece and piece < topk) or chosen.array_bytes > room:
+        while piece and (_LEAST_CAPACITY + piece) * _PLACE_BYTES + 4 > room:
+            piece //= 2
+        return Plan(source, rows, threads, 1, _LEAST_CAPACITY, False, 0, piece)
+    return replace(chosen, ctas=rows * _CLUSTER, cluster=_CLUSTER) if clusters else chosen
 
 
 STORAGE_BYTES = 10240
