@@ -13,8 +13,44 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "log" / "mutants.md"
 
 _Entry = Mapping[str, Any]
 
-WHY: Sequence[tuple[str, str, str, str]] = ()
-"""Patterns of a kernel's name, of a kind, of a place, and why what fits them survives. The first that fits counts."""
+_ONE_QUERY = "a CTA has one query, or one pass, in the case: nothing waits for room behind it"
+_LATER = "its products join the group of the next commit, which the same wait is for"
+WHY: Sequence[tuple[str, str, str, str, str]] = (
+    ("", "wait", "", "griddepcontrol", "the first launch of a call has none ahead of it"),
+    ("", "wait", r"producer\.cuh", "mbarrier", _ONE_QUERY),
+    ("fwd|bwd|dist", "arrive", r"(consumer|attention|sums)\.cuh", "mbarrier.arrive.shared", _ONE_QUERY),
+    ("dist", "barrier", r"(sums|producer)\.cuh", "", _ONE_QUERY),
+    ("", "barrier", r"producer\.cuh", "bar.warp.sync", "brings lanes together behind what one of them does alone"),
+    ("bwd-pair", "barrier", "pair_gradients", "bar.warp.sync", "stands before an arrival for what products have read"),
+    (
+        "",
+        "fence",
+        "",
+        "fence.proxy.async",
+        "the letter alone asks for it: TMA may write next what ordinary code has read",
+    ),
+    ("", "commit", "", "wgmma", _LATER),
+    ("", "fence", "", "wgmma", "nothing has used the registers since the fence before it"),
+    ("", "wait", "joint_consumer", "mbarrier", "says who multiplies first"),
+    (
+        "",
+        "wait",
+        "joint_consumer",
+        "wgmma",
+        "the wait behind it is for all groups, and the half is not filled anew in the case",
+    ),
+    (
+        "",
+        "barrier",
+        "merge|slot_lists",
+        "bar.sync",
+        "nothing behind it uses what lies before it but for what one before has ordered",
+    ),
+    ("gemv", "barrier", r"any\.cuh", "barrier.sync", "makes half of the warps later than the others"),
+    ("gemv", "barrier|commit", "", "", "no stage is filled twice in the case"),
+    ("", "bound", "", "", "what lies beyond is there to be read and changes no result"),
+)
+"""Patterns of a kernel's name, a kind, a place and a text, and why what fits them survives: the first that fits."""
 
 _HEAD = """# Survey of mutants
 
@@ -29,7 +65,7 @@ whether the interpreter can go: the host engine has to catch whatever the interp
   eager where the interpreter alone had caught a mutant.
 - Caught means an error, a result that the comparison law refuses, or no end.
 - A bound is idle where it holds for every thread of the case, so that nothing changes without it.
-- "n of m" says that m mutants have run; the rest were left for want of time.
+- "-": the interpreter has no tcgen05, so kernels for sm_100a are the host engine's alone.
 - Commands: `python tests/emulate/survey_mutants.py --engine interpreter`, `--engine host`, `--table`.
 """
 
@@ -42,7 +78,7 @@ def write(known: Mapping[str, _Entry], date: str) -> None:
 
 def _page(known: Mapping[str, _Entry], date: str) -> Iterator[str]:
     yield _HEAD.format(date=date, most=MOST, seed=SEED)
-    every = [{"kernel": name, **each} for name, entry in known.items() for each in entry["mutants"]]
+    every = [{"kernel": name, **each} for name, entry in known.items() for each in entry["mutants"] if "host" in each]
     yield "## By kernel"
     yield ""
     yield from _table("kernel", ((name, [m for m in every if m["kernel"] == name]) for name in known))
@@ -62,25 +98,23 @@ def _page(known: Mapping[str, _Entry], date: str) -> Iterator[str]:
 
 
 def _table(title: str, groups: Iterable[tuple[str, Sequence[_Entry]]]) -> Iterator[str]:
-    yield f"| {title} | drawn | interpreter | host engine | both | neither | of these idle |"
+    yield f"| {title} | mutants | interpreter | host engine | both | neither | of these idle |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     total = [0] * 6
     for name, group in groups:
         if not group:
             continue
+        neither = [each for each in group if not each.get("interpreter") and each["host"] == ""]
         row = [
             len(group),
             *(sum(bool(each.get(engine)) for each in group) for engine in ("interpreter", "host")),
-            sum(bool(each.get("interpreter") and each.get("host")) for each in group),
-            sum(not each.get("interpreter") and not each.get("host") for each in group),
-            sum(not each.get("interpreter") and not each.get("host") and bool(each.get("idle")) for each in group),
+            sum(bool(each.get("interpreter") and each["host"]) for each in group),
+            len(neither),
+            sum(bool(each.get("idle")) for each in neither),
         ]
         total = [a + b for a, b in zip(total, row, strict=True)]
-        ran = [sum(engine in each for each in group) for engine in ("interpreter", "host")]
-        cells = [str(number) for number in row]
-        for at, count in enumerate(ran, 1):
-            cells[at] = f"{row[at]} of {count}" if count < len(group) else str(row[at])
-        if not ran[0]:
+        cells = list(map(str, row))
+        if all("interpreter" not in each for each in group):
             cells[1] = cells[3] = "-"
         yield f"| {name} | {' | '.join(cells)} |"
     yield f"| all | {' | '.join(map(str, total))} |"
@@ -109,4 +143,4 @@ def _survivors(every: Sequence[_Entry]) -> Iterator[str]:
 
 
 def _fits(each: _Entry, patterns: Sequence[str]) -> bool:
-    return all(re.search(p, each[key]) for p, key in zip(patterns, ("kernel", "kind", "place"), strict=True))
+    return all(re.search(p, each[key]) for p, key in zip(patterns, ("kernel", "kind", "place", "text"), strict=True))
