@@ -37,5 +37,5 @@ class PackHeaders(BuildHookInterface):  # type: ignore[type-arg]
             sys.path.remove(self.root)
         for name, file in files().items():
             build_data["force_include"][str(file)] = f"cupymla/_packed/{name}"
-        for file in sorted(Path(self.root, "tests", "evidence").glob("*.json")):
+        for file in sorted(Path(self.root, "tests", "evidence").glob("*.sm_*.json")):
             build_data["force_include"][str(file)] = f"cupymla/_packed/evidence/{file.name}"

@@ -133,20 +133,21 @@ def has_dependent_launch(index: int) -> bool:
 
 @functools.cache
 def arch_of(device: Device) -> Arch:
-    """The compile target for a CUDA device: the "a" target of its compute capability, else the newest it can load.
+    """The compile target for a CUDA device: an "a" or "f" target that lists its compute capability, else the
+    newest it can load.
 
     Raises UnsupportedError where no known target runs on it, and DriverError.
     """
     if device.kind != "cuda":
         raise UnsupportedError("a CUDA kernel", str(device), "CUDA devices")
     capability = compute_capability(device.index)
-    fitting = [arch for arch in arches.ARCHES if arch.runs_on(capability)]
-    if not fitting:
+    arch = arches.serving(capability)
+    if arch is None:
         name = f"{device_name(device.index)} (compute capability {capability[0]}.{capability[1]})"
         # Kernels are machine code for a target, so no operator has one that a GPU of another kind could load.
         otherwise = "or arrays on the CPU, for which every operator has its NumPy reference"
         raise UnsupportedError("any operator's CUDA kernel", name, f"{arches.served()}; {otherwise}")
-    return max(fitting, key=lambda arch: (arch.exact, arch.capability))
+    return arch
 
 
 def entry_point(name: str) -> int:

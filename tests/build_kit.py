@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cupymla.build import Cubin, KernelSource, cache, cubin, forget
+from cupymla.build import Cubin, KernelSource, cubin, folders, forget
 
 PLAIN = """\
 #include "part.cuh"
@@ -58,7 +58,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(f"CUPYMLA_{name}", raising=False)
     folder = tmp_path / "cache"
     monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(folder))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(folders, "_warned", set())
     forget()
     return folder
 

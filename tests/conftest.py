@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
 from hypothesis import settings
 
-from cupymla.emulate.host import machine
-from cupymla.testing.evidence import Recorder
+from cupymla_lab.emulate.host import machine
+from cupymla_lab.recorder import Recorder
 
 NO_GPU = "needs a CUDA GPU"
+
+# What tests can do without, by skipping: its name, whether it is here.
+OPTIONAL: dict[str, Callable[[], bool]] = {
+    "torch": lambda: importlib.util.find_spec("torch") is not None,
+    "jax": lambda: importlib.util.find_spec("jax") is not None,
+    "c++": machine.available,
+}
 
 # Options without which the tests marked like them are left out.
 ASKED_FOR = {
@@ -52,6 +59,8 @@ def gpu_present() -> bool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for option, meaning in ASKED_FOR.items():
         parser.addoption(option, action="store_true", help=meaning)
+    names = ", ".join(OPTIONAL)
+    parser.addoption("--require", default="", metavar="NAMES", help=f"fail where one of {names} is missing")
     parser.addoption("--random-problems", type=int, metavar="N", help="draw N problems for each MLA operator")
 
 
@@ -104,7 +113,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def missing() -> list[str]:
+    """What of `OPTIONAL` is not here."""
+    return [name for name, there in OPTIONAL.items() if not there()]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where things are required, to skip for want of them is a failure."""
+    required = session.config.getoption("--require").split()
+    unknown = [name for name in required if name not in OPTIONAL]
+    if unknown:
+        raise pytest.UsageError(f"--require: expected names of {', '.join(OPTIONAL)}, got {' '.join(unknown)}")
+    lacking = [name for name in missing() if name in required]
+    if lacking:
+        pytest.exit(f"required, and not here: {', '.join(lacking)}", returncode=1)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name in missing():
+        terminalreporter.write_line(f"tests that need {name} were skipped: it is not installed")
     skipped = sum(NO_GPU in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if skipped:
         terminalreporter.write_line(f"{skipped} GPU tests skipped: no CUDA GPU on this machine")
@@ -141,12 +168,3 @@ def hopper() -> None:
 
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the kernel is for Hopper")
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder of this run, the same for all of its workers."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "shared"
-    folder.mkdir(exist_ok=True)
-    return folder

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.testing.interpreted import kind_of
+from cupymla_lab.emulated import Emulated, kind_of
 
 
 class Pointer:
@@ -133,15 +133,22 @@ class FakeCupy(ModuleType):
         return ndarray(np.empty(shape, dtype), self.devices[-1])
 
 
-def computing(stand_in: Any) -> None:
-    """Give a stand-in for the module what the test kit makes arrays with."""
+def computing(machine: Emulated) -> None:
+    """Give a machine's stand-in for the module what the test kit makes arrays with. Kernels may use these arrays."""
+
+    def known(host: np.ndarray[Any, Any]) -> ComputingArray:
+        kept.append(host)  # so that no later array lies where this one was
+        machine._arrays.add("array", host.ctypes.data, host.nbytes)
+        return ComputingArray(host)
 
     def strided(memory: ComputingArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> ComputingArray:
         return ComputingArray(np.lib.stride_tricks.as_strided(memory.host, shape, strides))
 
-    stand_in.array = lambda host: ComputingArray(np.array(host))
+    kept: list[np.ndarray[Any, Any]] = []
+    stand_in: Any = machine._cupy
+    stand_in.array = lambda host: known(np.array(host))
     stand_in.asarray = stand_in.array
-    stand_in.full = lambda *args, **kwargs: ComputingArray(np.full(*args, **kwargs))
+    stand_in.full = lambda *args, **kwargs: known(np.full(*args, **kwargs))
     stand_in.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=strided))
     stand_in.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
 

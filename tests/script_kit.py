@@ -16,7 +16,7 @@ from cupymla import build
 from cupymla.build import KernelSource
 from cupymla.launch import LaunchConfig
 from cupymla.raw import RawKernel
-from cupymla.testing.interpreted import Interpreted
+from cupymla_lab.emulated import Emulated
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "scripts" / "examples"
 
@@ -48,7 +48,7 @@ def compiled(operator: str, arch: str, **variant: Any) -> tuple[RawKernel, Kerne
 class Function:
     """A kernel in the place of CuPy's."""
 
-    def __init__(self, machine: Interpreted, source: KernelSource) -> None:
+    def __init__(self, machine: Emulated, source: KernelSource) -> None:
         object.__setattr__(self, "_machine", machine)
         object.__setattr__(self, "kernel", SimpleNamespace(ptr=machine.kernel(source, 0).function))
 
@@ -60,7 +60,7 @@ class Function:
 class Driver(ModuleType):
     """`cuda.bindings.driver`, whose launches and tensor maps are the interpreter's."""
 
-    def __init__(self, machine: Interpreted) -> None:
+    def __init__(self, machine: Emulated) -> None:
         super().__init__("driver")
         self._function = machine.function
 
@@ -83,6 +83,6 @@ class Driver(ModuleType):
         return code, SimpleNamespace(getPtr=lambda: ctypes.addressof(made))
 
 
-def loaded(kernel: RawKernel, source: KernelSource, machine: Interpreted) -> RawKernel:
+def loaded(kernel: RawKernel, source: KernelSource, machine: Emulated) -> RawKernel:
     """A compiled kernel on a machine."""
     return kernel._replace(module=SimpleNamespace(get_function=lambda entry: Function(machine, source)))

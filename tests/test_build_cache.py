@@ -82,7 +82,7 @@ def test_layout_is_arch_then_entry_and_key(kernel: KernelSource, folder: Path) -
     assert path.parent == folder / "sm_90a"
     assert path.name.startswith("plain-")
     assert len(path.stem) == len("plain-") + 64
-    assert sorted(file.suffix for file in path.parent.iterdir()) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in path.parent.iterdir()) == [".cubin", ".gz", ".json"]
 
 
 def test_a_moved_checkout_still_hits(tmp_path: Path, compilations: list[KernelSource]) -> None:
@@ -221,7 +221,7 @@ def test_processes_compile_a_kernel_once(kernel: KernelSource, folder: Path) -> 
     said = [rank.communicate(timeout=120)[0].split() for rank in ranks]
     assert sorted(cached for cached, _ in said) == ["False", "True", "True", "True"]
     assert len({path for _, path in said}) == 1
-    assert sorted(file.suffix for file in (folder / "sm_90a").iterdir()) == [".cubin", ".json"]
+    assert sorted(file.suffix for file in (folder / "sm_90a").iterdir()) == [".cubin", ".gz", ".json"]
 
 
 def test_threads_compile_a_kernel_once(kernel: KernelSource, compilations: list[KernelSource]) -> None:
@@ -435,9 +435,9 @@ def test_a_layer_that_cannot_be_reached_is_mentioned(
 
 def test_entries_tell_what_is_there(tmp_path: Path) -> None:
     text = '#ifdef N\nextern "C" __global__ void k() {}\n#endif\n'
-    made = build.cubin(written(tmp_path / "src", "sub/k.cu", text, "k", defines=(("N", 4),), arch="sm_100a"))
+    made = build.cubin(written(tmp_path / "src", "sub/k.cu", text, "k", defines=(("N", 4),), arch="sm_100f"))
     (entry,) = cache.entries()
-    assert (entry.path, entry.entry, entry.arch, entry.source) == (made.path, "k", "sm_100a", "sub/k.cu")
+    assert (entry.path, entry.entry, entry.arch, entry.source) == (made.path, "k", "sm_100f", "sub/k.cu")
     assert (entry.defines, entry.toolchain) == (("N=4",), str(compiler.toolchain()))
     assert (entry.size_bytes, entry.resources, entry.writable) == (len(made.data), made.resources, True)
 
@@ -453,7 +453,8 @@ def test_clear_removes_ours_and_nothing_else(kernel: KernelSource, folder: Path)
         (folder / "host" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "host" / name).write_bytes(bytes(10))
     assert made.path is not None
-    expected = len(made.data) + record(made.path).stat().st_size + 100 + 40
+    text = made.path.with_suffix(".ptx.gz").stat().st_size
+    expected = len(made.data) + record(made.path).stat().st_size + text + 100 + 40
     assert sum(file.stat().st_size for file in cache.host_files()) == 40
     assert cache.clear() == expected
     left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.*"))

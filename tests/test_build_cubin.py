@@ -60,7 +60,7 @@ def made(tmp_path: Path, backend: str, arch: str, monkeypatch: pytest.MonkeyPatc
     return cubin(written(tmp_path, "facts.cu", text, "facts", arch=arch))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100f"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_facts_reach_python(tmp_path: Path, backend: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = made(tmp_path, backend, arch, monkeypatch)
@@ -85,7 +85,7 @@ def test_facts_cannot_be_changed_by_a_caller(tmp_path: Path, image_bytes: bytes)
         compiled.facts["threads"] = 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_image_agrees_with_the_compilers_log(
     tmp_path: Path, backend: str, arch: str, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import pytest
 from build_kit import again, plain, private
 
 from cupymla import build
-from cupymla.build import KernelSource, cache
+from cupymla.build import KernelSource, folders
 from cupymla.errors import InputError
 
 pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
@@ -103,7 +103,7 @@ def temporary(tmp_path: Path) -> Path:
 
 
 def test_default_is_the_users_cache(home: Path) -> None:
-    assert cache.location() == home / ".cache" / "cupymla"
+    assert folders.location() == home / ".cache" / "cupymla"
 
 
 @pytest.mark.parametrize("case", ["absent", "a file", "read-only", "unwritable", "open to others", "unknown"])

@@ -102,7 +102,7 @@ def test_cupy_launches_the_same_cubin(tmp_path: Path, native: str) -> None:
 
 @pytest.mark.gpu
 def test_an_image_for_another_gpu_is_refused(tmp_path: Path, native: str) -> None:
-    other = "sm_100a" if native.startswith("sm_9") else "sm_90"
+    other = "sm_100f" if native.startswith("sm_9") else "sm_90"
     text = 'extern "C" __global__ void k() {}\n'
     with pytest.raises(DriverError, match=f"loading k for {other} on cuda:0"):
         build.kernel(written(tmp_path, "k.cu", text, "k", arch=other), 0)

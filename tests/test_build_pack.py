@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from build_kit import private, python
 
+from cupymla import evidence
 from cupymla.build import pack, source
-from cupymla.testing import evidence
 
 ROOT = Path(__file__).resolve().parent.parent
+
+MOST_BYTES = 2_100_000
 
 USES_CUTE = """\
 #include <common/entry.cuh>
@@ -34,7 +36,7 @@ from cupymla.build import KernelSource, cubin
 from cupymla.build.source import find_cutlass
 print(cupymla.__file__)
 print(find_cutlass()[0])
-from cupymla.testing import evidence
+from cupymla import evidence
 print(sorted((row.kernel, row.found.date, row.current) for row in evidence.support_rows() if row.found))
 print(dict(cubin(KernelSource("probe/probe.cu", "probe")).facts))
 """
@@ -70,7 +72,7 @@ def test_all_of_our_sources_are_packed_and_nobody_elses() -> None:
     assert ours == {
         f"cuda/{file.relative_to(root).as_posix()}"
         for file in root.rglob("*")
-        if file.is_file() and "third_party" not in file.parts
+        if file.is_file() and file.suffix != ".md" and "third_party" not in file.parts
     }
     assert "cuda/common/entry.cuh" in ours
 
@@ -95,6 +97,15 @@ def test_a_folder_can_be_packed_by_command(tmp_path: Path) -> None:
     assert python("from cupymla.build.pack import main; raise SystemExit(main([]))").returncode == 2
 
 
+def require_light(site: Path) -> None:
+    """A wheel holds what users call: no laboratory, no pages, and no more than 2.1 MB beside CUTLASS's headers."""
+    files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
+    assert {file.parts[0] for file in files if not file.parts[0].endswith(".dist-info")} == {"cupymla"}
+    assert [file for file in files if file.suffix == ".md" and file.parts[0] == "cupymla"] == []
+    ours = [file for file in files if file.parts[:3] != ("cupymla", "_packed", "cutlass")]
+    assert sum((site / file).stat().st_size for file in ours) <= MOST_BYTES
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(not has_cutlass(), reason="needs CUTLASS's headers")
 def test_the_unpacked_wheel_knows_its_evidence_and_compiles_a_cutlass_kernel_alone(
@@ -110,6 +121,7 @@ def test_the_unpacked_wheel_knows_its_evidence_and_compiles_a_cutlass_kernel_alo
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    require_light(site)
     assert (site / "cupymla" / "py.typed").is_file()  # type checkers read the annotations of packages that say so
     shutil.rmtree(checkout)
     done = python(COMPILE, PYTHONPATH=str(site), CUPYMLA_CACHE_DIR=str(tmp_path / "empty"))

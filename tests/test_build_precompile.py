@@ -8,7 +8,7 @@ import pytest
 from build_kit import SPILLING, plain, private, python, written
 
 from cupymla import build
-from cupymla.build import KernelSource, cache, precompile
+from cupymla.build import KernelSource, folders, precompile
 
 pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
 
@@ -45,7 +45,7 @@ def test_what_the_cache_does_not_keep_is_told_once(
     tmp_path: Path, kernel: KernelSource, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Compiled all the same, but not ahead of anything; and workers say so where nobody reads it."""
-    layer = cache.location()
+    layer = folders.location()
     assert layer
     (layer / kernel.arch).write_text("a file where the folder should be")
     other = written(tmp_path / "src", "other.cu", SPILLING, "spilling")

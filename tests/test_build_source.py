@@ -50,7 +50,7 @@ def test_hash_ignores_files_that_are_not_included(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"defines": (("N", 1),)}, {"arch": "sm_100a"}, {"entry": "another"}],
+    [{"defines": (("N", 1),)}, {"arch": "sm_100f"}, {"entry": "another"}],
     ids=lambda change: next(iter(change)),
 )
 def test_hash_follows_what_the_source_asks_for(tmp_path: Path, change: dict[str, object]) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from cupymla import arch, build
 from cupymla.build.source import KernelSource, units
 from cupymla.ops import registry
 
-LARGE_HEAD, PLAIN = 192, 0
+FEW_REGISTERS = 192
+"""Elements of a head from which on kernels are short of registers."""
 PLANNED = [entry for entry in registry.OPERATORS if entry.kernels]
 
 
@@ -30,17 +32,34 @@ def all_sources() -> Iterator[KernelSource]:
         yield from sources(entry)
 
 
+def pairs(source: KernelSource) -> set[tuple[object, ...]]:
+    """Every two definitions of a kernel, and each beside its target."""
+    return set(itertools.combinations((*source.defines, ("target", source.arch)), 2))
+
+
+def covering(variants: Sequence[KernelSource], done: Sequence[KernelSource]) -> list[KernelSource]:
+    """Variants with large heads that have a pair of definitions which no kernel before them has."""
+    seen = {(source.entry, pair) for source in done for pair in pairs(source)}
+    chosen = []
+    for source in variants:
+        missing = {(source.entry, pair) for pair in pairs(source)} - seen
+        large = any(name == "CUPYMLA_HEAD_SIZE" and int(value) >= FEW_REGISTERS for name, value in source.defines)
+        if missing and large:
+            chosen.append(source)
+            seen |= missing
+    return chosen
+
+
 def all_variants() -> Iterator[Any]:
-    """Every kernel that any call may want. Of those that are compiled on first use these run unasked: on tensor cores
-    with large heads, which are short of registers, and relative_scores, in which ptxas has spilled around divisions."""
+    """Every kernel that is compiled ahead of use. Of those that are compiled on first use, a thousand head sizes and
+    element types, the ones with large heads by pairs, as these are short of registers."""
     for entry in PLANNED:
         ahead = sources(entry)
         plan: Any = importlib.import_module(f"{entry.module}.plan")
-        for source in getattr(plan, "variants", plan.sources)():
-            defines = {name: value for name, value in source.defines if isinstance(value, int)}
-            large = defines.get("CUPYMLA_HEAD_SIZE", 0) >= LARGE_HEAD and defines.get("CUPYMLA_ENGINE") != PLAIN
-            unasked = source in ahead or large or source.entry == "relative_scores"
-            yield pytest.param(source, id=str(source), marks=[] if unasked else [pytest.mark.compile_all])
+        on_first_use = [source for source in getattr(plan, "variants", plan.sources)() if source not in set(ahead)]
+        unasked = {*ahead, *covering(on_first_use, ahead)}
+        for source in (*ahead, *on_first_use):
+            yield pytest.param(source, id=str(source), marks=[] if source in unasked else [pytest.mark.compile_all])
 
 
 @pytest.mark.parametrize("entry", PLANNED, ids=lambda entry: entry.name)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cupymla.emulate.host import machine
+from cupymla_lab.emulate.host import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PROSE = {"architecture.md", "blackwell_model.md", "ptx_rules.md", "testing.md"}
+PROSE = {"architecture.md", "testing.md"}
 """Pages of interfaces and prose."""
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
 OPERATORS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cupymla/ops/*/README.md"))

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla import driver
+from cupymla import driver, evidence
+from cupymla.bench import machine
 from cupymla.build.source import cuda_root
-from cupymla.emulate import MODES, program
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.ops.sparse_mla_fwd import plan
-from cupymla.testing import evidence, gpu, machine, operators, without_gpu
+from cupymla.testing import operators
 from cupymla.testing.compare import Report, compare
-from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import gpu, recorder, without_gpu
+from cupymla_lab.emulate import MODES, program
+from cupymla_lab.emulated import Emulated
 
 
 def a_kernel() -> tuple[OperatorEntry, KernelEntry]:
@@ -54,47 +56,84 @@ def row_of(rows: list[evidence.Support]) -> evidence.Support:
 
 
 def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
-    """A kernel edited since its last GPU run shows as unverified."""
+    """A kernel edited since its last GPU run shows as not run."""
     entry, kernel = a_kernel()
-    assert row_of(evidence.support_rows(tmp_path)).evidence == "none"
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))) == "not run"
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
-    file = evidence.write(some_evidence(digest), tmp_path)
+    file = recorder.write(some_evidence(digest), tmp_path)
     assert file is not None
     assert evidence.read(file) == some_evidence(digest)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("hardware", True)
+    assert (row.status, row.current) == ("verified", True)
     there = len(Subject(entry.name).cases_of(kernel))
     said = "verified: 7 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
-    assert evidence.status(row) == f"{said} ({there - 7} further cases came since)"
+    assert evidence.told(row) == f"{said} ({there - 7} further cases came since)"
     whole = replace(row, found=replace(some_evidence(digest), cases=there))
-    assert evidence.status(whole) == f"verified: {there} cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.told(whole) == f"verified: {there} cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
     part = replace(some_evidence(digest), ran="emulated", of=9)
-    assert evidence.write(part, tmp_path) is None, "hardware says more"
+    assert recorder.write(part, tmp_path) is None, "hardware says more"
     file.unlink()
-    evidence.write(part, tmp_path)
-    assert evidence.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
-    told = evidence.status(row_of(evidence.support_rows(tmp_path)))
-    said = "verified: 7 of 9 cases emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
-    assert told == f"{said} ({there - 9} further cases came since)"
-    evidence.write(some_evidence("0" * 64), tmp_path)
+    recorder.write(part, tmp_path)
+    assert recorder.write(replace(part, cases=6), tmp_path) is None, "so do more cases"
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("hardware", False)
-    assert evidence.status(row).startswith("unverified")
+    said = "emulated: 7 of 9 cases on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert (row.status, evidence.told(row)) == ("emulated", f"{said} ({there - 9} further cases came since)")
+    recorder.write(replace(part, content_hash="0" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    said = "not run: edited since 7 of 9 cases were emulated on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert (row.status, row.current, evidence.told(row)) == ("not run", False, said)
+    recorder.write(some_evidence("1" * 64), tmp_path)
+    row = row_of(evidence.support_rows(tmp_path))
+    assert evidence.told(row) == "not run: edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert row.as_dict() == {
+        "operator": entry.name,
+        "kernel": kernel.name,
+        "arch": kernel.arch,
+        "status": "not run",
+        "detail": "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02",
+    }
+
+
+def test_an_operator_without_a_kernel_has_none() -> None:
+    row = evidence.Support("new", "reference", "cpu")
+    assert row.status == "none" and evidence.told(row).startswith("none: NumPy reference only")
+
+
+@pytest.mark.parametrize("ran", ["emulated", "emulated"])
+@pytest.mark.parametrize("where", ["a CPU", "a GPU", "both"])
+def test_what_was_emulated_is_never_called_verified(ran: Any, where: str) -> None:
+    """Whatever stood in for the GPU, and however many of the cases passed there."""
+    gpu_found = replace(some_evidence("1" * 64), ran="emulated", of=7)
+    cpu_found = evidence.WithoutGpu("op", "k", "sm_80", "1" * 64, ran, "", "nvrtc 12.9.86", 7, 7, {}, "2026-01-03")
+    row = evidence.Support(
+        gpu_found.operator,
+        gpu_found.kernel,
+        gpu_found.arch,
+        current=where != "a CPU",
+        found=None if where == "a CPU" else gpu_found,
+        without_gpu=None if where == "a GPU" else cpu_found,
+    )
+    assert row.status == "emulated" and evidence.told(row).startswith("emulated: 7 cases on ")
+    assert "verified" not in evidence.told(row)
 
 
 def test_evidence_that_sanitizers_saw_gives_way_only_to_its_like(tmp_path: Path) -> None:
     """A test run without sanitizers would otherwise erase what the full check had found of the same sources."""
     plain = some_evidence("1" * 64)
     full = replace(plain, repeats={"cases": 16, "runs": 20}, sanitizers={"memcheck": "ERROR SUMMARY: 0 errors"})
-    file = evidence.write(plain, tmp_path)
+    file = recorder.write(plain, tmp_path)
     assert file is not None
-    assert evidence.write(full, tmp_path) == file
+    assert recorder.write(full, tmp_path) == file
     assert evidence.read(file) == full
-    assert evidence.write(plain, tmp_path) is None
+    assert recorder.write(plain, tmp_path) is None
     assert evidence.read(file) == full
     edited = replace(plain, content_hash="2" * 64)
-    assert evidence.write(edited, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file
+    carried = replace(edited, carried_from="sm_100a", cases=8)
+    file.unlink()
+    assert recorder.write(carried, tmp_path) == file
+    assert recorder.write(edited, tmp_path) == file, "a run says more than what was carried over"
     assert evidence.read(file) == edited
 
 
@@ -110,9 +149,9 @@ def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.
     report = Report("out", 1e-3, 0.0, 2e-3, 0.0)
     runs: tuple[tuple[evidence.Ran, int], ...] = ("hardware", 0), ("emulated", 1)
     for ran, files in runs:
-        recorder = evidence.Recorder(tmp_path, ran, how="modes: eager" if ran == "emulated" else "")
-        recorder.record(entry.name, kernel, small, [report])
-        written = recorder.write()
+        kept = recorder.Recorder(tmp_path, ran, how="modes: eager" if ran == "emulated" else "")
+        kept.record(entry.name, kernel, small, [report])
+        written = kept.write()
         assert len(written) == files
     found = evidence.read(written[0])
     assert found is not None and (found.ran, found.cases, found.of) == ("emulated", 1, 2)
@@ -126,25 +165,36 @@ def test_evidence_names_every_mode_that_a_case_ran_in() -> None:
     assert "tcgen05" in told and "proxy" in told and "init" in told
 
 
-def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:
-    """It is told beside what GPUs have shown, and only while it is of the present sources."""
+def test_a_run_without_a_gpu_counts_where_no_gpu_ran(tmp_path: Path) -> None:
+    """And only while it is of the present sources."""
     entry, kernel = a_kernel()
     digest = evidence.current_hash(entry, kernel)
     assert digest is not None
     errors = {"out": {"error": 1e-3, "limit": 2e-3}}
     told = evidence.WithoutGpu(
-        entry.name, kernel.name, kernel.arch, digest, "interpreted", "", "nvrtc", 5, 9, errors, "2026-01-03"
+        entry.name,
+        kernel.name,
+        kernel.arch,
+        digest,
+        "emulated",
+        "",
+        "nvrtc 12.9.86 cccl",
+        5,
+        9,
+        errors,
+        "2026-01-03",
     )
-    evidence.write_without_gpu(told, tmp_path)
+    recorder.write_without_gpu(told, tmp_path)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current, row.without_gpu) == ("none", False, told)
-    note = "without a GPU: 5 of 9 cases interpreted, 2026-01-03"
-    assert evidence.status(row) == f"unverified: not run on a GPU yet; {note}"
-    evidence.write(some_evidence("0" * 64), tmp_path)
-    assert evidence.status(row_of(evidence.support_rows(tmp_path))).endswith(f"2026-01-02; {note}")
-    evidence.write(some_evidence(digest), tmp_path)
-    assert evidence.status(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
-    evidence.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
+    assert (row.status, row.current, row.without_gpu) == ("emulated", False, told)
+    said = "emulated: 5 of 9 cases on a CPU, nvrtc 12.9.86, 2026-01-03"
+    assert evidence.told(row) == said
+    recorder.write(some_evidence("0" * 64), tmp_path)
+    before = "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))) == f"{said}; {before}"
+    recorder.write(some_evidence(digest), tmp_path)
+    assert evidence.told(row_of(evidence.support_rows(tmp_path))).startswith("verified: 7 cases on NVIDIA H200")
+    recorder.write_without_gpu(replace(told, content_hash="0" * 64), tmp_path)
     assert row_of(evidence.support_rows(tmp_path)).without_gpu is None
 
 
@@ -152,14 +202,14 @@ def test_a_run_without_a_gpu_never_verifies(tmp_path: Path) -> None:
 def test_cases_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs what is small enough and leaves evidence; nothing where a case fails."""
     kept: list[evidence.WithoutGpu] = []
-    monkeypatch.setattr(evidence, "write_without_gpu", kept.append)
+    monkeypatch.setattr(recorder, "write_without_gpu", kept.append)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 0
     told = [(found.operator, found.kernel, found.ran, found.cases) for found in kept]
     expected = [("attn_dist", 4), ("attn_dist_joint", 1)]
-    assert told == [("attn_dist", kernel, "interpreted", cases) for kernel, cases in expected]
+    assert told == [("attn_dist", kernel, "emulated", cases) for kernel, cases in expected]
     assert all(0 < found.cases < found.of for found in kept)
     fails = Report("dist", 1.0, 0.0, 0.5, 0.0, failure="too far away")
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [fails])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [fails])
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--most-flops", "2e5"]) == 1
     assert len(kept) == len(expected)
 
@@ -210,7 +260,7 @@ def test_a_case_that_launched_nothing_has_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However right its results are; but for cases in which there is nothing to do."""
-    monkeypatch.setattr(Interpreted, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
+    monkeypatch.setattr(Emulated, "check", lambda *_: [compare("out", np.ones(2), np.ones(2), np.ones(2))])
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     some = min((case for case in subject.cases.CASES if subject.cases.flops(case) > 0), key=subject.cases.flops)
@@ -237,7 +287,7 @@ def test_numbers_of_multiprocessors_go_through_all_operands_and_modes() -> None:
 def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     cases = operators.Subject("attn_dist").cases
     joint = cases.CHOICES["attn_dist_joint"]
     case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
@@ -250,7 +300,7 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
 def test_kernels_of_another_folder_run_and_leave_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evidence, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
+    monkeypatch.setattr(recorder, "write_without_gpu", lambda found: pytest.fail("wrote evidence"))
     for name in ("common", "xl_paged_attention"):
         shutil.copytree(cuda_root() / name, tmp_path / name)
     kernel = tmp_path / "xl_paged_attention" / "sm80" / "xl_paged_attention.cu"
@@ -285,7 +335,7 @@ def test_names_of_cases_are_shown_and_helped_with(capsys: pytest.CaptureFixture[
 
 
 def test_evidence_from_before_repeats_and_sanitizers_is_read(tmp_path: Path) -> None:
-    file = evidence.write(some_evidence("1" * 64), tmp_path)
+    file = recorder.write(some_evidence("1" * 64), tmp_path)
     assert file is not None
     told = json.loads(file.read_text())
     del told["repeats"], told["sanitizers"]
@@ -297,7 +347,7 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     """What was checked is in the evidence as numbers and as the tools' own words."""
     kept: dict[str, Any] = {}
 
-    def write(self: evidence.Recorder, **told: Any) -> list[Path]:
+    def write(self: recorder.Recorder, **told: Any) -> list[Path]:
         kept.update(told)
         return []
 
@@ -305,7 +355,7 @@ def test_full_check_records_repeats_and_sanitizers(tmp_path: Path, monkeypatch: 
     tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(evidence.Recorder, "write", write)
+    monkeypatch.setattr(recorder.Recorder, "write", write)
     entry, kernel = a_kernel()
     subject = operators.Subject(entry.name)
     steps = gpu.check(subject, kernel, tmp_path, ["memcheck"], 60, gpu.Runner(lambda job: []))
@@ -321,7 +371,7 @@ def test_damaged_evidence_is_no_evidence(tmp_path: Path, content: str) -> None:
     entry, kernel = a_kernel()
     evidence.path(entry.name, kernel, tmp_path).write_text(content)
     row = row_of(evidence.support_rows(tmp_path))
-    assert (row.evidence, row.current) == ("none", False)
+    assert (row.status, row.current) == ("not run", False)
 
 
 def test_support_rows_name_every_operator_and_kernel_once() -> None:
@@ -336,16 +386,16 @@ def test_incomplete_or_failed_runs_leave_no_evidence(tmp_path: Path) -> None:
     """Evidence speaks for all of a kernel's cases or is not written."""
     entry, kernel = a_kernel()
     cases = operators.Subject(entry.name).cases.CASES
-    recorder = evidence.Recorder(tmp_path)
+    kept = recorder.Recorder(tmp_path)
     good = compare("out", np.ones(2), np.ones(2), np.ones(2))
     for case in cases[1:]:
-        recorder.record(entry.name, kernel, case, [good])
-    recorder.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
-    assert recorder.write() == []
+        kept.record(entry.name, kernel, case, [good])
+    kept.record(entry.name, kernel, cases[0], [compare("out", np.zeros(2), np.ones(2), np.ones(2))])
+    assert kept.write() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_worst_error_is_the_one_nearest_its_limit() -> None:
     far = compare("out", np.array([100.5], np.float32), np.array([101], np.float32), np.array([100.0]))
     near = compare("out", np.array([1.9], np.float32), np.array([1.5], np.float32), np.array([1.0]))
-    assert evidence.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}
+    assert recorder.worst([[far], [near]])["out"] == {"error": near.error, "limit": near.limit}

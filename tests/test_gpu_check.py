@@ -1,4 +1,4 @@
-"""What `python -m cupymla.testing.gpu` says of a kernel has come from it. Run on the emulator's machine."""
+"""What `python -m cupymla_lab gpu` says of a kernel has come from it. Run on the emulator's machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from typing import Any
 import fake_cupy
 import pytest
 
-from cupymla import driver
-from cupymla.emulate import EmulationError
-from cupymla.emulate.host import machine as host_machine
+from cupymla import driver, evidence
+from cupymla.bench.processes import Lost, Processes
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import evidence, gpu, operators
+from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch, Report
-from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Subject
-from cupymla.testing.processes import Lost, Processes
+from cupymla_lab import gpu, recorder
+from cupymla_lab.emulate import EmulationError
+from cupymla_lab.emulate.host import machine as host_machine
+from cupymla_lab.emulated import Emulated, emulated
 
 pytestmark = [
     pytest.mark.compile,
@@ -38,14 +39,14 @@ pytestmark = [
 @pytest.fixture
 def blackwell() -> Iterator[Emulated]:
     """A GPU of compute capability 10.0, as far as the check can tell."""
-    with emulated("sm_100a", 4) as machine:
-        fake_cupy.computing(machine._cupy)
+    with emulated("sm_100f", 4) as machine:
+        fake_cupy.computing(machine)
         yield machine
 
 
 @pytest.fixture
 def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
-    """nvfp4_gemv, which has two kernels for sm_100a, with the smallest case that both can run and one for one alone."""
+    """nvfp4_gemv, which has two kernels for sm_100f, with the smallest case that both can run and one for one alone."""
     found = Subject("nvfp4_gemv")
     for_both = min((case for case in found.cases.CASES if case.intent == "tensor"), key=found.cases.flops)
     for_one = min((case for case in found.small_grid() if case.intent == "shapes"), key=found.cases.flops)
@@ -62,7 +63,7 @@ def test_each_of_a_targets_kernels_gets_evidence_from_its_own_runs(
 ) -> None:
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "version", lambda: (13, 0))
-    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(recorder.Recorder, tmp_path))
     monkeypatch.setattr(gpu, "REPEATS", 2)
     assert gpu.main(["check", subject.name, "--out", str(tmp_path / "out"), "--jobs", "0", "--sanitizers"]) == 0
     found = {
@@ -76,8 +77,8 @@ def in_a_process(job: gpu.Job) -> list[Report]:
     """What a process does that has no GPU but the emulator's; one case hangs."""
     if job.case == HANGS:
         time.sleep(600)
-    with emulated("sm_100a", 4) as machine:
-        fake_cupy.computing(machine._cupy)
+    with emulated("sm_100f", 4) as machine:
+        fake_cupy.computing(machine)
         return gpu.do(job)
 
 
@@ -91,7 +92,7 @@ def test_cases_run_in_processes_and_are_told_of_by_kernel(
     hangs = dataclasses.replace(subject.cases.CASES[1], name=HANGS)
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "version", lambda: (13, 0))
-    monkeypatch.setattr(gpu, "Recorder", functools.partial(evidence.Recorder, tmp_path))
+    monkeypatch.setattr(gpu, "Recorder", functools.partial(recorder.Recorder, tmp_path))
     monkeypatch.setattr(gpu, "REPEATS", 2)
     work = {"do": in_a_process}
     monkeypatch.setattr(gpu, "Processes", lambda do, *rest: Processes(work["do"], *rest))
@@ -168,7 +169,7 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
         yield object()
 
     def objects(subject: Subject, kernel: KernelEntry, case: Any, **_: object) -> list[Report]:
-        assert kernel.arch == "sm_103a"
+        assert kernel.arch == "sm_100f"
         raise EmulationError(code, (0, 0))
 
     code = 2
@@ -178,11 +179,11 @@ def test_objections_of_the_emulator_are_failures_of_their_case(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(get_default_memory_pool=lambda: pool))
     case = Subject("attn_dist").cases.CASES[0].name
     with pytest.raises(Mismatch, match=f"attn_dist {case} emulated: "):
-        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
-    assert entered == ["sm_103a"]
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_100f"))
+    assert entered == ["sm_100f"]
     code = 0  # the grid may still run: not a Mismatch, after which a process goes on
     with pytest.raises(EmulationError):
-        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_103a"))
+        gpu.do(gpu.Job("attn_dist", "attn_dist", case, emulated="sm_100f"))
 
 
 def test_sanitizers_are_refused_for_what_is_emulated(
@@ -192,7 +193,7 @@ def test_sanitizers_are_refused_for_what_is_emulated(
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "compute_capability", lambda index: (9, 0))
     with pytest.raises(SystemExit):
-        gpu.main(["check", "attn_dist", "--emulated", "sm_100a", "--sanitizers", "memcheck"])
+        gpu.main(["check", "attn_dist", "--emulated", "sm_100f", "--sanitizers", "memcheck"])
     assert "none of what is emulated" in capsys.readouterr().err
 
 
@@ -306,11 +307,11 @@ def test_as_a_command_its_work_has_a_name_that_other_processes_find(
     def found(do: Any, *rest: Any) -> Any:
         raise SystemExit(f"{do.__module__}.{do.__name__}")
 
-    monkeypatch.setattr("cupymla.testing.processes.Processes", found)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", found)
     monkeypatch.setattr(gpu, "Processes", found)
     monkeypatch.setattr("sys.argv", ["gpu", "check", "sparse_mla_fwd", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^cupymla\.testing\.gpu\.do$"):
-        runpy.run_module("cupymla.testing.gpu", run_name="__main__", alter_sys=True)
+    with pytest.raises(SystemExit, match=r"^cupymla_lab\.gpu\.do$"):
+        runpy.run_module("cupymla_lab.gpu", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("words", [["--limit", "0"], ["--limit", "nan"], ["--timeout", "-1"], ["--jobs", "-1"]])

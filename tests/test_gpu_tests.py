@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cupymla import InputError, driver
-from cupymla.testing import gpu_tests, machine
+from cupymla.bench import machine
+from cupymla_lab import gpu_tests
 
 RESULT = gpu_tests.FileResult(
     file="tests/test_x.py",

@@ -1,10 +1,12 @@
-"""The house keeps its shape: imports point one way, device code stays in its rooms, files stay readable."""
+"""The project keeps its shape: imports point one way, device code stays in its folders, files stay readable."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ PACKAGE = ROOT / "cupymla"
 CUDA = ROOT / "cuda"
 MAX_LINES = 600
 
+LAB = ROOT / "cupymla_lab"
 # Layer of each part of the package: a module imports from its own layer or a lower one. Siblings that must not know
 # each other are kept apart by FORBIDDEN below.
 LAYERS = {
@@ -25,48 +28,54 @@ LAYERS = {
     "dlpack": 0,
     "arch": 1,
     "driver": 1,
-    "ptx": 1,
     "tensor": 2,
     "tensormap": 2,
     "launch": 2,
     "build": 2,
-    "emulate": 3,
-    "interpret": 3,
     "ops": 3,
     "ops.registry": 4,
     "interop": 5,
     "raw": 5,
     "testing": 5,
-    "cli": 5,
-    "__main__": 5,
+    "bench": 6,
+    "evidence": 6,
+    "cli": 7,
+    "__main__": 7,
 }
-FORBIDDEN = {
-    "build": {"tensor", "tensormap", "launch"},
-    "ops": {"emulate", "interpret"},
-    "emulate": {"interpret", "ops"},
-    "interpret": {"emulate", "ops"},
-}
+FORBIDDEN = {"build": {"tensor", "tensormap", "launch"}}
 FRAMEWORKS = {"torch", "jax", "cupy", "tensorflow"}
-CUDA_FREE_ROOMS = ("spec", "plan", "reference", "cases")
+CUDA_FREE_PARTS = ("spec", "plan", "reference", "cases")
 """Last words of the names of modules, `blackwell_plan` among them."""
 OPERATORS = {entry.name for entry in registry.OPERATORS}
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Dotted name below `cupymla` and file of every module but the package's own __init__."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] == "_packed" or parts == ("__init__",):
-            continue
-        yield ".".join(p for p in parts if p != "__init__"), path
+@dataclass(frozen=True)
+class Module:
+    """A module of the package or of the laboratory.
+
+    Attributes:
+        name: dotted, below its package; "" for the package's own __init__.
+        package: "cupymla" or "cupymla_lab".
+        path: its file.
+        tree: the file, parsed.
+        imports: absolute dotted names that it imports, wherever in the file the import stands.
+    """
+
+    name: str
+    package: str
+    path: Path
+    tree: ast.Module
+    imports: tuple[str, ...]
+
+    @property
+    def inner(self) -> list[str]:
+        """What it imports of its own package, without the package's name."""
+        return [n.removeprefix(f"{self.package}.") for n in self.imports if n.startswith(f"{self.package}.")]
 
 
-def imports(module: str, path: Path) -> Iterator[str]:
-    """Absolute dotted names that a module imports, wherever in the file the import stands."""
-    package = ["cupymla", *module.split(".")]
-    if path.name != "__init__.py":
-        package = package[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(dotted: list[str], is_package: bool, tree: ast.Module) -> Iterator[str]:
+    package = dotted if is_package else dotted[:-1]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -75,11 +84,23 @@ def imports(module: str, path: Path) -> Iterator[str]:
             yield from (f"{stem}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
+def modules(folder: Path) -> tuple[Module, ...]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[0] == "_packed":
+            continue
+        dotted = [part for part in parts if part != "__init__"]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = tuple(imports([folder.name, *dotted], path.name == "__init__.py", tree))
+        found.append(Module(".".join(dotted), folder.name, path, tree, named))
+    return tuple(found)
+
+
 def part_of(name: str) -> str:
     """The row of LAYERS a dotted name below `cupymla` belongs to."""
-    if name == "ops.registry":
-        return name
-    return name.split(".", maxsplit=1)[0]
+    return name if name == "ops.registry" else name.split(".", maxsplit=1)[0]
 
 
 def operator_of(name: str) -> str | None:
@@ -88,69 +109,120 @@ def operator_of(name: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[0] == "ops" and parts[1] in OPERATORS else None
 
 
-MODULES = list(modules())
-IDS = [name for name, _ in MODULES]
-OF_OPERATORS = [row for row in MODULES if operator_of(row[0]) is not None]
-CUDA_FREE = [row for row in OF_OPERATORS if row[0].rsplit(".", maxsplit=1)[-1].endswith(CUDA_FREE_ROOMS)]
+def product() -> list[Module]:
+    return [module for module in modules(PACKAGE) if module.name]
 
 
-def inner_imports(module: str, path: Path) -> list[str]:
-    return [name.removeprefix("cupymla.") for name in imports(module, path) if name.startswith("cupymla.")]
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Groups of modules that import one another, directly or on the way (strongly connected components)."""
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def visit(name: str, edges: Mapping[str, Collection[str]], into: list[str]) -> None:
+        stack = [(name, iter(edges[name]))]
+        seen.add(name)
+        while stack:
+            at, rest = stack[-1]
+            following = next((each for each in rest if each not in seen), None)
+            if following is None:
+                stack.pop()
+                into.append(at)
+            else:
+                seen.add(following)
+                stack.append((following, iter(edges[following])))
+
+    for name in graph:
+        if name not in seen:
+            visit(name, graph, order)
+    importers: dict[str, list[str]] = {name: [] for name in graph}
+    for name, imported in graph.items():
+        for each in imported:
+            importers[each].append(name)
+    seen.clear()
+    groups = []
+    for name in reversed(order):
+        if name not in seen:
+            group: list[str] = []
+            visit(name, importers, group)
+            groups.append(sorted(group))
+    return [group for group in groups if len(group) > 1]
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=IDS)
-def test_imports_point_down(module: str, path: Path) -> None:
-    assert part_of(module) in LAYERS, f"say in LAYERS where {module} belongs"
-    upward = [n for n in inner_imports(module, path) if LAYERS.get(part_of(n), 0) > LAYERS[part_of(module)]]
+def test_circles_are_found() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}) == [["b", "c"]]
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, LAB], ids=lambda folder: folder.name)
+def test_no_circles(folder: Path) -> None:
+    """Imports inside functions and for type checkers alone count as well."""
+    names = {module.name for module in modules(folder)}
+
+    def target(name: str) -> str | None:
+        stem = name.rpartition(".")[0]
+        return name if name in names else stem if stem in names else None
+
+    graph = {
+        module.name: {found for name in module.inner if (found := target(name)) not in (None, module.name, "")}
+        for module in modules(folder)
+    }
+    assert circles(graph) == []
+
+
+def test_imports_point_down() -> None:
+    assert {part_of(module.name) for module in product()} <= LAYERS.keys(), "say in LAYERS where a new part belongs"
+    upward = [
+        f"{module.name} imports {name}"
+        for module in product()
+        for name in module.inner
+        if LAYERS.get(part_of(name), 0) > LAYERS[part_of(module.name)]
+    ]
     assert upward == []
 
 
-@pytest.mark.parametrize(("module", "path"), OF_OPERATORS, ids=[name for name, _ in OF_OPERATORS])
-def test_operators_do_not_import_operators(module: str, path: Path) -> None:
-    others = [n for n in inner_imports(module, path) if operator_of(n) not in (None, operator_of(module))]
-    assert others == []
+def test_siblings_do_not_import_each_other() -> None:
+    wrong = [
+        f"{module.name} imports {name}"
+        for module in product()
+        for name in module.inner
+        if part_of(name) in FORBIDDEN.get(part_of(module.name), set())
+        or operator_of(name) not in (None, operator_of(module.name) or operator_of(name))
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=IDS)
-def test_siblings_do_not_import_each_other(module: str, path: Path) -> None:
-    forbidden = FORBIDDEN.get(part_of(module), set())
-    assert [n for n in inner_imports(module, path) if part_of(n) in forbidden] == []
+def test_the_package_does_not_know_the_laboratory() -> None:
+    wrong = [m.name for m in modules(PACKAGE) if any(name.split(".")[0] == "cupymla_lab" for name in m.imports)]
+    assert wrong == []
 
 
-def test_no_operator_is_passed_over() -> None:
-    """The two tests that follow have modules of every operator."""
-    assert {operator_of(name) for name, _ in OF_OPERATORS} == OPERATORS
-    assert {name.removeprefix("ops.") for name, _ in CUDA_FREE} >= {
-        f"{operator}.{room}" for operator in OPERATORS for room in CUDA_FREE_ROOMS
-    }
-
-
-@pytest.mark.parametrize(("module", "path"), CUDA_FREE, ids=[name for name, _ in CUDA_FREE])
-def test_pure_rooms_import_no_cuda(module: str, path: Path) -> None:
+def test_pure_parts_import_no_cuda() -> None:
     """spec, plan, reference and cases are tested on any machine."""
-    outer = [n for n in imports(module, path) if n.split(".")[0] in FRAMEWORKS | {"cuda"}]
-    inner = [n for n in inner_imports(module, path) if part_of(n) in ("driver", "launch", "tensormap")]
+    pure = [m for m in product() if operator_of(m.name) and m.name.endswith(CUDA_FREE_PARTS)]
+    wanted = {f"ops.{operator}.{part}" for operator in OPERATORS for part in CUDA_FREE_PARTS}
+    assert {module.name for module in pure} >= wanted
+    outer = [(m.name, n) for m in pure for n in m.imports if n.split(".")[0] in FRAMEWORKS | {"cuda"}]
+    inner = [(m.name, n) for m in pure for n in m.inner if part_of(n) in ("driver", "launch", "tensormap")]
     assert outer + inner == []
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=IDS)
-def test_one_importer_of_the_driver_and_one_reader_of_the_environment(module: str, path: Path) -> None:
-    if module != "driver":
-        assert not [n for n in imports(module, path) if n.startswith("cuda.bindings.driver")]
-    if module != "config":
-        assert not [n for n in imports(module, path) if n in ("os.environ", "os.getenv")]
-        assert not re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+def test_one_importer_of_the_driver_and_one_reader_of_the_environment() -> None:
+    drivers = {m.name for m in product() if any(n.startswith("cuda.bindings.driver") for n in m.imports)}
+    assert drivers == {"driver"}
+    readers = {m.name for m in product() if re.search(r"\bos\.(environ|getenv)\b", m.path.read_text())}
+    assert readers == {"config"}
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES, ids=IDS)
-def test_no_framework_at_import_time(module: str, path: Path) -> None:
+def test_no_framework_at_import_time() -> None:
     """Frameworks and CUDA are imported inside functions; only interop/<framework> may name its own on top."""
-    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
-    absolute = [node.module for node in top if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    names |= {name.split(".")[0] for name in absolute}
-    allowed = {module.split(".")[1]} if module.startswith("interop.") else set()
-    assert names & (FRAMEWORKS | {"matplotlib", "rich"}) <= allowed
+    wrong = []
+    for module in product():
+        top = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
+        absolute = [node.module for node in top if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+        names |= {name.split(".")[0] for name in absolute}
+        allowed = {module.name.split(".")[1]} if module.name.startswith("interop.") else set()
+        wrong += [(module.name, name) for name in names & (FRAMEWORKS | {"matplotlib", "rich"}) - allowed]
+    assert wrong == []
 
 
 def device_files() -> list[Path]:
@@ -178,8 +250,8 @@ def test_device_code_includes_its_own_folder_and_common() -> None:
         f"{path.relative_to(CUDA)} includes {target.relative_to(CUDA)}"
         for path in device_files()
         for target in quoted_includes(path)
-        if (room := target.relative_to(CUDA).parts[0]) not in ("common", "third_party")
-        and room != path.relative_to(CUDA).parts[0]
+        if (folder := target.relative_to(CUDA).parts[0]) not in ("common", "third_party")
+        and folder != path.relative_to(CUDA).parts[0]
     ]
     assert wrong == []
 
@@ -214,7 +286,7 @@ def test_no_printf_in_device_code() -> None:
 
 def test_files_stay_readable() -> None:
     """A file over the limit holds two subjects."""
-    files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *device_files()]
+    files = [*PACKAGE.rglob("*.py"), *LAB.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *device_files()]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
@@ -225,10 +297,10 @@ def test_device_lines_fit_a_screen() -> None:
 
 
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
-def test_every_operator_has_the_same_rooms(entry: registry.OperatorEntry) -> None:
+def test_every_operator_has_the_same_files(entry: registry.OperatorEntry) -> None:
     """A reader who knows one operator finds their way in every other."""
     folder = PACKAGE / "ops" / entry.name
-    rooms = ("__init__", "spec", "plan", "run", "reference", "cases")
-    assert [room for room in rooms if not (folder / f"{room}.py").is_file()] == []
+    files = ("__init__", "spec", "plan", "run", "reference", "cases")
+    assert [name for name in files if not (folder / f"{name}.py").is_file()] == []
     for kernel in entry.kernels:
         assert (CUDA / entry.name / kernel.folder / f"{kernel.name}.cu").is_file()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cupymla import cli, driver
+from cupymla.bench import machine, report, timing
+from cupymla.bench import run as bench
+from cupymla.bench.processes import Lost
+from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.mla_cases import sized
-from cupymla.testing import bench, cycles, machine, operators, report, scaling, timing, training_step, without_gpu
-from cupymla.testing.processes import Lost
-from cupymla.testing.timing import Ceilings
+from cupymla.testing import operators
+from cupymla_lab import scaling, training_step, without_gpu
 
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
 
@@ -128,7 +133,7 @@ class Beside:
 def test_a_case_that_is_lost_costs_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", Beside)
     names = [case.name for case in operators.Subject("attn_dist").cases.BENCH]
     lost = [name for name in names if name.startswith("h64")]
     assert cli.main(["bench", "attn_dist", "nvfp4_gemv", "--limit", "7", "--out", str(tmp_path)]) == 1
@@ -152,20 +157,113 @@ def test_a_limit_that_is_none_is_refused_and_lost_ceilings_say_so(
     def lost(self: Beside, job: bench.Job) -> bench.Timed:
         raise Lost("did not come back within 7 s")
 
-    monkeypatch.setattr("cupymla.testing.processes.Processes", Beside)
+    monkeypatch.setattr("cupymla.bench.processes.Processes", Beside)
     monkeypatch.setattr(Beside, "result", lost)
     assert cli.main(["bench", "attn_dist", "--limit", "7"]) == 1
     assert "the ceilings: did not come back within 7 s" in capsys.readouterr().err
 
 
-def test_plots_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
-    made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
-    report.draw_benchmark(made, "nvfp4_gemv", tmp_path / "bench.png")
-    report.draw_demo("demo", ["a", "b"], [0.1, 20.0], [0.3, 0.9], tmp_path / "demo.png")
-    for name in ("bench.png", "demo.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+class Drawn:
+    """A plot as it was drawn.
+
+    Attributes:
+        panels: its axes, from left to right.
+        texts: every text that is seen, with its place in pixels.
+    """
+
+    def __init__(self, figure: Any) -> None:
+        from matplotlib.text import Text
+
+        figure.canvas.draw()
+        self._size = figure.bbox
+        self.panels = figure.axes
+        # Ticks outside of an axis keep their labels, and do not show them.
+        hidden = {
+            label
+            for panel in self.panels
+            for axis, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, sorted(panel.get_ylim())))
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+            for label in (tick.label1, tick.label2)
+            if not low <= tick.get_loc() <= high
+        }
+        seen = (text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and text not in hidden)
+        self.texts = [(text.get_text(), text.get_window_extent()) for text in seen]
+
+    def require_legible(self) -> None:
+        """No text on another one, all of each within the picture."""
+        for number, (name, box) in enumerate(self.texts):
+            assert self._size.x0 <= box.x0 and box.x1 <= self._size.x1, name
+            assert self._size.y0 <= box.y0 and box.y1 <= self._size.y1, name
+            for other, place in self.texts[:number]:
+                apart = box.x1 <= place.x0 or place.x1 <= box.x0 or box.y1 <= place.y0 or place.y1 <= box.y0
+                assert apart, f"{name!r} on {other!r}"
+
+    def require_bars(self, panel: int, begin: float, ends: Sequence[float]) -> None:
+        """A panel's bars all begin there, which is where its axis does, and end there."""
+        assert self.panels[panel].get_xlim()[0] == begin
+        bars = self.panels[panel].patches
+        assert [bar.get_x() for bar in bars] == [begin] * len(ends)
+        assert [bar.get_x() + bar.get_width() for bar in bars] == pytest.approx(ends)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Drawn]]:
+    """Draws: a function of `report`, all of its arguments but the file."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+
+    figures: list[Any] = []
+
+    def draw(function: Callable[..., None], *arguments: object) -> Drawn:
+        function(*arguments, tmp_path / "plot.png")
+        assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+        return Drawn(figures[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyplot, "close", figures.append)
+        yield draw
+    for figure in figures:
+        pyplot.close(figure)
+
+
+DEMO_TIMES = {
+    "CPU": ([861, 803, 348, 444, 2358, 871], 0.3),
+    "GPU": ([2.31, 6.8, 300, 1.1, 0.018, 0.12], 1.3),
+    "decades": ([0.01, 1, 10, 100, 0.1, 1000], 1.0),
+    "one operator": ([7.0], 40.0),
+}
+"""Milliseconds, and the worst share of a limit."""
+
+
+@pytest.mark.parametrize(("times", "worst"), DEMO_TIMES.values(), ids=DEMO_TIMES)
+def test_the_demos_plot_is_legible(drawn: Callable[..., Drawn], times: list[float], worst: float) -> None:
+    names = [f"{entry.name}\n{operators.Subject(entry.name).cases.BENCH[0].name}" for entry in registry.OPERATORS]
+    names, shares = names[: len(times)], [worst, *(0.01 * number for number in range(5))][: len(times)]
+    plot = drawn(report.draw_demo, "cupymla on NVIDIA H200", names, times, shares)
+    plot.require_legible()
+    low, high = plot.panels[0].get_xlim()
+    assert math.log10(low).is_integer() and math.log10(high).is_integer()
+    assert low < min(times) <= 10.1 * low * 10**0.1 and max(times) <= high < 10 * max(times)
+    plot.require_bars(0, low, times)
+    decades = [f"{10.0**power:g}" for power in range(round(math.log10(low)), round(math.log10(high)) + 1)]
+    labels = (*plot.panels[0].get_xticklabels(), *plot.panels[0].get_xticklabels(minor=True))
+    assert [label.get_text() for label in labels if label.get_text()] == decades
+    assert plot.panels[1].get_xlim() == (0, 100 if worst <= 1 else 200)
+    plot.require_bars(1, 0, [100 * share for share in shares])
+    assert {f"{share:.0%}" for share in shares} <= {text for text, _ in plot.texts}
+
+
+@pytest.mark.parametrize(("operator", "best"), [("nvfp4_gemv", 0.9), ("xl_paged_attention", 1.04)])
+def test_a_benchmarks_plot_is_legible(drawn: Callable[..., Drawn], operator: str, best: float) -> None:
+    names = [case.name for case in operators.Subject(operator).cases.BENCH]
+    rows = [report.Row(name, 12345.6, 1234.5, 4.25, best / (1 + number)) for number, name in enumerate(names)]
+    made = report.Benchmark("NVIDIA H100 80GB HBM3", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    plot = drawn(report.draw_benchmark, made, operator)
+    plot.require_legible()
+    assert {*names, "12345.6", "1234.5", "4.25", f"{best:.0%}"} <= {text for text, _ in plot.texts}
+    assert plot.panels[0].get_xlim()[1] == pytest.approx(max(100, 100 * best))
+    plot.require_bars(0, 0, [100 * row.of_ceiling for row in rows])
+    assert plot.panels[0].get_ylim() == (len(rows) - 0.5, -0.5)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +285,14 @@ def test_an_unknown_case_is_the_same_error_everywhere(capsys: pytest.CaptureFixt
     with pytest.raises(InputError) as caught:
         bench.chosen(subject, [name + "0"])
     messages = [str(caught.value)]
-    for command in (cycles.main, without_gpu.main):
-        with pytest.raises(SystemExit):
-            command(["attn_dist", "--case", name + "0"])
-        messages.append(capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        without_gpu.main(["attn_dist", "--case", name + "0"])
+    messages.append(capsys.readouterr().err)
     for message in messages:
         assert "'--case': expected a case of cupymla/ops/attn_dist/cases.py such as " in message
         assert f", got '{name}0'" in message
     assert ", ".join(case.name for case in subject.cases.BENCH) in messages[0], "a few are all shown"
-    assert f"such as {name}" in messages[1] and messages[1].count("such as") == 1
+    assert messages[1].count("such as") == 1
     with pytest.raises(InputError, match="such as h"):
         subject.those(subject.cases.CASES, ["nothing like it"])
 

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from cupymla import driver
+from cupymla.bench import machine, timing
+from cupymla.bench import run as bench
 from cupymla.errors import UnsupportedError
-from cupymla.testing import against, bench, machine, power, profile, timing
-from cupymla.testing.power import Measured, Meter, PowerRow, Sample
+from cupymla_lab import ab, power, profile
+from cupymla_lab.power import Measured, Meter, PowerRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -172,7 +174,7 @@ def test_a_driver_without_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_shows_the_file() -> None:
-    """Renew it with `python -m cupymla.testing.power --page docs/power.md --out docs/benchmarks/h200`."""
+    """Renew it with `python -m cupymla_lab power --page docs/power.md --out docs/benchmarks/h200`."""
     page = (ROOT / "docs" / "power.md").read_text()
     folder = ROOT / "docs" / "benchmarks" / "h200"
     assert power.renewed(page, folder) == page
@@ -249,8 +251,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         watts = 10 * len(calls[-1][0])
         return Measured(1, 1.0, tuple(Sample(float(i), i * watts, 1500.0, True) for i in range(4)))
 
-    def variant(folder: Path) -> against.Variant:
-        return against.Variant(str(folder), lambda: applied(str(folder)))
+    def variant(folder: Path) -> ab.Variant:
+        return ab.Variant(str(folder), lambda: applied(str(folder)))
 
     cupy = types.ModuleType("cupy")
     cupy.cuda = types.SimpleNamespace(Device=lambda: types.SimpleNamespace(pci_bus_id="0000:01:00.0"))  # type: ignore[attr-defined]
@@ -260,7 +262,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(power, "Subject", FakeSubject)
     monkeypatch.setattr(power, "Meter", lambda bus_id: FakeMeter())
     monkeypatch.setattr(power, "measure", measure)
-    monkeypatch.setattr(against, "kernels_of", variant)
+    monkeypatch.setattr(ab, "kernels_of", variant)
     every = [types.SimpleNamespace(name=name) for name in ("long", "short")]
     monkeypatch.setattr(
         bench, "chosen", lambda subject, names: [case for case in every if not names or case.name in names]

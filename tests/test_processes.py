@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from cupymla.bench.processes import Lost, Processes, status_of
 from cupymla.errors import InputError
-from cupymla.testing.processes import Lost, Processes, status_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

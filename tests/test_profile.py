@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cupymla.testing import profile
-from cupymla.testing.profile import METRICS, STALLS
+from cupymla_lab import profile
+from cupymla_lab.profile import METRICS, STALLS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,7 +74,7 @@ def test_short_launches_have_no_row() -> None:
 
 
 def test_the_page_has_the_tables_of_the_files() -> None:
-    """Renew it with `python -m cupymla.testing.profile --page docs/counters.md --out docs/benchmarks/h200`."""
+    """Renew it with `python -m cupymla_lab profile --page docs/counters.md --out docs/benchmarks/h200`."""
     page = (ROOT / "docs" / "counters.md").read_text()
     assert profile.renewed(page, ROOT / "docs" / "benchmarks" / "h200") == page
     assert page.count(profile.CEILING) >= 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.ptx import Places, PtxError, parse
-from cupymla.ptx.syntax import (
+from cupymla_lab.ptx import Places, PtxError, parse
+from cupymla_lab.ptx.syntax import (
     Address,
     Block,
     Constant,
@@ -23,7 +23,7 @@ from cupymla.ptx.syntax import (
     Vector,
     shape,
 )
-from cupymla.ptx.variables import initial_bytes, size_bytes
+from cupymla_lab.ptx.variables import initial_bytes, size_bytes
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 MODULE = (

@@ -11,9 +11,9 @@ import pytest
 from script_kit import Driver, compiled, loaded, script
 
 import cupymla
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import READS_UNWRITTEN
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import settings_for
 
 pytestmark = pytest.mark.compile
 
@@ -24,8 +24,7 @@ def test_gemv_on_its_own_gets_the_bits_of_the_call(
 ) -> None:
     module = script("standalone_gemv")
     kernel, source = compiled("nvfp4_gemv", arch, n=module.N)
-    with interpreted(arch, multiprocessors) as machine:
-        machine.races, machine.strict = "practice", "nvfp4_gemv" not in READS_UNWRITTEN
+    with emulated(arch, multiprocessors, settings_for("nvfp4_gemv", arch, 1)) as machine:
         monkeypatch.setattr(module, "driver", Driver(machine))
         arrays = [machine.array(array) for array in module.problem(np)]
         c = machine.empty((module.BATCHES, module.M, module.N), np.float16)
@@ -46,8 +45,7 @@ def test_attention_on_its_own_gets_the_bits_of_the_call(monkeypatch: pytest.Monk
     indices = rng.integers(0, module.S_KV, (module.S_Q, module.TOPK), np.int32)
     # Fewer than CTAs of 64 heads, as on a GPU: with more, the call would divide its four queries among smaller ones.
     multiprocessors = 6
-    with interpreted("sm_90a", multiprocessors) as machine:
-        machine.races = "practice"
+    with emulated("sm_90a", multiprocessors) as machine:
         monkeypatch.setattr(module, "driver", Driver(machine))
         arrays = [machine.array(array) for array in (q, kv, indices)]
         out = machine.empty((module.S_Q, module.H_Q, module.D_V), ml_dtypes.bfloat16)
@@ -90,7 +88,7 @@ def test_a_deal_by_sizes_is_that_of_the_call(
     subject = Subject(operator)
     (found,) = subject.those(subject.cases.CASES, [case])
     records: list[bytes] = []
-    with interpreted("sm_90a", multiprocessors=7) as machine:
+    with emulated("sm_90a", multiprocessors=7) as machine:
         run = machine.execute
 
         def execute(known: Any, geometry: Any, parameters: Any, maps: Any) -> None:
@@ -99,7 +97,7 @@ def test_a_deal_by_sizes_is_that_of_the_call(
 
         with mock.patch.object(machine, "execute", execute):
             machine.check(operator, found)
-        assert [program.name for program in machine.programs] == [kernel.entry] == [source.entry]
+        assert [program.name for program in machine.kernels] == [kernel.entry] == [source.entry]
         (geometry,), (content,) = machine.launches, records
     dealt = kernel.deal(7, **sizes)
     record = kernel.parameters.from_buffer_copy(content)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cupymla import xl_paged_attention
+from cupymla.bench.baselines import attention
 from cupymla.ops.xl_paged_attention import cases
-from cupymla.testing.rivals import attention
 
 torch = pytest.importorskip("torch")
 

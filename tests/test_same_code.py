@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from cupymla import build, evidence
 from cupymla.build.source import cuda_root
 from cupymla.errors import InputError
 from cupymla.ops import registry
 from cupymla.ops.nvfp4_gemv import plan
-from cupymla.testing import evidence, same_code
+from cupymla.ops.registry import KernelEntry
+from cupymla_lab import recorder, same_code
 
 SWIZZLE = next(s for s in plan.sources("sm_90") if s.path.endswith("/swizzle.cu"))
 ENTRY = registry.named("nvfp4_gemv")
@@ -57,8 +59,108 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     kept = evidence.read(folder / "kept.json")
     assert kept is not None and kept.same_code_as == "before"
     assert kept.content_hash == evidence.current_hash(ENTRY, KERNEL)
-    row = evidence.Support("nvfp4_gemv", "nvfp4_gemv", "sm_90", "hardware", True, kept)
-    assert "its machine code has not" in evidence.status(row)
+    row = evidence.Support("nvfp4_gemv", "nvfp4_gemv", "sm_90", True, kept)
+    assert "its code has not" in evidence.told(row)
+
+
+EMULATED = next(kernel for kernel in ENTRY.kernels if kernel.name == "nvfp4_gemv_tcgen05")
+
+
+def test_what_was_emulated_for_another_target_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And only where all variants are emulated by the same code; what ran on a GPU of that target stays there."""
+    monkeypatch.setattr(evidence, "path", lambda operator, kernel, where=tmp_path: where / f"{kernel.arch}.json")
+    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    monkeypatch.setattr(recorder.write, "__defaults__", (tmp_path,))
+    ran = evidence.Evidence(
+        "nvfp4_gemv", EMULATED.name, "sm_100a", "before", "NVIDIA H200", "580", "nvrtc 13.0.88", 42, {}, "hardware", "d"
+    )
+    seen: list[str] = []
+
+    def there(entry: object, kernel: KernelEntry, place: Path) -> str:
+        seen.append(kernel.arch)
+        return "before"
+
+    def carry() -> None:
+        same_code.keep(ENTRY, EMULATED, tmp_path, "sm_100a")
+
+    monkeypatch.setattr(same_code, "hash_there", there)
+    monkeypatch.setattr(same_code, "ptx_there", lambda *_: {})
+    (tmp_path / "sm_100a.json").write_text(json.dumps(asdict(ran)))
+    with pytest.raises(InputError, match="'--emulated': expected a target whose kernel was emulated"):
+        carry()
+    emulated = replace(ran, ran="emulated", of=42, how="modes: eager", emulator="digest")
+    (tmp_path / "sm_100a.json").write_text(json.dumps(asdict(emulated)))
+    with pytest.raises(InputError, match="the same emulated code, got 4 others"):
+        carry()
+    monkeypatch.setattr(same_code, "differing_emulated", lambda sources, texts: [])
+    carry()
+    assert set(seen) == {"sm_100a"}
+    kept = evidence.read(tmp_path / "sm_100f.json")
+    present = evidence.current_hash(ENTRY, EMULATED)
+    assert present is not None
+    assert kept == replace(
+        emulated, arch="sm_100f", content_hash=present, same_code_as="before", carried_from="sm_100a"
+    )
+    row = evidence.Support("nvfp4_gemv", EMULATED.name, "sm_100f", True, kept)
+    assert row.status == "emulated" and "as sm_100a, emulated by the same code" in evidence.told(row)
+
+
+@pytest.mark.compile
+def test_code_is_the_emulators_and_not_the_targets() -> None:
+    """The spellings of a target do not matter, nor where sources lie; what is multiplied does."""
+    source = next(source for source in plan.sources("sm_100f") if source.entry == EMULATED.name)
+    text = build.ptx(source)
+    other = text.replace("sm_100f", "sm_100a").replace(".block16", ".scale_vec::4X").replace("/cuda/", "/elsewhere/")
+    assert other.count(".scale_vec::4X") == 4
+    variant = source.path, source.defines
+    assert same_code.differing_emulated([source], {variant: other}) == []
+    turned = other.replace("tcgen05.commit", "tcgen05.wait::ld.sync.aligned; tcgen05.commit", 1)
+    assert same_code.differing_emulated([source], {variant: turned}) == [source]
+    assert same_code.differing_emulated([source], {}) == [source]
+
+
+VARIABLES = """
+.version 8.8
+.target sm_100f
+.address_size 64
+.global .align 4 .u32 first = 1;
+.visible .global .align 4 .b8 second[4] = {1, 2};
+.global .align 4 .u32 unused = 3;
+.visible .entry k()
+{
+    .reg .b32 %r<3>;
+    ld.global.u32 %r1, [first];
+    ld.global.u32 %r2, [second];
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("first = 1;\n", "first = 1;\n.global .align 4 .u32 another;\n", True),
+        (".global .align 4 .u32 unused = 3;\n", "", True),
+        ("unused = 3", "unused = 4", True),
+        ("first = 1", "first = 2", False),
+        ("{1, 2}", "{1, 3}", False),
+    ],
+)
+def test_variables_count_where_an_instruction_names_them(old: str, new: str, same: bool) -> None:
+    assert old in VARIABLES
+    other = VARIABLES.replace(old, new)
+    assert (same_code.emulated_code(VARIABLES) == same_code.emulated_code(other)) == same
+
+
+def test_the_order_of_variables_does_not_count() -> None:
+    lines = VARIABLES.splitlines()
+    lines[4], lines[5] = lines[5], lines[4]
+    assert same_code.emulated_code(VARIABLES) == same_code.emulated_code("\n".join(lines))
+
+
+def test_a_checkout_tells_the_hash_of_its_own_sources() -> None:
+    root = Path(same_code.__file__).resolve().parents[1]
+    assert same_code.hash_there(ENTRY, KERNEL, root) == evidence.current_hash(ENTRY, KERNEL)
 
 
 def test_a_kernel_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,10 @@ def test_one_worker_for_each_core_whatever_openmp_is_told(checkout: Path, progra
         file.write(f"prepare_environment() {{ PYTHON={programs}/python; }}\n")
     environment = {"PATH": str(programs), "OMP_NUM_THREADS": "1"}
     subprocess.run([checkout / "scripts" / "test"], env=environment, check=True, capture_output=True)
-    assert "-m pytest -n 6 --dist loadgroup --max-worker-restart 0" in (checkout / "log").read_text().splitlines()
+    assert (
+        "-m pytest --durations 20 --durations-min 1 -n 6 --dist loadgroup --max-worker-restart 0"
+        in (checkout / "log").read_text().splitlines()
+    )
 
 
 def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:

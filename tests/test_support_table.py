@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cupymla import config, driver
-from cupymla.testing import evidence, gpu_tests
+from cupymla import config, driver, evidence
+from cupymla_lab import gpu_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupymla.emulate import Settings
 from cupymla.ops import registry
 from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare as compare_module
-from cupymla.testing import gpu, operators
+from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
-from cupymla.testing.emulated import Emulated
-from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.poison import GUARD_BYTES, Guarded, span_bytes, strided_like
+from cupymla_lab import gpu
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import Emulated
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -263,11 +263,9 @@ def test_copies_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any]) -
 E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 
 
-@pytest.mark.parametrize("machine", [Interpreted("sm_90a", 2, 0, 1, 1), Emulated("sm_100a", 2, Settings())])
+@pytest.mark.parametrize("machine", [Emulated("sm_100f", 2, Settings())])
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16, E5M2])
-def test_arrays_of_a_machine_keep_their_strides_and_poison_their_gaps(
-    dtype: np.dtype[Any], machine: Interpreted
-) -> None:
+def test_arrays_of_a_machine_keep_their_strides_and_poison_their_gaps(dtype: np.dtype[Any], machine: Emulated) -> None:
     wide = (np.arange(6 * 4 * 10) % 4).reshape(6, 4, 10).astype(dtype)
     for view in (wide[::2, 1:3, :7], wide.transpose(2, 0, 1), np.broadcast_to(wide[:1, :, :5], (3, 4, 5)), wide):
         copy = machine.array(view).host
@@ -284,8 +282,8 @@ def test_arrays_of_a_machine_keep_their_strides_and_poison_their_gaps(
     assert poisoned.any() and (memory[poisoned] == 0xFF).all() and not (memory[~poisoned] == 0xFF).all()
 
 
-def test_an_interpreted_array_is_copied_once() -> None:
-    machine, host = Interpreted("sm_90a", 2, 0, 1, 1), np.ones((1 << 11, 1 << 10), np.float32)
+def test_an_emulated_array_is_copied_once() -> None:
+    machine, host = Emulated("sm_90a", 2, Settings()), np.ones((1 << 11, 1 << 10), np.float32)
     for array in (host, host[:, 1:]):
         tracemalloc.start()
         machine.array(array)
@@ -370,8 +368,8 @@ def test_kernels_are_chosen_by_compute_capability() -> None:
                 ("plain", "sm_80"),
                 ("plain", "sm_90"),
                 ("hopper", "sm_90a"),
-                ("b", "sm_100a"),
-                ("beside", "sm_100a"),
+                ("b", "sm_100f"),
+                ("beside", "sm_100f"),
             )
         ),
     )

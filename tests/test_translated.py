@@ -11,16 +11,16 @@ import pytest
 
 from cupymla import build, driver, tensormap
 from cupymla.build import KernelSource
-from cupymla.emulate import EmulationError, Settings
 from cupymla.errors import DriverError
 from cupymla.launch import Geometry, Launcher
 from cupymla.tensor import Device
 from cupymla.tensormap import TileMap
-from cupymla.testing import translated as module
-from cupymla.testing.translated import translated
+from cupymla_lab import translated as module
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.translated import translated
 
 FUNCTION = 0xF00D
-SOURCE = KernelSource("attn_dist/sm100/attn_dist.cu", "attn_dist", arch="sm_100a")
+SOURCE = KernelSource("attn_dist/sm100/attn_dist.cu", "attn_dist", arch="sm_100f")
 REQUEST = TileMap(1 << 20, "bfloat16", (64, 8), (128,), (64, 1))
 
 
@@ -88,8 +88,8 @@ def test_a_launch_reaches_the_emulator_with_what_it_was_given(real: list[str], f
 
     What the emulator itself launches goes to the driver.
     """
-    with translated("sm_100a") as machine:
-        assert driver.arch_of(Device("cuda", 0)).name == "sm_100a" and driver.compute_capability(0) == (10, 0)
+    with translated("sm_100f") as machine:
+        assert driver.arch_of(Device("cuda", 0)).name == "sm_100f" and driver.compute_capability(0) == (10, 0)
         for settings in (Settings("lazy"), Settings("random", 3)):
             machine.settings = settings
             launched()
@@ -102,10 +102,10 @@ def test_a_launch_reaches_the_emulator_with_what_it_was_given(real: list[str], f
 
 def test_what_the_emulator_objects_to_comes_out_though_closing_fails(real: list[str], fake: FakeEmulated) -> None:
     fake.error = EmulationError(2, (0, 0))
-    with pytest.raises(EmulationError), translated("sm_100a"):
+    with pytest.raises(EmulationError), translated("sm_100f"):
         launched()
     fake.error = None
-    with translated("sm_100a"):
+    with translated("sm_100f"):
         launched()
     assert len(fake.seen) == 2 and fake.closed == 2
 
@@ -113,7 +113,7 @@ def test_what_the_emulator_objects_to_comes_out_though_closing_fails(real: list[
 def test_maps_that_were_encoded_outside_are_encoded_again(real: list[str], fake: FakeEmulated) -> None:
     """The emulator has to know what is behind each; outside, the cache starts anew."""
     tensormap.encoded(REQUEST)
-    with translated("sm_100a"):
+    with translated("sm_100f"):
         launched()
     assert fake.seen[0][1][0][0] == REQUEST
     tensormap.encoded(REQUEST)
@@ -122,6 +122,6 @@ def test_maps_that_were_encoded_outside_are_encoded_again(real: list[str], fake:
 
 def test_everything_is_as_it_was_behind_the_block(real: list[str], fake: FakeEmulated) -> None:
     before = SimpleNamespace(**vars(driver)), build.kernel
-    with translated("sm_103a"):
+    with translated("sm_100f"):
         assert driver.function is not before[0].function
     assert (driver.function, driver.arch_of, build.kernel) == (before[0].function, before[0].arch_of, before[1])

@@ -2,7 +2,7 @@
 // the fences that order the generic and the asynchronous proxy.
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 
@@ -63,6 +63,29 @@ __device__ __forceinline__ void fence_async_shared() {
 // Named barrier `id` (0 is __syncthreads): waits until `threads` threads have arrived or synced.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Waits until `threads` threads have come to named barrier `id`; whether `predicate` holds in any of them.
+__device__ __forceinline__ bool named_barrier_any(uint32_t id, uint32_t threads, bool predicate) {
+  uint32_t any;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.red.or.pred.aligned q, %1, %2, p;\n"
+      " selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(predicate))
+      : "memory");
+  return any != 0;
+}
+
+// Whether the phase of that parity has completed, now: unlike `Mbarrier::try_wait` it never suspends the thread.
+__device__ __forceinline__ bool has_completed(const Mbarrier& barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(smem_address(&barrier.state)), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 
 }  // namespace cupymla

@@ -2,7 +2,7 @@
 // Consistency Model").
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

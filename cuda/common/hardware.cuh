@@ -2,7 +2,7 @@
 // CTAs (PTX ISA, "Special Registers", "getctarank", "ld", "st", "mbarrier").
 #pragma once
 
-#include "cluster_exchange.cuh"
+#include "cluster.cuh"
 
 namespace cupymla::hardware {
 

@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 
@@ -47,17 +47,18 @@ __device__ __forceinline__ __half2 halves_of_e4m3(uint32_t codes) {
   return *reinterpret_cast<const __half2*>(&pair);
 }
 
-// Whether the target converts E2M1 and E8M0 itself.
-#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
-constexpr bool kNarrowConversions = true;
+// Whether the target converts E2M1 and E8M0 itself, as the family sm_100f does.
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ == 1000
+#define CUPYMLA_NARROW_CONVERSIONS 1
 #else
-constexpr bool kNarrowConversions = false;
+#define CUPYMLA_NARROW_CONVERSIONS 0
 #endif
+constexpr bool kNarrowConversions = CUPYMLA_NARROW_CONVERSIONS != 0;
 
 // Eight E2M1 codes, the first in bits 0-3, as pairs of halves (0, 1), (2, 3), (4, 5), (6, 7), exact. Needs
 // kNarrowConversions.
 __device__ __forceinline__ void halves_of_e2m1(uint32_t codes, uint32_t (&pairs)[4]) {
-#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+#if CUPYMLA_NARROW_CONVERSIONS
   asm("{\n .reg .b8 b0, b1, b2, b3;\n mov.b32 {b0, b1, b2, b3}, %4;\n cvt.rn.f16x2.e2m1x2 %0, b0;\n"
       " cvt.rn.f16x2.e2m1x2 %1, b1;\n cvt.rn.f16x2.e2m1x2 %2, b2;\n cvt.rn.f16x2.e2m1x2 %3, b3;\n}"
       : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
@@ -68,7 +69,7 @@ __device__ __forceinline__ void halves_of_e2m1(uint32_t codes, uint32_t (&pairs)
 // Two E8M0 codes, the first in bits 0-7, as a pair of bfloat16, exact; 255 is NaN. Needs kNarrowConversions.
 __device__ __forceinline__ uint32_t bfloats_of_e8m0(uint32_t codes) {
   uint32_t pair = 0;
-#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+#if CUPYMLA_NARROW_CONVERSIONS
   asm("cvt.rn.bf16x2.ue8m0x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
 #endif
   return pair;

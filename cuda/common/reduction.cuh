@@ -1,7 +1,7 @@
 // Additions to global memory that return nothing (PTX ISA, "red").
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

@@ -1,7 +1,8 @@
-// Moving registers between warpgroups (PTX ISA, "setmaxnreg"; sm_90a and later "a" targets).
+// Registers: moving them between warpgroups (PTX ISA, "setmaxnreg"; sm_90a and later "a" and "f" targets), and values
+// whose origin the compiler is not to know.
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 
@@ -20,5 +21,13 @@ __device__ __forceinline__ void registers_take() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+
+// An empty statement that might have changed the value: it stays in its register, for it cannot be computed again, and
+// what depends on it is computed behind this point.
+__device__ __forceinline__ void make_opaque(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void make_opaque(int32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void make_opaque(int64_t& value) { asm volatile("" : "+l"(value)); }
+__device__ __forceinline__ void make_opaque(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ void make_opaque(const uint8_t*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 }  // namespace cupymla

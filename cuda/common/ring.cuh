@@ -1,7 +1,7 @@
 // Which phase each of a few buffers guarded by mbarriers is in.
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

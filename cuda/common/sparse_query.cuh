@@ -2,7 +2,7 @@
 // defined in the operators' READMEs.
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

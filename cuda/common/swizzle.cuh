@@ -1,7 +1,7 @@
 // The 128-byte swizzle that TMA writes and wgmma reads (PTX ISA, "Shared memory matrix layout: swizzling modes").
 #pragma once
 
-#include "integers.cuh"
+#include "types.cuh"
 
 namespace cupymla {
 

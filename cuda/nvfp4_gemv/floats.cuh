@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../common/integers.cuh"
+#include "../common/types.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

@@ -3,9 +3,9 @@
 // (token_order.cuh) is the same for bunches of one query.
 #pragma once
 
-#include "../common/dot.cuh"
+#include "../common/math.cuh"
 #include "../common/grid_dependency.cuh"
-#include "../common/warp_scan.cuh"
+#include "../common/warp.cuh"
 #include "bunch.cuh"
 #include "dkv_rows.cuh"
 

@@ -12,7 +12,7 @@
 // the mantissa of a float32, the rest cut off. (Of NaN there are what arithmetic makes, which have bits there.)
 #pragma once
 
-#include "../common/integers.cuh"
+#include "../common/types.cuh"
 #include "../common/math.cuh"
 
 namespace cupymla::sparse_mla_bwd {

@@ -2,7 +2,7 @@
 // the share that one leaves, the term of a query.
 #pragma once
 
-#include "../common/accurate_exp2.cuh"
+#include "../common/math.cuh"
 #include "../common/sparse_query.cuh"
 #include "params.cuh"
 

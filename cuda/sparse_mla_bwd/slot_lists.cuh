@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../common/sparse_query.cuh"
-#include "../common/warp_scan.cuh"
+#include "../common/warp.cuh"
 #include "params.cuh"
 
 namespace cupymla::sparse_mla_bwd {

@@ -78,18 +78,16 @@ def kernel(source: KernelSource, device: int) -> Kernel:
 
 
 def ptx(source: KernelSource) -> str:
-    """The PTX of `source`: from disk, else from the compiler. Raises CompileError, UnsupportedError, InputError."""
-    content = content_hash(source)
-    name = cache.key(source, content, compiler.toolchain())
+    """The PTX of `source`: from disk, else from the compiler, whose cubin is kept as well.
+
+    Raises CompileError, UnsupportedError, InputError.
+    """
+    content, chain = content_hash(source), compiler.toolchain()
+    name = cache.key(source, content, chain)
     found = cache.load_ptx(source, name)
     if found is None:
         with cache.locked(source, name):
-            found = cache.load_ptx(source, name)
-            if found is None:
-                found = compiler.ptx(source)
-                # A file edited while the compiler ran would be kept under the hash of its old content.
-                if content_hash(source) == content:
-                    cache.store_ptx(source, name, found)
+            found = cache.load_ptx(source, name) or _compile(source, name, content, chain)[1]
     return found
 
 
@@ -114,10 +112,11 @@ def _from_disk_or_compiler(source: KernelSource) -> Cubin:
     if found:
         return found
     with cache.locked(source, name):
-        return cache.load(source, name) or _compile(source, name, content, chain)
+        return cache.load(source, name) or _compile(source, name, content, chain)[0]
 
 
-def _compile(source: KernelSource, name: str, content: str, chain: compiler.Toolchain) -> Cubin:
+def _compile(source: KernelSource, name: str, content: str, chain: compiler.Toolchain) -> tuple[Cubin, str]:
+    """The cubin and the PTX of one pass of the compiler, both kept."""
     compiled = compiler.compile(source)
     try:
         image = Image(compiled.data)
@@ -140,5 +139,5 @@ def _compile(source: KernelSource, name: str, content: str, chain: compiler.Tool
     )
     # A file edited while the compiler ran would be kept under the hash of its old content.
     if content_hash(source) != content:
-        return made
-    return replace(made, path=cache.store(source, name, content, made))
+        return made, compiled.ptx
+    return replace(made, path=cache.store(source, name, content, made, compiled.ptx)), compiled.ptx

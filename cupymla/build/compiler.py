@@ -19,6 +19,7 @@ from .. import arch as arches
 from .. import config
 from ..errors import CompileError, UnsupportedError
 from .cubin import Resources, whole_bytes
+from .folders import temporary_folder
 from .source import KernelSource, Tree, package_folder, trees
 
 Backend = Literal["nvrtc", "nvcc"]
@@ -46,8 +47,7 @@ FIRST_RELEASE: dict[str, tuple[int, int]] = {
     "sm_89": (11, 8),
     "sm_90": (11, 8),
     "sm_90a": (12, 0),
-    "sm_100a": (12, 8),
-    "sm_103a": (12, 9),
+    "sm_100f": (12, 9),
 }
 
 # Front-end diagnostics that are mistakes when they point into our own files: lost or overflowing values (61-63, 68,
@@ -99,9 +99,10 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compiler returned: the cubin, its log, the kernel's resources and the seconds it took."""
+    """What a compiler returned: the cubin, the PTX it was assembled from, its log, the kernel's resources, seconds."""
 
     data: bytes
+    ptx: str
     log: str
     resources: Resources
     seconds: float
@@ -131,8 +132,6 @@ def _give_cupy_a_cache() -> None:
         home = Path.home().resolve(strict=True)
         (home / ".cupy" / "kernel_cache").mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):
-        from .cache import temporary_folder
-
         ours = temporary_folder()
         config.set_cupy_cache_dir(ours / "cupy" if ours else Path(tempfile.mkdtemp(prefix="cupymla-")))
 
@@ -215,7 +214,8 @@ _CUTLASS_STD = tuple(
 )
 
 
-def _run_nvrtc(source: KernelSource, options: Sequence[str], text_only: bool = False) -> tuple[bytes, str, bool]:
+def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str, str, bool]:
+    """Cubin, PTX, log, and whether it went well."""
     nvrtc = _nvrtc()
     folders = [tree.folder for tree in (*trees(source), *header_folders())]
     arguments = (*options, *(f"-I{folder}" for folder in folders))
@@ -226,12 +226,10 @@ def _run_nvrtc(source: KernelSource, options: Sequence[str], text_only: bool = F
         try:
             nvrtc.compileProgram(program, arguments)
         except nvrtc.NVRTCError as error:
-            return b"", nvrtc.getProgramLog(program) or str(error), False
-        if text_only:
-            return bytes(nvrtc.getPTX(program)), nvrtc.getProgramLog(program), True
+            return b"", "", nvrtc.getProgramLog(program) or str(error), False
         # CuPy takes the image for text and drops its last byte, which is zero.
-        image = bytes(nvrtc.getCUBIN(program))
-        return image.ljust(whole_bytes(image), b"\0"), nvrtc.getProgramLog(program), True
+        image, ptx = bytes(nvrtc.getCUBIN(program)), bytes(nvrtc.getPTX(program)).decode().rstrip("\0")
+        return image.ljust(whole_bytes(image), b"\0"), ptx, nvrtc.getProgramLog(program), True
     finally:
         nvrtc.destroyProgram(program)
 
@@ -251,8 +249,8 @@ def _nvcc_toolchain(program: str) -> Toolchain:
     return Toolchain("nvcc", found[1], "")
 
 
-def _run_nvcc(source: KernelSource, options: Sequence[str], text_only: bool = False) -> tuple[bytes, str, bool]:
-    options = [("-ptx" if text_only and option == "-cubin" else option) for option in options]
+def _run_nvcc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str, str, bool]:
+    """Cubin, PTX, log, and whether it went well."""
     try:
         place = tempfile.TemporaryDirectory(prefix="cupymla-")
     except OSError as error:
@@ -261,10 +259,14 @@ def _run_nvcc(source: KernelSource, options: Sequence[str], text_only: bool = Fa
     with place as folder:
         output = Path(folder) / "kernel.cubin"
         includes = [f"-I{tree.folder}" for tree in trees(source)]
-        command = [config.nvcc(), *options, *includes, "-o", str(output), str(source.file.absolute())]
+        kept = ["-keep", f"-keep-dir={folder}"]
+        command = [config.nvcc(), *options, *kept, *includes, "-o", str(output), str(source.file.absolute())]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=config.compiler_environment())
         log = done.stdout + done.stderr
-        return (output.read_bytes(), log, True) if done.returncode == 0 else (b"", log, False)
+        if done.returncode:
+            return b"", "", log, False
+        (ptx,) = Path(folder).glob("*.ptx")
+        return output.read_bytes(), ptx.read_text(encoding="utf-8"), log, True
 
 
 # Both ----------------------------------------------------------------------------------------------------------
@@ -345,12 +347,9 @@ def relocatable(source: KernelSource, registers: int) -> Compiled:
     return _compile(source, (f"-maxrregcount={registers}", "-rdc=true"))
 
 
-def ptx(source: KernelSource, linked: bool = False) -> str:
-    """The PTX that a kernel is assembled from, for its target; `linked` when other units will call its functions.
-
-    Raises CompileError and UnsupportedError.
-    """
-    return _compile(source, ("-rdc=true",) if linked else (), text_only=True).data.decode().rstrip("\0")
+def linked_ptx(source: KernelSource) -> str:
+    """The PTX of a unit whose functions kernels compiled elsewhere will call. Raises CompileError, UnsupportedError."""
+    return _compile(source, ("-rdc=true",)).ptx
 
 
 def compile(source: KernelSource) -> Compiled:
@@ -362,14 +361,14 @@ def compile(source: KernelSource) -> Compiled:
     return _compile(source, ())
 
 
-def _compile(source: KernelSource, extra: tuple[str, ...], text_only: bool = False) -> Compiled:
+def _compile(source: KernelSource, extra: tuple[str, ...]) -> Compiled:
     chain = toolchain()
     check_arch(source.arch, chain)
     options = (*flags(chain.backend, source.arch), *extra, *(_define(*pair) for pair in source.defines))
     run = _run_nvcc if chain.backend == "nvcc" else _run_nvrtc
     started = time.monotonic()
     with _announced(source):
-        data, text, succeeded = run(source, options, text_only)
+        data, ptx, text, succeeded = run(source, options)
     seconds = time.monotonic() - started
     file, log = str(source.file.absolute()), text.strip("\0\n ")
     if not succeeded:
@@ -377,4 +376,4 @@ def _compile(source: KernelSource, extra: tuple[str, ...], text_only: bool = Fal
     found = defects(log, [tree.folder for tree in trees(source) if tree.label != "cutlass"])
     if found:
         raise CompileError(file, "compiles with defects:\n  " + "\n  ".join(found), log)
-    return Compiled(data, log, resources(log, source.entry), seconds)
+    return Compiled(data, ptx, log, resources(log, source.entry), seconds)

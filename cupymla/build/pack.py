@@ -17,15 +17,15 @@ from .source import KernelSource, closure, cuda_root, units
 def files() -> dict[str, Path]:
     """Every file to pack, as its place in the pack and where it lies now.
 
-    All of `cuda/` but third-party code, and each CUTLASS header in the include closure of a translation unit; each of
-    those carries its licence in its first lines.
+    All of `cuda/` but third-party code and pages, and each CUTLASS header in the include closure of a translation
+    unit; each of those carries its licence in its first lines.
     Raises CompileError when CUTLASS is included and cannot be found.
     """
     root = cuda_root()
     packed: dict[str, Path] = {}
     for file in sorted(root.rglob("*")):
         name = file.relative_to(root)
-        if file.is_file() and name.parts[0] != "third_party":
+        if file.is_file() and file.suffix != ".md" and name.parts[0] != "third_party":
             packed[f"cuda/{name.as_posix()}"] = file
     for unit in units():
         for member in closure(KernelSource(unit, entry="")):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CupymlaError
-from . import cache
+from . import folders
 from .cubin import Cubin, Resources
 from .source import KernelSource
 
@@ -104,7 +104,7 @@ def _in_worker(source: KernelSource, fail_on_spill: bool | None) -> Outcome:
         return Outcome(source, seconds=seconds, error=f"the compiling process died ({done.returncode}): {done.stderr}")
     # Its standard error is not shown, and each worker would say the same.
     for text in answer["warned"]:
-        cache.warn_once(text)
+        folders.warn_once(text)
     if answer["error"]:
         return Outcome(source, seconds=seconds, error=answer["error"])
     return Outcome(
@@ -128,7 +128,7 @@ def work() -> None:
         answer = _described(cubin(source, task["fail_on_spill"]))
     except CupymlaError as error:
         answer = {"error": str(error) or type(error).__name__}
-    print(json.dumps({**answer, "warned": cache.warned()}))
+    print(json.dumps({**answer, "warned": folders.warned()}))
 
 
 def _described(made: Cubin) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache | emulate`.
+"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache`.
 
 Importing this module loads next to nothing; a command brings in what it needs when it runs. Exit status: 0 done,
 1 something failed or is missing, 2 it cannot be done here (bad arguments, no GPU where one is needed).
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-
-ARCHES = ("sm_90a", "sm_100a")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,19 +59,6 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a case may take before its row is left out and the next one is timed (default: 300)",
     )  # fmt: skip
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
-    bench.add_argument(
-        "--against", action="append", default=[], type=Path, metavar="CUDA",
-        help="take turns with the kernels of another cuda/ folder; repeatable; nothing is written",
-    )  # fmt: skip
-    bench.add_argument(
-        "--set", action="append", default=[], metavar="MODULE.NAME=VALUE",
-        help="take turns with another value of a constant of the operator's package, such as plan.LIMIT=8; the same",
-    )  # fmt: skip
-
-    from .emulate import add_options
-
-    add_options(add("emulate", "Translate a kernel for Blackwell, and run it on a Hopper GPU or on the processor."))
-
     cache = commands.add_parser("cache", help="Look at or clear the cache of compiled kernels.")
     actions = cache.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InputError, UnsupportedError
 from ..ops import registry
 from ..ops.registry import OperatorEntry
 from . import doctor as examination
-from .doctor import Check
-from .emulate import emulate
+from .tables import folder_for, outcome_row, show_checks, show_outcomes, state_of
 from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from ..build.precompile import Outcome
+    from ..bench.report import Benchmark
     from ..testing.operators import Subject
-    from ..testing.report import Benchmark
 
 
 def entries(names: Sequence[str]) -> list[OperatorEntry]:
@@ -31,24 +28,6 @@ def entries(names: Sequence[str]) -> list[OperatorEntry]:
         if name not in known:
             raise InputError("OP", "one of " + ", ".join(known), repr(name))
     return [known[name] for name in names] if names else list(known.values())
-
-
-def folder_for(argument: str, folder: Path) -> Path:
-    """The folder that an option names, made when it is missing. Raises InputError when nothing can be written there."""
-    wanted = "a folder that can be made and written to"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(argument, wanted, f"{folder} ({error})") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(argument, wanted, f"{folder} (not writable)")
-    return folder
-
-
-def show_checks(terminal: Terminal, checks: Sequence[Check]) -> None:
-    """The doctor's report as a table."""
-    rows = [(check.name, check.state, check.found, check.advice) for check in checks]
-    terminal.table("This machine", ("what", "state", "found", "what to do"), rows)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -67,7 +46,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 def list_(options: argparse.Namespace) -> int:
     """`list`."""
-    from ..testing import evidence
+    from .. import evidence
 
     rows = evidence.support_rows()
     terminal = Terminal(options.json)
@@ -77,7 +56,7 @@ def list_(options: argparse.Namespace) -> int:
     if options.markdown:
         print(evidence.support_markdown(rows))
         return 0
-    table = [(r.operator, r.kernel, r.arch, evidence.status(r)) for r in rows]
+    table = [(r.operator, r.kernel, r.arch, evidence.told(r)) for r in rows]
     terminal.table("Operators", ("operator", "kernel", "target", "status"), table)
     return 0
 
@@ -89,71 +68,10 @@ def demo(options: argparse.Namespace) -> int:
     return show.run(Terminal(options.json), folder_for("--out", options.out))
 
 
-def outcome_row(outcome: Outcome) -> dict[str, Any]:
-    """A compiled kernel as JSON shows it."""
-    resources = asdict(outcome.resources) if outcome.resources else {}
-    source = outcome.source
-    return {
-        "kernel": source.entry,
-        "arch": source.arch,
-        "defines": dict(source.defines),
-        "cached": outcome.cached,
-        "kept": outcome.kept,
-        "seconds": round(outcome.seconds, 2),
-        **resources,
-        "smem_bytes": outcome.smem_bytes,
-        "error": outcome.error,
-    }
-
-
-def state_of(outcome: Outcome) -> str:
-    """What became of a kernel, in a word or its seconds."""
-    return "FAILED" if outcome.error else "cached" if outcome.cached else f"{outcome.seconds:.1f} s"
-
-
-def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
-    """Compiled kernels as a table, failures below it."""
-    rows = []
-    for outcome in outcomes:
-        row = outcome_row(outcome)
-        variant = " ".join(f"{name}={value}" for name, value in outcome.source.defines)
-        cells = (
-            row["kernel"],
-            row["arch"],
-            variant,
-            state_of(outcome),
-            row.get("registers", "-"),
-            spill_bytes(row),
-            row["smem_bytes"],
-        )
-        rows.append(cells)
-    columns = ("kernel", "target", "variant", "compiled", "registers", "spill bytes", "shared memory bytes")
-    if rows:
-        terminal.table("Kernels", columns, rows)
-        terminal.line(summary(outcomes))
-    for outcome in outcomes:
-        if outcome.error:
-            terminal.line(f"{outcome.source}: {outcome.error}")
-
-
-def spill_bytes(row: dict[str, Any]) -> int:
-    """What a kernel's threads store and load because of too few registers; 0 for one that is not compiled."""
-    return int(row.get("spill_store_bytes", 0) + row.get("spill_load_bytes", 0))
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many compiled kernels there are, how many are not, and how many spill."""
-    made = [outcome_row(outcome) for outcome in outcomes if outcome.ok]
-    spilling = sum(spill_bytes(row) > 0 for row in made)
-    failed = len(outcomes) - len(made)
-    return f"{len(made)} compiled, {failed or 'none'} failed, {spilling or 'none'} with spills"
-
-
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
     from .. import arch, config
-    from ..build import cache as store
-    from ..build import compiler
+    from ..build import compiler, folders
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
 
@@ -163,7 +81,7 @@ def precompile(options: argparse.Namespace) -> int:
         arch.named(name)
     # What no kernel could be compiled with is said once, not by each of them.
     config.check()
-    store.layers()
+    folders.layers()
     sources = []
     terminal = Terminal(options.json)
     for entry in entries(options.operators):
@@ -209,12 +127,10 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
 
 def bench(options: argparse.Namespace) -> int:
     """`bench`."""
-    from ..testing import bench as measure
-    from ..testing.processes import Processes
+    from ..bench import run as measure
+    from ..bench.processes import Processes
 
     terminal = Terminal(options.json)
-    if options.host and (options.against or options.set):
-        raise InputError("--host", "nothing that takes turns beside it", "--against" if options.against else "--set")
     if not options.limit > 0:
         raise InputError("--limit", "a time above 0, in seconds", options.limit)
     subjects = with_kernels(options.operators)
@@ -222,8 +138,6 @@ def bench(options: argparse.Namespace) -> int:
         folder_for("--out", options.out)
     if options.host:
         return _bench_host(terminal, subjects, options)
-    if options.against or options.set:
-        return _bench_against(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
     found: dict[str, Benchmark] = {}
     failed = False
@@ -252,7 +166,7 @@ def _show(terminal: Terminal, name: str, benchmark: Benchmark, lost: Mapping[str
 
 
 def _keep(terminal: Terminal, benchmark: Benchmark, name: str, folder: Path) -> None:
-    from ..testing.report import draw_benchmark
+    from ..bench.report import draw_benchmark
 
     file = benchmark.write(folder, name)
     terminal.line(f"wrote {file}")
@@ -262,34 +176,9 @@ def _keep(terminal: Terminal, benchmark: Benchmark, name: str, folder: Path) -> 
         print("no plot: matplotlib is not installed (pip install 'cupymla[cli]')", file=sys.stderr)
 
 
-def _bench_against(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:
-    from ..testing import against
-    from ..testing import bench as measure
-    from ..testing.timing import Timer
-
-    work = []
-    for subject in subjects:
-        variants = against.variants(subject, options.against, options.set)
-        work += [(subject, case, variants) for case in measure.chosen(subject, options.case)]
-    timer = Timer()
-    found = []
-    with terminal.progress("timed", len(work)) as step:
-        for subject, case, variants in work:
-            found += against.compare(subject, case, variants, timer)
-            step(case.name)
-    cells = [
-        (t.case, t.variant, f"{t.us:.1f}", f"{t.ratio:.3f}", f"{t.spread:.1%}", "equal" if t.same_bits else "differ")
-        for t in found
-    ]
-    columns = ("case", "variant", "us", "over here", "spread of rounds", "bits")
-    terminal.table("Variants in turn", columns, cells)
-    terminal.json([asdict(turns) for turns in found])
-    return 0
-
-
 def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argparse.Namespace) -> int:
-    from ..testing import bench as measure
-    from ..testing import machine, report
+    from ..bench import machine, report
+    from ..bench import run as measure
 
     rows = []
     with terminal.progress("timing", len(subjects), begins=True) as step:
@@ -309,10 +198,11 @@ def _bench_host(terminal: Terminal, subjects: Sequence[Subject], options: argpar
 def cache(options: argparse.Namespace) -> int:
     """`cache ls`, `cache clear` and `cache path`."""
     from ..build import cache as store
+    from ..build import folders
 
     terminal = Terminal(options.json)
     if options.action == "path":
-        folder = store.location()
+        folder = folders.location()
         terminal.json({"path": folder})
         terminal.line(str(folder) if folder else "no cache folder that can be trusted")
         return 0 if folder else 1
@@ -343,5 +233,4 @@ COMMANDS = {
     "precompile": precompile,
     "bench": bench,
     "cache": cache,
-    "emulate": emulate,
 }

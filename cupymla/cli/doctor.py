@@ -63,7 +63,7 @@ def _driver() -> Check:
 
     if not driver.available():
         return Check("driver", "missing", "no usable CUDA driver", f"install NVIDIA's driver to use a GPU; {ON_CPU}")
-    from ..testing.machine import driver_text
+    from ..bench.machine import driver_text
 
     major, minor = driver.version()
     return Check("driver", "ok", f"{driver_text()}, CUDA {major}.{minor}")
@@ -90,8 +90,8 @@ def _compiler() -> Check:
         chain = compiler.toolchain()
     except CupymlaError as error:
         return Check(name, "missing", str(error).splitlines()[0], INSTALL_CUDA, needed=True)
-    if chain.release < (12, 8):
-        return Check(name, "missing", f"{chain}: too old for sm_100a", f"12.8 or newer: {INSTALL_CUDA}", needed=True)
+    if chain.release < (12, 9):
+        return Check(name, "missing", f"{chain}: too old for sm_100f", f"12.9 or newer: {INSTALL_CUDA}", needed=True)
     return Check(name, "ok", str(chain))
 
 
@@ -116,9 +116,9 @@ def _cupy() -> Check:
 
 
 def _cache() -> Check:
-    from ..build import cache
+    from ..build import cache, folders
 
-    folder = cache.location()
+    folder = folders.location()
     if folder is None:
         advice = "set CUPYMLA_CACHE_DIR to a folder that only you can write to"
         return Check(

@@ -158,19 +158,23 @@ class Declaration:
         """Everything that is no array, by name."""
         return {name: p for name, p in self.signature.parameters.items() if name not in self.arrays}
 
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """All arguments of a call, defaults among them. Raises TypeError as a call of the function would."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as refused:
+            raise TypeError(f"{self.name}(): {refused}") from None
+        bound.apply_defaults()
+        return bound
+
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of a call as (arrays that are given, all options). A number for an array is an option.
 
         Raises TypeError as a call of the function would, and InputError for an option of the bridges' own that is no
         flag: the function's checks do not see those.
         """
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as refused:
-            raise TypeError(f"{self.name}(): {refused}") from None
-        bound.apply_defaults()
         arrays, options = {}, {}
-        for name, value in bound.arguments.items():
+        for name, value in self.bound(args, kwargs).arguments.items():
             is_number = name in self.either and isinstance(value, (bool, int, float, str))
             if name not in self.arrays or is_number:
                 options[name] = value

@@ -4,6 +4,7 @@ An operator's `cases` module offers
 
 - `CASES`: correctness cases, small enough for the NumPy reference in float64;
 - `BENCH`: timing cases, named as the benchmark files name them;
+- `DEMO`: the case that `python -m cupymla demo` checks anywhere;
 - `inputs(case, seed, xp=numpy)`: fresh arguments for the public function, as a dict of its parameter names; `xp` is
   numpy or cupy, whose `random.default_rng` makes the arrays;
 - `flops(case)` and `bytes_moved(case)`: the least arithmetic and the least memory traffic of one call;

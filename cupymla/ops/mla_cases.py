@@ -134,7 +134,7 @@ COMMON: tuple[MlaCase, ...] = (
     _small("masks", "causal_stride4_start", q=70, kv=40, causal=True, k_stride=4, q_start=30),
     _small("masks", "causal_stride4_before", q=70, kv=40, causal=True, k_stride=4, q_start=-9),
     _small("masks", "causal_lengths", q=70, kv=90, h=64, causal=True, lengths="hostile"),
-    # Small forms, since `cupymla.testing.without_gpu` leaves out large cases.
+    # Small forms, since `cupymla_lab.without_gpu` leaves out large cases.
     _small("masks", "lengths_full", q=7, h=64, lengths="hostile", selection="full"),
     _small("masks", "causal_lengths", q=8, kv=60, causal=True, q_start=50, lengths="hostile"),
     _small("empty rows", "empty", q=7, selection="empty"),

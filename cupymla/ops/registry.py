@@ -59,8 +59,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "sparse MLA attention, forward",
         kernels=(
             KernelEntry("sparse_mla_fwd", "sm_90a"),
-            KernelEntry("sparse_mla_fwd", "sm_100a"),
-            KernelEntry("sparse_mla_fwd", "sm_103a", first="sm_100a"),
+            KernelEntry("sparse_mla_fwd", "sm_100f"),
         ),
     ),
     OperatorEntry(
@@ -69,14 +68,13 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(
             KernelEntry("sparse_mla_bwd", "sm_90a"),
             KernelEntry("sparse_mla_bwd_joint", "sm_90a"),
-            KernelEntry("sparse_mla_bwd", "sm_100a"),
-            KernelEntry("sparse_mla_bwd", "sm_103a", first="sm_100a"),
+            KernelEntry("sparse_mla_bwd", "sm_100f"),
         ),
     ),
     OperatorEntry(
         "sparse_mla_bwd_phase1",
         "first phase of the sparse MLA backward: scores and delta",
-        kernels=tuple(KernelEntry("sparse_mla_bwd_phase1", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+        kernels=(KernelEntry("sparse_mla_bwd_phase1", "sm_100f"),),
     ),
     OperatorEntry(
         "attn_dist",
@@ -84,16 +82,15 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(
             KernelEntry("attn_dist", "sm_90a"),
             KernelEntry("attn_dist_joint", "sm_90a"),
-            *(KernelEntry("attn_dist", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+            KernelEntry("attn_dist", "sm_100f"),
         ),
     ),
     OperatorEntry(
         "nvfp4_gemv",
         "GEMV on block-scaled 4-bit weights",
         kernels=(
-            *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90")),
-            *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_100a", "sm_103a")),
-            *(KernelEntry("nvfp4_gemv_tcgen05", arch, first="sm_100a") for arch in ("sm_100a", "sm_103a")),
+            *(KernelEntry("nvfp4_gemv", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90", "sm_100f")),
+            KernelEntry("nvfp4_gemv_tcgen05", "sm_100f"),
         ),
         companions=("quantize_nvfp4", "dequantize_nvfp4", "swizzle_scales", "unswizzle_scales"),
     ),
@@ -103,7 +100,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=(
             *(KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_80", "sm_89", "sm_90a")),
             KernelEntry("xl_paged_attention_few", "sm_90a"),
-            *(KernelEntry("xl_paged_attention", arch, first="sm_80") for arch in ("sm_100a", "sm_103a")),
+            KernelEntry("xl_paged_attention", "sm_100f", first="sm_80"),
         ),
         companions=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import arch as arches
+from ..arch import Gpu
 from ..build import KernelSource
 from ..errors import InputError
 from ..ops import registry
@@ -106,6 +107,12 @@ class Subject:
                 raise InputError("--case", expected, repr(name), self.name)
         return [known[name] for name in names]
 
+    def sources(self, inputs: dict[str, Any], gpu: Gpu) -> tuple[KernelSource, ...]:
+        """The kernels that a call on such a GPU compiles, wherever its inputs are. Raises UnsupportedError."""
+        run: Any = import_module(f"{self.entry.module}.run")
+        found: tuple[KernelSource, ...] = run.sources(gpu, **inputs)
+        return found
+
     def reference(self, inputs: dict[str, Any], precision: Literal["float64", "same"]) -> tuple[Array, ...]:
         """What the operator's reference makes of NumPy inputs: as many arrays as the call returns."""
         return as_tuple(self._reference(**inputs, precision=precision))
@@ -177,11 +184,11 @@ def arguments_on(xp: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 def kernels_for(entry: OperatorEntry, capability: tuple[int, int]) -> tuple[KernelEntry, ...]:
     """The kernels of an operator, all of one target, that a GPU of this compute capability runs; there may be none.
 
-    A target for exactly this GPU goes before one that many run, a newer one before an older.
+    A target that lists this GPU goes before one that does not, a newer one before an older.
     """
     targets = [arches.named(kernel.arch) for kernel in entry.kernels]
     fitting = [arch for arch in targets if arch.runs_on(capability)]
-    best = max(fitting, key=lambda arch: (arch.exact, arch.capability), default=None)
+    best = max(fitting, key=lambda arch: arch.preference, default=None)
     return tuple(kernel for kernel in entry.kernels if best and kernel.arch == best.name)
 
 

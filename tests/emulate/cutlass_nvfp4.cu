@@ -9,7 +9,7 @@
 
 namespace {
 
-// `HostMap` of cupymla/emulate/host/machine.py, 128 bytes.
+// `HostMap` of cupymla_lab/emulate/host/machine.py, 128 bytes.
 struct HostMap {
   uint64_t magic, pointer, shape[5], strides[4];
   uint32_t rank, element_bits, swizzle, box[5];

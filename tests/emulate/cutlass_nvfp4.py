@@ -24,8 +24,8 @@ from isa_oracle import Array
 
 from cupymla import driver, tensormap
 from cupymla.build.source import package_folder
-from cupymla.emulate import MODES, ForeignMap, Settings, load
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import MODES, ForeignMap, Settings, load
 
 EXAMPLE = Path("examples/72_blackwell_narrow_precision_gemm")
 SOURCE = Path(__file__).resolve().with_suffix(".cu")

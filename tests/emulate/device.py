@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 from isa_oracle import COLUMNS, LANES, Array
-from ptx_kernels import ARGUMENTS, REGISTERS, around
+from ptx_kernels import ARGUMENTS, REGISTERS, around, one_of
 
 from cupymla import driver, tensormap
-from cupymla.emulate import EmulatedKernel, Settings, build, translate
-from cupymla.emulate.host.library import Model
-from cupymla.emulate.host.machine import HostMap, HostProgram
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import EmulatedKernel, Settings, build, translate
+from cupymla_lab.emulate.host.library import Model
+from cupymla_lab.emulate.host.machine import HostMap, HostProgram
 
 Where = Literal["host", "gpu"]
 
@@ -120,14 +120,15 @@ class Kernel:
 
 
 @functools.cache
-def kernel(operation: str, group: int, by: str, where: Where, model: Model) -> Kernel:
-    """A kernel around an operation."""
-    return Kernel(around(operation, group, by), "around.ptx", where, model=model)
+def kernel(operations: tuple[str, ...], group: int, by: str, where: Where, model: Model) -> Kernel:
+    """A kernel around operations, of which argument 7 chooses one."""
+    text = around("cvt.u32.u64 %i, %a7;\n" + one_of(operations, "%i"), group, by)
+    return Kernel(text, "around.ptx", where, model=model)
 
 
 def run(
     operation: str, smem: Array, tmem: Array, arguments: list[int], group: int = 1, by: str = "thread",
-    settings: Settings | None = None, where: Where = "host", model: Model = "native",
+    settings: Settings | None = None, where: Where = "host", model: Model = "native", among: tuple[str, ...] = (),
 ) -> tuple[Array, Array]:  # fmt: skip
     """Run an operation on state of one CTA or a pair.
 
@@ -135,19 +136,23 @@ def run(
         operation: PTX, see `around`.
         smem: (CTAs, bytes) uint8, a multiple of 4 bytes.
         tmem: (CTAs, 128, 512) uint32.
-        arguments: at most 8 numbers of 64 bits.
+        arguments: at most 7 numbers of 64 bits.
         group: CTAs.
         by: "thread" or "warps".
         settings: of the emulation.
         where: on which machine.
         model: on the host, the model as C++ or as a GPU's compiler leaves it.
+        among: operations that are compiled with it, and it itself; without them, it alone.
 
     Returns:
         Tensor Memory afterwards, and the registers: (CTAs, 128 threads, 128) uint32.
     """
-    loaded = kernel(operation, group, by, where, model)
+    together = among or (operation,)
+    loaded = kernel(together, group, by, where, model)
     words = np.zeros(ARGUMENTS, np.uint64)
     words[: len(arguments)] = arguments
+    assert not words[7]
+    words[7] = together.index(operation)
     arrays = (smem, tmem, np.zeros_like(tmem), words, np.zeros((group, LANES, REGISTERS), np.uint32))
     memories = [Memory(array, where) for array in arrays]
     source, before, after, given, registers = memories

@@ -19,7 +19,7 @@
 #include "common/entry.cuh"
 #include "common/ring.cuh"
 #include "common/sm100/tcgen05.cuh"
-#include "common/tma_store.cuh"
+#include "common/tma.cuh"
 
 namespace cupymla::gemm {
 

@@ -1,4 +1,4 @@
-"""The GEMM of gemm.cu, compiled for sm_100a, translated, launched."""
+"""The GEMM of gemm.cu, compiled for sm_100f, translated, launched."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import ml_dtypes
 import numpy as np
 from device import Kernel, Memory, Where, tile_map
 
+from cupymla import build as service
 from cupymla import tensormap
-from cupymla.build import KernelSource, compiler
-from cupymla.emulate import Program, Settings, build
-from cupymla.emulate.host.library import Model
+from cupymla.build import KernelSource
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import Program, Settings, build
+from cupymla_lab.emulate.host.library import Model
 
-SOURCE = KernelSource("gemm.cu", "gemm", arch="sm_100a", root=str(Path(__file__).resolve().parent))
+SOURCE = KernelSource("gemm.cu", "gemm", arch="sm_100f", root=str(Path(__file__).resolve().parent))
 TILE_M, TILE_N, TILE_K = 128, 64, 64
 THREADS, SMEM_BYTES = 192, 107520
 
@@ -30,7 +31,7 @@ class Parameters(ctypes.Structure):
 
 @functools.cache
 def ptx() -> str:
-    return compiler.ptx(SOURCE)
+    return service.ptx(SOURCE)
 
 
 @functools.cache

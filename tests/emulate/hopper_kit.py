@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.machine import HostProgram, load
-from cupymla.emulate.host.memory import Arrays
-from cupymla.emulate.run import Check, Mode
 from cupymla.launch import Geometry
-from cupymla.ptx.approximation import Approximation
-from cupymla.ptx.races import Races
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.machine import HostProgram, load
+from cupymla_lab.emulate.host.memory import Arrays
+from cupymla_lab.emulate.settings import Check, Mode
+from cupymla_lab.ptx.approximation import Approximation
+from cupymla_lab.ptx.races import Races
 
 HEAD = """.version 9.0
 .target sm_90a

@@ -208,15 +208,16 @@ def zero_columns(word: int, m: int, n: int) -> Array:
     return np.array(found, bool)
 
 
-def result_place(group: int, m: int, n: int, row: int, column: int, ws: bool = False) -> tuple[int, int, int]:
-    """CTA of the pair, lane and column of an element of D (layouts A, B, D and F; of .ws D, E and G)."""
+def result_places(group: int, m: int, n: int, ws: bool = False) -> tuple[Array, Array, Array]:
+    """CTA of the pair, lane and column of each element of D, (m, n) (layouts A, B, D and F; of .ws D, E and G)."""
+    row, column = np.indices((m, n))
     if ws:
-        group_of_lanes, at = np.argwhere(np.arange(n).reshape(128 // m, -1) == column)[0]
-        return 0, int(group_of_lanes) * m + row, int(at)
+        width = n // (128 // m)
+        return 0 * row, column // width * m + row, column % width
     if group == 1 and m == 128:
-        return 0, row, column
+        return 0 * row, row, column
     if group == 1:
-        return 0, row // 16 * 32 + row % 16, column
+        return 0 * row, row // 16 * 32 + row % 16, column
     if m == 256:
         return row // 128, row % 128, column
     half = column // (n // 2)
@@ -225,11 +226,8 @@ def result_place(group: int, m: int, n: int, row: int, column: int, ws: bool = F
 
 def results(tmem: Array, group: int, m: int, n: int, offset: int, ws: bool = False) -> Array:
     """D as an m x n matrix of words, from the Tensor Memory of one CTA or two: (CTAs, lanes, columns)."""
-    found = np.empty((m, n), np.uint32)
-    for row in range(m):
-        for column in range(n):
-            cta, lane, at = result_place(group, m, n, row, column, ws)
-            found[row, column] = tmem[cta, lane, at + offset]
+    cta, lane, at = result_places(group, m, n, ws)
+    found: Array = tmem[cta, lane, at + offset]
     return found
 
 
@@ -249,13 +247,12 @@ def put_a(tmem: Array, words: Array, group: int, m: int, offset: int, ws: bool =
     if ws:
         tmem[0, :, offset : offset + 8] = np.tile(words, (128 // m, 1))
         return
-    for row in range(m):
-        if group == 2 and m == 128:
-            for half in (0, 1):
-                tmem[row // 64, row % 64 + 64 * half, offset : offset + 8] = words[row]
-        else:
-            cta, lane, _ = result_place(group, m, 512, row, 0)
-            tmem[cta, lane, offset : offset + 8] = words[row]
+    if group == 2 and m == 128:
+        for half in (0, 1):
+            tmem[:, 64 * half : 64 * half + 64, offset : offset + 8] = words.reshape(2, 64, 8)
+        return
+    cta, lane, _ = result_places(group, m, 1)
+    tmem[cta[:, 0], lane[:, 0], offset : offset + 8] = words
 
 
 CODES_OF_PAIRS, CODES_OF_FOUR = (0b0100, 0b1110), (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b0110, 0b1110)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +24,15 @@ from isa_oracle import (
     put_scales,
     random_codes,
     random_matrix,
-    result_place,
+    result_places,
     results,
     with_start,
     zero_columns,
 )
 from ptx_kernels import mma, mma_ws
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.library import Model
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.library import Model
 
 B_START = 32768
 A_COLUMN, A_SCALES, B_SCALES, METADATA = 256, 400, 440, 480
@@ -79,6 +80,16 @@ class Case:
         flags += ["ws"] if self.ws else []
         flags += [f"mask{self.mask:x}"] if self.mask else []
         return f"{self.kind}-{self.a}-{self.b}-{self.m}x{self.n}-" + "-".join(flags)
+
+    def operation(self, hints: tuple[str, ...] = ("",)) -> str:
+        """Its PTX; of a weight-stationary product once for each hint."""
+        if self.ws:
+            return mma_ws(self.kind, self.a_in_tmem, hints, self.mask != 0, self.sparse)
+        vector = ""
+        if self.kind == "mxf4nvf4":
+            vector = ".scale_vec::4X" if self.block == 16 else ".scale_vec::2X"
+        options = self.scale, self.disabled, self.shifted, self.sparse
+        return mma(self.kind, self.group, self.a_in_tmem, vector, *options)
 
 
 def cases() -> list[Case]:
@@ -218,6 +229,58 @@ def sparse_cases() -> list[Case]:
     return list(dict.fromkeys(found))
 
 
+MASKED = Case("f16", "f16", "f16", 64, 128, a_in_tmem=True, mask=1 << 39, max_shift=8, ws=True)
+HINTED = Case("f16", "f16", "f16", 64, 64, ws=True)
+FILL, USE, LAST, DROP = (f".collector::b2::{use}" for use in ("fill", "use", "lastuse", "discard"))
+HINTS = ((FILL, USE, USE, LAST), (FILL, DROP), (FILL, FILL, LAST), (DROP, FILL, "", LAST))
+# The failure that follows, and what is added to B's descriptor each time.
+BAD_HINTS = (
+    (42, (USE,), 0),
+    (42, (LAST,), 0),
+    (42, (FILL, LAST, USE), 0),
+    (42, (FILL, DROP, LAST), 0),
+    (42, (FILL, FILL.replace("b2", "b1"), USE.replace("b2", "b3")), 0),
+    (42, (FILL.replace("b2", "b0"), "", USE.replace("b2", "b0")), 0),  # no hint gives up b0
+    (43, (FILL, USE), 64),
+)
+
+# Their sums are rounded where operands are any bits.
+SAME_BITS = (
+    Case("f16", "bf16", "bf16", 256, 256, 2, transposed=(False, True)),
+    Case("f16", "bf16", "bf16", 128, 96, 2, a_in_tmem=True, accumulate=True, scale=3),
+    Case("f16", "f16", "f16", 64, 24, swizzle=6, d_f16=True, accumulate=True),
+    Case("tf32", "tf32", "tf32", 128, 48),
+    Case("f8f6f4", "e4m3", "e5m2", 128, 256, transposed=(True, True)),
+    Case("i8", "s8", "u8", 64, 32, accumulate=True, saturate=True),
+    Case("mxf8f6f4", "e3m2", "e2m1", 128, 128, block=32, ids=(2, 1)),
+    Case("mxf4nvf4", "e2m1", "e2m1", 128, 64, 2, block=16, ue8m0=False),
+    Case("f16", "bf16", "bf16", 64, 256, a_in_tmem=True, accumulate=True, ws=True),
+    Case("f16", "f16", "f16", 32, 64, swizzle=4, mask=column_mask((5, 3), shift=7), max_shift=8, ws=True),
+    Case("f16", "f16", "f16", 64, 64, transposed=(False, True), mask=1 << 39 | 5 << 56, max_shift=32, ws=True),
+    Case("f8f6f4", "e4m3", "e2m3", 32, 128, a_in_tmem=True, ws=True),
+    Case("i8", "s8", "u8", 128, 64, mask=column_mask((9, 2), (4, 0, 0, 0), (1, 0, 0, 0)), ws=True),
+    Case("tf32", "tf32", "tf32", 64, 64, ws=True),
+    Case("f16", "bf16", "bf16", 256, 128, 2, a_in_tmem=True, accumulate=True, sparse=True, selector=1),
+    Case("tf32", "tf32", "tf32", 128, 64, transposed=(True, True), swizzle=1, sparse=True),
+    Case("f8f6f4", "e4m3", "e5m2", 128, 256, sparse=True),
+    Case("f16", "bf16", "bf16", 32, 128, a_in_tmem=True, sparse=True, selector=1, ws=True),
+)
+
+
+@functools.cache
+def among(group: int, model: Model) -> tuple[str, ...]:
+    """The operations of all tests, to be compiled at once; with the model as PTX, of those that take it."""
+    if model == "ptx":
+        every = [case.operation() for case in SAME_BITS if case.group == group]
+        return tuple(dict.fromkeys(every))
+    tried = (*cases(), *stationary_cases(), *sparse_cases(), *SAME_BITS, MASKED)
+    every = [case.operation() for case in tried if case.group == group]
+    if group == 1:
+        every += [HINTED.operation(hints) for hints in (*HINTS, *(("",) * len(h) for h in HINTS))]
+        every += [HINTED.operation(hints) for _, hints, _ in BAD_HINTS]
+    return tuple(dict.fromkeys(every))
+
+
 class Problem:
     """A case with its numbers in place."""
 
@@ -303,14 +366,8 @@ class Problem:
         self, where: Where, settings: Settings | None = None, model: Model = "native", hints: tuple[str, ...] = ("",)
     ) -> Array:
         case = self.case
-        vector = ""
-        if case.kind == "mxf4nvf4":
-            vector = ".scale_vec::4X" if case.block == 16 else ".scale_vec::2X"
-        text = mma(case.kind, case.group, case.a_in_tmem, vector, case.scale, case.disabled, case.shifted, case.sparse)
-        if case.ws:
-            text = mma_ws(case.kind, case.a_in_tmem, hints, case.mask != 0, case.sparse)
-        operands = text, self.smem, self.tmem, self.arguments, case.group
-        after, _ = run(*operands, settings=settings, where=where, model=model)
+        operands = case.operation(hints), self.smem, self.tmem, self.arguments, case.group
+        after, _ = run(*operands, settings=settings, where=where, model=model, among=among(case.group, model))
         return after
 
     def wanted(self) -> Array:
@@ -334,11 +391,10 @@ class Problem:
             product = product + _numbers(before, case) * 2.0**-case.scale
         words = _words(product, case)
         after: Array = self.tmem.copy()
-        for row in range(case.m):
-            for column in range(case.n):
-                cta, lane, at = result_place(case.group, case.m, case.n, row, column, case.ws)
-                if not case.disabled >> (128 * cta + lane) & 1:
-                    after[cta, lane, at] = words[row, column]
+        cta, lane, at = result_places(case.group, case.m, case.n, case.ws)
+        lanes = np.array([[not case.disabled >> (128 * cta + lane) & 1 for lane in range(128)] for cta in (0, 1)])
+        kept = lanes[cta, lane]
+        after[cta[kept], lane[kept], at[kept]] = words[kept]
         return after
 
 

@@ -24,26 +24,20 @@ from mutants import Mutant
 
 from cupymla import build
 from cupymla.build import KernelSource
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.failures import SENTENCES
-from cupymla.emulate.host.machine import HostProgram, load
-from cupymla.emulate.host.recompile import mangled
-from cupymla.emulate.run import CHECKS
 from cupymla.errors import CupymlaError
-from cupymla.interpret import Trap
-from cupymla.interpret import parse as program_of
-from cupymla.interpret.program import Step
-from cupymla.interpret.threads import Lanes
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
-from cupymla.testing import against, compare
+from cupymla.testing import compare
 from cupymla.testing.compare import Mismatch
-from cupymla.testing.emulated import Device, Emulated, installed
-from cupymla.testing.interpreted import Interpreted
 from cupymla.testing.operators import Array
-from cupymla.testing.without_gpu import READS_UNWRITTEN
-
-_MOST_STEPS = 400_000  # of a launch in the interpreter: ten times what the largest of them takes
+from cupymla_lab import ab
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.failures import SENTENCES
+from cupymla_lab.emulate.host.machine import HostProgram, load
+from cupymla_lab.emulate.host.recompile import mangled
+from cupymla_lab.emulate.settings import CHECKS
+from cupymla_lab.emulated import Device, Emulated, installed
+from cupymla_lab.without_gpu import READS_UNWRITTEN
 
 HOST_RUNS = (
     Settings("lazy", 1, races="practice"),
@@ -52,9 +46,6 @@ HOST_RUNS = (
     Settings("eager", 1, races="practice"),
 )
 """What a mutant is run with on the host engine, one after another until it is caught."""
-
-INTERPRETER_SEEDS = (0, 1)
-"""The same for the interpreter."""
 
 PATIENCE_SECONDS = 3.0
 LIMIT_SECONDS = 120.0
@@ -231,7 +222,7 @@ class Surveyed(Device):
     def attempt(self) -> None:
         """Call the operator: returns where all mutants have been run. Raises what the kernels before them raise."""
         subject, inputs = self.of.problem()
-        with against.constants(subject, self.of.settings), installed(self):
+        with ab.constants(subject, self.of.settings), installed(self):
             expected = [subject.expected(inputs, "same"), subject.expected(inputs, "float64")]
             try:
                 results: dict[str, Array] = self.results(subject, inputs)
@@ -254,7 +245,7 @@ def told(error: Exception) -> str:
         return "wrong result"
     if not isinstance(error, CupymlaError):
         return f"{type(error).__name__} of the engine"
-    text = error.what if isinstance(error, Trap) else str(error)
+    text = str(error)
     if isinstance(error, EmulationError):
         text = re.sub(r"\{\d[^}]*\}", "..", SENTENCES[error.code])
     for pattern, instead in _PLAINER:
@@ -277,44 +268,6 @@ _PLAINER = (
 
 
 # The engines ------------------------------------------------------------------------------------------------------
-
-
-class InterpretedMutants(Surveyed, Interpreted):
-    """Mutants in the interpreter."""
-
-    _lines: set[int]
-
-    def memory(self) -> Iterable[tuple[int, int]]:
-        """All memory that the call knows of: addresses and sizes."""
-        return ((buffer.base, buffer.size) for buffer in self._memory.buffers)
-
-    def put(self, kernel: Any, run: Run) -> None:
-        """Have a kernel run so from now on, in this process."""
-        if run.mutant is not None:
-            kernel.program = program_of(mutants.mutated(self.ptx, run.mutant), kernel.source.entry)
-        self.seed, self.max_steps, self.races = run.seed, _MOST_STEPS, "practice"
-        if run.notes:
-            self._lines = set()
-            self.watch = lambda program: self
-
-    def look(self, lanes: Lanes, step: Step) -> None:
-        """Threads are about to try an instruction."""
-        if lanes.count:
-            self._lines.add(step.line)
-
-    def done(self, everyone: Lanes, step: Step, outcome: int | None) -> None:
-        """They have."""
-
-    def overlooks(self, lanes: Lanes, step: Step) -> bool:
-        """Whether a test of a barrier is to find nothing."""
-        return False
-
-    def landing(self, *copy: object) -> None:
-        """A thread starts a copy."""
-
-    def noted(self) -> Sequence[Iterable[int]]:
-        """The numbers of the mutants whose instructions have been executed."""
-        return ([number for number, mutant in enumerate(self.all, 1) if mutant.line in self._lines],)
 
 
 class HostMutants(Surveyed, Emulated):
@@ -348,14 +301,6 @@ class HostMutants(Surveyed, Emulated):
         count = 1 + len(self.all)
         words = (ctypes.c_uint32 * (2 * count)).in_dll(self.program._library, mangled(mutants.SEEN))
         return [[number for number in range(count) if words[first + number]] for first in (0, count)]
-
-
-def interpret(kernel: Kernel, listener: Listener, seeds: Sequence[int] = INTERPRETER_SEEDS) -> None:
-    """Run mutants in the interpreter, in a process of its own."""
-    machine = InterpretedMutants(kernel.arch, kernel.multiprocessors, 0, group=128, resident=2)
-    machine.strict = kernel.operator not in READS_UNWRITTEN
-    machine.prepare(kernel, [Run(seed) for seed in seeds], listener)
-    machine.attempt()
 
 
 def emulate(kernel: Kernel, listener: Listener, runs: Sequence[Settings] = HOST_RUNS) -> None:

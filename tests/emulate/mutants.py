@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cupymla.ptx import Places, parse
-from cupymla.ptx.syntax import Block, Function, Guard, Instruction, Label, Statement
+from cupymla_lab.ptx import Places, parse
+from cupymla_lab.ptx.syntax import Block, Function, Guard, Instruction, Label, Statement
 
 KINDS = ("wait", "fence", "arrive", "expect_tx", "commit", "barrier", "bound")
 """What may be taken out. "barrier" is one of a warp, of a CTA or a named one; those of a cluster count as "arrive" and

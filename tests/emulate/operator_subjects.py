@@ -1,4 +1,4 @@
-"""Operators' sm_100a kernels as subjects of the mutation survey: problems that make every ring come round."""
+"""Operators' sm_100f kernels as subjects of the mutation survey: problems that make every ring come round."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cupymla.emulate import Settings, Site
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.testing import compare
-from cupymla.testing.emulated import Emulated, emulated
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulate import Settings, Site
+from cupymla_lab.emulated import Emulated, emulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def subject(problem: Problem) -> tuple[Callable[[Settings], float], tuple[Site, 
     operator, inputs = Subject(problem.operator), problem.inputs()
 
     def results(settings: Settings) -> tuple[dict[str, Array], Emulated]:
-        with emulated("sm_100a", problem.multiprocessors, settings) as machine:
+        with emulated("sm_100f", problem.multiprocessors, settings) as machine:
             return machine.results(operator, inputs), machine
 
     first, machine = results(Settings(patience_seconds=20.0))

@@ -7,6 +7,8 @@ memory and the first column, are added there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 REGISTERS = 128
 COLUMNS = 512
 ARGUMENTS = 8
@@ -43,6 +45,18 @@ def _loop(direction: str, base: str, group: int) -> str:
     setp.lt.u32 %p, %i, {COLUMNS // 32};
     @%p bra {direction}_loop;
 """
+
+
+def one_of(bodies: Sequence[str], which: str) -> str:
+    """The body whose number a register of 32 bits holds: a compiler then takes them all at once. Each has a scope of
+    its own, for registers and labels."""
+    names = [f"body_{i}" for i in range(len(bodies))]
+    scoped = (f"{name}:\n{{\n{body}\n}}\nbra body_done;\n" for name, body in zip(names, bodies, strict=True))
+    return f"""{{
+    bodies: .branchtargets {", ".join(names)};
+    brx.idx {which}, bodies;
+{"".join(scoped)}body_done:
+}}"""
 
 
 def around(operation: str, group: int = 1, by: str = "thread") -> str:

@@ -19,9 +19,9 @@ import gemm
 import operator_subjects
 import tutorials
 
-from cupymla.emulate import EmulationError, Settings, Site, mutation
-from cupymla.emulate.host.machine import HostError
 from cupymla.errors import CupymlaError
+from cupymla_lab.emulate import EmulationError, Settings, Site, mutation
+from cupymla_lab.emulate.host.machine import HostError
 
 
 def subject(name: str, folder: Path | None) -> tuple[Callable[[Settings], float], tuple[Site, ...]]:

@@ -29,8 +29,8 @@ import mutants
 from mutant_subjects import KERNELS, Kernel
 from mutants import Mutant
 
+from cupymla.bench.machine import today
 from cupymla.build import KernelSource, compiler
-from cupymla.testing.machine import today
 
 LIST = Path(__file__).with_name("mutants.json")
 ENGINES = ("interpreter", "host")
@@ -143,10 +143,7 @@ class _Survey:
 def survey(name: str, engine: str, which: str, seconds: float, runs: int) -> None:
     """Run one kernel's mutants."""
     listener, kernel = _Survey(name, engine, which, seconds), KERNELS[name]
-    if engine == "interpreter":
-        mutant_engines.interpret(kernel, listener, mutant_engines.INTERPRETER_SEEDS[:runs])
-    else:
-        mutant_engines.emulate(kernel, listener, mutant_engines.HOST_RUNS[:runs])
+    mutant_engines.emulate(kernel, listener, mutant_engines.HOST_RUNS[:runs])
 
 
 def runs_on(kernel: Kernel, engine: str) -> bool:

@@ -11,9 +11,9 @@ import pytest
 from device import Kernel, Memory, Where
 from isa_oracle import Array
 
-from cupymla.emulate import Settings
 from cupymla.launch import Geometry
-from cupymla.ptx.approximation import APPROXIMATIONS, Approximation, strayed
+from cupymla_lab.emulate import Settings
+from cupymla_lab.ptx.approximation import APPROXIMATIONS, Approximation, strayed
 
 pytestmark = pytest.mark.compile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cupymla.emulate import by_content
+from cupymla_lab.emulate import by_content
 
 
 def test_a_name_tells_contents_apart(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from device import Kernel, Memory
 
-from cupymla.emulate import EmulatedKernel, EmulationError, Settings
-from cupymla.emulate.host import library
-from cupymla.emulate.host.machine import HostError, load
-from cupymla.emulate.run import MODES, Mode
 from cupymla.errors import InputError
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import EmulatedKernel, EmulationError, Settings
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.host.machine import HostError, load
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = [
     pytest.mark.compile,

@@ -1,4 +1,4 @@
-"""`python -m cupymla emulate`: what it prints, runs and refuses."""
+"""`python -m cupymla_lab emulate`: what it prints, runs and refuses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cupymla import driver
-from cupymla.cli import main
-from cupymla.emulate.host import machine
+from cupymla_lab.__main__ import main
+from cupymla_lab.emulate.host import machine
 
 KERNEL = """
 .version 8.8

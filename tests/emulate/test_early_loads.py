@@ -1,4 +1,4 @@
-"""Registers of `tcgen05.ld` are used behind `tcgen05.wait::ld` only, in all kernels for sm_100a."""
+"""Registers of `tcgen05.ld` are used behind `tcgen05.wait::ld` only, in all kernels for sm_100f."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import gemm
 import pytest
 
 from cupymla import build
-from cupymla.build.source import KernelSource
-from cupymla.emulate.loads import early_uses, waits
+from cupymla.build.source import KernelSource, closure
 from cupymla.ops import registry
+from cupymla_lab.emulate.loads import early_uses, waits
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n.reg .pred %p; .reg .b32 %r<9>, %t;\n"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%t];\n"
@@ -20,15 +20,21 @@ USE = "add.u32 %r3, %r4, %r2;\n"
 
 
 def sources() -> Iterator[KernelSource]:
-    """Of every kernel for sm_100a variants that have each value of each definition."""
-    seen: set[tuple[str, str, str | int]] = set()
+    """Of every kernel for sm_100f whose files load from Tensor Memory a variant for each number of heads and each
+    stage, whose loads and waits are their own."""
+    seen: set[tuple[str, tuple[tuple[str, str | int], ...]]] = set()
     for entry in registry.OPERATORS:
         plan = importlib.import_module(f"{entry.module}.plan") if entry.kernels else None
-        for source in plan.sources("sm_100a") if plan else ():
-            values = {(source.entry, name, value) for name, value in source.defines or (("", ""),)}
-            if source.arch == "sm_100a" and not values <= seen:
-                seen |= values
+        for source in plan.sources("sm_100f") if plan else ():
+            own = tuple(each for each in source.defines if each[0] in ("CUPYMLA_HEADS", "CUPYMLA_STAGE"))
+            if source.arch == "sm_100f" and (source.entry, own) not in seen and loads(source):
+                seen.add((source.entry, own))
                 yield source
+
+
+def loads(source: KernelSource) -> bool:
+    """Whether any file of a kernel has the instruction."""
+    return any("tcgen05.ld" in member.file.read_text() for member in closure(source))
 
 
 @pytest.mark.parametrize(

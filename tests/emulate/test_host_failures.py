@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from cupymla.emulate import EmulationError, HostError, load
-from cupymla.emulate.host import library
 from cupymla.errors import CupymlaError
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import EmulationError, HostError, load
+from cupymla_lab.emulate.host import library
 
 pytestmark = [
     pytest.mark.compile,

@@ -5,6 +5,7 @@ Every kernel here is a few lines of PTX in a cluster of two CTAs, and its result
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import shutil
 import subprocess
@@ -13,15 +14,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from device import Kernel, Memory, Where, tile_map
+from device import Kernel, Memory, Where, blank, tile_map
+from device import run as run_operation
 from isa_oracle import Array
+from ptx_kernels import one_of
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.host import library
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = pytest.mark.compile
 
@@ -63,34 +66,47 @@ def run(
             %f7, %h0 to %h3, %p and %q are free.
         given, out: what %in and %out point to.
         pdl: whether it is a dependent launch.
-        removed: the instruction that is taken away; 0 for none.
+        removed: 1 where the body's first instruction that can be is taken away.
     """
+    source, target_memory = Memory(given, where), Memory(out, where)
+    parameters: list[Any] = [source.parameter, target_memory.parameter]
+    geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS, pdl=pdl)
+    together = (body,) if target != "sm_100a" else launches() if pdl or removed or body in launches() else bodies()
+    number = together.index(body)
+    kernel, lines = loaded(together, where, target)
+    first = next((site.number for site in kernel.sites if site.line > lines[number]), 0)
+    settings = Settings(mode, removed=first if removed else 0)
+    kernel.launch(geometry, [*parameters, ctypes.c_uint32(number)], settings)
+    return target_memory.read()
+
+
+@functools.cache
+def loaded(together: tuple[str, ...], where: Where, target: str) -> tuple[Kernel, list[int]]:
+    """A kernel that does one of several bodies, and the lines where they begin."""
     text = f"""
 .version 8.8
 .target {target}
 .address_size 64
 .extern .shared .align 1024 .b8 dynamic[];
-.visible .entry k(.param .u64 p_in, .param .u64 p_out)
+.visible .entry k(.param .u64 p_in, .param .u64 p_out, .param .u32 p_which)
 .maxntid {THREADS}, 1, 1
 {{
-    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %thread, %cta, %rank, %smem, %bar; .reg .f32 %f<8>;
-    .reg .b64 %d<8>, %in, %out;
+    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %thread, %cta, %rank, %smem, %bar, %which;
+    .reg .f32 %f<8>; .reg .b64 %d<8>, %in, %out;
     .shared .align 8 .b64 barrier;
     mov.u32 %smem, dynamic; mov.u32 %bar, barrier;
     mov.u32 %thread, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %rank, %cluster_ctarank;
     mad.lo.u32 %n, %cta, {THREADS}, %thread;
-    ld.param.b64 %in, [p_in]; ld.param.b64 %out, [p_out];
-    {body}
+    ld.param.b64 %in, [p_in]; ld.param.b64 %out, [p_out]; ld.param.b32 %which, [p_which];
+    {one_of(together, "%which")}
     {EVERYBODY}
     ret;
 }}
 """
     require_real(text, target)
-    source, target_memory = Memory(given, where), Memory(out, where)
-    parameters: list[Any] = [source.parameter, target_memory.parameter]
-    geometry = Geometry((CTAS, 1, 1), THREADS, 8192, cluster=CTAS, pdl=pdl)
-    Kernel(text, "forms.ptx", where, THREADS).launch(geometry, parameters, Settings(mode, removed=removed))
-    return target_memory.read()
+    lines = text.splitlines()
+    starts = [lines.index(f"body_{i}:") + 1 for i in range(len(together))]
+    return Kernel(text, "forms.ptx", where, THREADS), starts
 
 
 @functools.cache
@@ -102,20 +118,37 @@ def require_real(text: str, target: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+NUMBERED = "mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;"
+
+
+@functools.cache
+def bodies() -> tuple[str, ...]:
+    """Of all ordinary launches, compiled at once."""
+    return (
+        *(vector_sum(width) for width in (2, 4)),
+        *(bulk_sum(kind) for kind in ("f32", "bf16", "f16", "u32", "s32")),
+        *(peers(form) for form in ("st", "generic", "st.async", "bulk", "reduction")),
+        *(matrices(count, transposed) for count in (1, 2, 4) for transposed in (False, True)),
+        *(byte_matrices(*each) for each in BYTE_MATRICES),
+        *(byte_stores(count) for count in (1, 2, 4)),
+        *(wide(vector) for vector in ("v8.f32", "v4.b64")),
+        *(request(multicast) for multicast in (False, True)),
+        *(nowhere(form) for form in ("load", "store", "copy")),
+        *(alignment(), packed_sum(), counter(), election(), nothing(), unfenced(), commit_to_both(), NUMBERED),
+    )
+
+
 def numbers(count: int, dtype: Any = np.float32, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(-9, 10, count).astype(dtype)
 
 
 @pytest.mark.parametrize("target", ["sm_100a", "sm_100f", "sm_103a"])
 def test_targets(target: str, where: Where) -> None:
-    body = "mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;"
-    found = run(body, numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, target=target)
+    found = run(NUMBERED, numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, target=target)
     np.testing.assert_array_equal(found, np.arange(CTAS * THREADS))
 
 
-@pytest.mark.parametrize("width", [2, 4])
-def test_vectors_of_floats_are_added_to_global_memory(width: int, where: Where) -> None:
-    """red.global.add.v2.f32 and .v4.f32: every thread of both CTAs adds its own numbers to one of four places."""
+def vector_sum(width: int) -> str:
     registers = ", ".join(f"%f{i}" for i in range(width))
     body = f"""
     mad.wide.u32 %d0, %n, {4 * width}, %in;
@@ -124,18 +157,28 @@ def test_vectors_of_floats_are_added_to_global_memory(width: int, where: Where) 
     mad.wide.u32 %d1, %r0, {4 * width}, %out;
     red.global.add.v{width}.f32 [%d1], {{{registers}}};
 """
+    return body
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_vectors_of_floats_are_added_to_global_memory(width: int, where: Where) -> None:
+    """red.global.add.v2.f32 and .v4.f32: every thread of both CTAs adds its own numbers to one of four places."""
     given = numbers(CTAS * THREADS * width)
-    found = run(body, given, np.ones(4 * width, np.float32), where)
+    found = run(vector_sum(width), given, np.ones(4 * width, np.float32), where)
     np.testing.assert_array_equal(found.reshape(4, width), 1 + given.reshape(-1, 4, width).sum(axis=0))
+
+
+def alignment() -> str:
+    body = "and.b32 %r0, %smem, 1023; mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %r0;"
+    return body
 
 
 def test_dynamic_shared_memory_is_aligned(where: Where) -> None:
     """Behind the eight static bytes of an mbarrier it begins at the next 1024."""
-    body = "and.b32 %r0, %smem, 1023; mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %r0;"
-    assert not run(body, numbers(1), np.ones(CTAS * THREADS, np.uint32), where).any()
+    assert not run(alignment(), numbers(1), np.ones(CTAS * THREADS, np.uint32), where).any()
 
 
-def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
+def packed_sum() -> str:
     body = """
     mad.wide.u32 %d0, %n, 4, %in;
     ld.global.b32 %r0, [%d0];
@@ -143,8 +186,12 @@ def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
     mad.wide.u32 %d1, %r1, 4, %out;
     red.global.add.noftz.bf16x2 [%d1], %r0;
 """
+    return body
+
+
+def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
     given = np.sign(numbers(2 * CTAS * THREADS)).astype(ml_dtypes.bfloat16)
-    found = run(body, given, np.zeros(8, ml_dtypes.bfloat16), where)
+    found = run(packed_sum(), given, np.zeros(8, ml_dtypes.bfloat16), where)
     wanted = given.astype(np.float32).reshape(-1, 4, 2).sum(axis=0)
     np.testing.assert_array_equal(found.astype(np.float32).reshape(4, 2), wanted)
 
@@ -160,21 +207,25 @@ FILL = """
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "u32", "s32"])
-def test_bulk_reductions_to_global_memory(kind: str, mode: Mode, where: Where) -> None:
-    """cp.reduce.async.bulk: both CTAs add a kilobyte to the same place."""
-    dtypes = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "u32": np.uint32, "s32": np.int32}
+def bulk_sum(kind: str) -> str:
     suffix = f"noftz.{kind}" if kind in ("bf16", "f16") else kind
     body = f"""{FILL}
     @!%p cp.reduce.async.bulk.global.shared::cta.bulk_group.add.{suffix} [%out], [%smem], 1024;
     @!%p cp.async.bulk.commit_group;
     @!%p cp.async.bulk.wait_group 0;
 """
+    return body
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16", "u32", "s32"])
+def test_bulk_reductions_to_global_memory(kind: str, mode: Mode, where: Where) -> None:
+    """cp.reduce.async.bulk: both CTAs add a kilobyte to the same place."""
+    dtypes = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "u32": np.uint32, "s32": np.int32}
     dtype: Any = dtypes[kind]
     count = 1024 // np.dtype(dtype).itemsize
     given = np.abs(numbers(CTAS * count)).astype(dtype) if kind == "u32" else numbers(CTAS * count, dtype)
-    found = run(body, given, np.ones(count, dtype), where, mode)
+    found = run(bulk_sum(kind), given, np.ones(count, dtype), where, mode)
     wanted = 1 + given.astype(np.float64).reshape(CTAS, count).sum(axis=0)
     np.testing.assert_array_equal(found.astype(np.float64), wanted)
 
@@ -228,10 +279,7 @@ LEAVE = """
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("form", ["st", "generic", "st.async", "bulk", "reduction"])
-def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
-    """mapa, generic addresses of it, st.async and bulk copies between CTAs: each CTA gets the other one's numbers."""
+def peers(form: str) -> str:
     load = "mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {%r0, %r1, %r2, %r3}, [%d0];"
     load += "mad.lo.u32 %r4, %thread, 16, %smem;"
     peer = f"{PEER} mapa.shared::cluster.u32 %r5, %r4, %r10; mapa.shared::cluster.u32 %r6, %bar, %r10;"
@@ -258,13 +306,19 @@ def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
                 [%r5], [%smem], 1024, [%r6];
             {WAIT} add.u32 %smem, %smem, 4096;""",
     }
+    return BARRIER + bodies[form] + LEAVE
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("form", ["st", "generic", "st.async", "bulk", "reduction"])
+def test_the_peers_shared_memory(form: str, mode: Mode, where: Where) -> None:
+    """mapa, generic addresses of it, st.async and bulk copies between CTAs: each CTA gets the other one's numbers."""
     given = np.arange(CTAS * THREADS * 4, dtype=np.uint32)
-    found = run(BARRIER + bodies[form] + LEAVE, given, np.zeros_like(given), where, mode)
+    found = run(peers(form), given, np.zeros_like(given), where, mode)
     np.testing.assert_array_equal(found.reshape(CTAS, -1), given.reshape(CTAS, -1)[::-1])
 
 
-def test_a_counter_at_the_peer(where: Where) -> None:
-    """red.async adds to the peer's shared memory and counts bytes at its barrier."""
+def counter() -> str:
     body = f"""{BARRIER} {PEER}
     mov.b32 %r0, 5;
     setp.ne.u32 %p, %thread, 0;
@@ -279,15 +333,17 @@ def test_a_counter_at_the_peer(where: Where) -> None:
     @!%p st.global.b32 [%d1], %r1;
 """
     body = body.replace("@!%p st.global", "setp.ne.u32 %p, %thread, 0; @!%p st.global")
-    found = run(body, numbers(1), np.zeros(CTAS, np.uint32), where)
+    return body
+
+
+def test_a_counter_at_the_peer(where: Where) -> None:
+    """red.async adds to the peer's shared memory and counts bytes at its barrier."""
+    found = run(counter(), numbers(1), np.zeros(CTAS, np.uint32), where)
     sums = np.arange(CTAS * THREADS).reshape(CTAS, THREADS).sum(axis=1)
     np.testing.assert_array_equal(found, 5 + sums[::-1])
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> None:
-    """stmatrix writes what ldmatrix has read, transposed when that does so: matrices of 8x8 numbers of 16 bits."""
+def matrices(count: int, transposed: bool) -> str:
     registers = "{" + ", ".join(f"%r{8 + i}" for i in range(count)) + "}"
     trans = ".trans" if transposed else ""
     body = f"""
@@ -303,15 +359,22 @@ def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> 
     add.u32 %smem, %smem, 4096;
     {LEAVE}
 """
+    return body
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> None:
+    """stmatrix writes what ldmatrix has read, transposed when that does so: matrices of 8x8 numbers of 16 bits."""
     given = np.arange(CTAS * THREADS * 8, dtype=np.uint16)
-    found = run(body, given, np.zeros_like(given), where).reshape(-1, 4, 8, 8)
+    found = run(matrices(count, transposed), given, np.zeros_like(given), where).reshape(-1, 4, 8, 8)
     wanted = given.reshape(-1, 4, 8, 8).copy()
     if transposed:
         wanted[:, :count] = wanted[:, :count].swapaxes(-1, -2)
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_election_and_reductions_over_a_warp(where: Where) -> None:
+def election() -> str:
     body = """
     elect.sync %r0|%p, 0xffffffff;
     selp.b32 %r1, 1, 0, %p;
@@ -321,14 +384,16 @@ def test_election_and_reductions_over_a_warp(where: Where) -> None:
     mad.wide.u32 %d1, %n, 8, %out;
     st.global.v2.b32 [%d1], {%r2, %r3};
 """
-    found = run(body, numbers(1), np.zeros((CTAS * THREADS, 2), np.int32), where)
+    return body
+
+
+def test_election_and_reductions_over_a_warp(where: Where) -> None:
+    found = run(election(), numbers(1), np.zeros((CTAS * THREADS, 2), np.int32), where)
     np.testing.assert_array_equal(found[:, 0], 1)
     np.testing.assert_array_equal(found[:, 1], 40 - (np.arange(CTAS * THREADS) // 32 * 32 + 31))
 
 
-@pytest.mark.parametrize("vector", ["v8.f32", "v4.b64"])
-def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
-    """ld.global.nc of 32 bytes, and st of 32 bytes."""
+def wide(vector: str) -> str:
     letter = "f" if vector == "v8.f32" else "d"
     registers = "{" + ", ".join(f"%{letter}{i}" for i in range(8 if letter == "f" else 4)) + "}"
     body = f"""
@@ -337,14 +402,18 @@ def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
     ld.global.nc.L1::no_allocate.L2::evict_first.{vector} {registers}, [%d5];
     st.global.L2::evict_last.{vector} [%d6], {registers};
 """
+    return body
+
+
+@pytest.mark.parametrize("vector", ["v8.f32", "v4.b64"])
+def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
+    """ld.global.nc of 32 bytes, and st of 32 bytes."""
     given = np.arange(CTAS * THREADS * 8, dtype=np.float32)
-    np.testing.assert_array_equal(run(body, given, np.zeros_like(given), where), given)
+    np.testing.assert_array_equal(run(wide(vector), given, np.zeros_like(given), where), given)
 
 
-def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
-    """setmaxnreg, griddepcontrol, fence.proxy.tensormap, prefetches and hints."""
+def nothing() -> str:
     body = """
-    setmaxnreg.inc.sync.aligned.u32 160;
     griddepcontrol.launch_dependents;
     griddepcontrol.wait;
     fence.proxy.tensormap::generic.release.gpu;
@@ -357,8 +426,21 @@ def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
     mad.wide.u32 %d1, %n, 4, %out;
     st.global.b32 [%d1], %r0;
 """
-    found = run(body, np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
+    return body
+
+
+def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
+    """griddepcontrol, fence.proxy.tensormap, prefetches and hints."""
+    found = run(nothing(), np.full(32, 7, np.uint32), np.zeros(CTAS * THREADS, np.uint32), where)
     np.testing.assert_array_equal(found, 7)
+
+
+def test_a_warpgroup_gives_registers_back_and_takes_some(where: Where) -> None:
+    """All of its threads; the kernels here have half as many."""
+    smem, tmem = blank()
+    text = "setmaxnreg.dec.sync.aligned.u32 160; setmaxnreg.inc.sync.aligned.u32 232;"
+    after, _ = run_operation(text, smem, tmem, [], by="warps", where=where)
+    np.testing.assert_array_equal(after, tmem)
 
 
 USES_OF_GLOBAL_MEMORY = {
@@ -381,6 +463,14 @@ USES_OF_GLOBAL_MEMORY = {
 }
 
 
+@functools.cache
+def launches() -> tuple[str, ...]:
+    """Each use by itself, behind the wait and ahead of it."""
+    wait = "griddepcontrol.wait;"
+    every = [each for use in USES_OF_GLOBAL_MEMORY.values() for each in (use, f"{wait} {use}", f"{use} {wait}")]
+    return *every, shared_alone()
+
+
 @pytest.mark.parametrize("use", USES_OF_GLOBAL_MEMORY)
 def test_a_dependent_launch_waits_before_it_uses_global_memory(use: str) -> None:
     """An error names CTA, thread and instruction; behind the wait, and in an ordinary launch, there is none."""
@@ -399,8 +489,7 @@ def test_a_dependent_launch_waits_before_it_uses_global_memory(use: str) -> None
         assert "CTA" in text and "thread" in text and (".global" in text or "ld.b32" in text)
 
 
-def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
-    """Shared memory, also by generic addresses, and that of the other CTA."""
+def shared_alone() -> str:
     body = f"""
     mad.lo.u32 %r0, %thread, 4, %smem; st.shared.b32 [%r0], %n;
     cvt.u64.u32 %d0, %r0; cvta.shared.u64 %d0, %d0; ld.b32 %r1, [%d0];
@@ -410,11 +499,22 @@ def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
     griddepcontrol.wait;
     mad.wide.u32 %d1, %n, 4, %out; st.global.b32 [%d1], %r1;
 """
-    found = run(body, numbers(1), np.zeros(CTAS * THREADS, np.uint32), "host", pdl=True)
+    return body
+
+
+def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
+    """Shared memory, also by generic addresses, and that of the other CTA."""
+    found = run(shared_alone(), numbers(1), np.zeros(CTAS * THREADS, np.uint32), "host", pdl=True)
     np.testing.assert_array_equal(found, (np.arange(CTAS * THREADS) + THREADS) % (CTAS * THREADS))
 
 
 ROW_FORMATS = {"b8": 8, "b8x16.b6x16_p32": 6, "b8x16.b4x16_p64": 4}
+
+
+BYTE_MATRICES = [
+    *(("m16n16", count, form) for count in (1, 2) for form in ROW_FORMATS),
+    *(("m8n16", count, form) for count in (1, 2, 4) for form in ROW_FORMATS if form != "b8"),
+]
 
 
 def packed_rows(elements: Array, bits: int) -> Array:
@@ -424,15 +524,9 @@ def packed_rows(elements: Array, bits: int) -> Array:
     return np.packbits(places, axis=1, bitorder="little")
 
 
-@pytest.mark.parametrize(
-    ("shape", "count", "form"),
-    [("m16n16", count, form) for count in (1, 2) for form in ROW_FORMATS]
-    + [("m8n16", count, form) for count in (1, 2, 4) for form in ROW_FORMATS if form != "b8"],
-)
-def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: Where) -> None:
-    """Rows lie in any order, with gaps; a register of a quad's lane holds four neighbours, transposed or not."""
+def byte_matrices(shape: str, count: int, form: str) -> str:
     tall = shape == "m16n16"
-    registers, height = count * (2 if tall else 1), 16 if tall else 8
+    registers = count * (2 if tall else 1)
     listed = "{" + ", ".join(f"%r{8 + i}" for i in range(registers)) + "}"
     body = f"""
     mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
@@ -441,10 +535,22 @@ def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: 
     ldmatrix.sync.aligned.{shape}.x{count}{".trans" if tall else ""}.shared.{form} {listed}, [%r4];
     mad.wide.u32 %d1, %n, {4 * registers}, %out;
 """ + "".join(f"st.global.b32 [%d1+{4 * i}], %r{8 + i};\n" for i in range(registers))
+    return body
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "form"),
+    BYTE_MATRICES,
+)
+def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: Where) -> None:
+    """Rows lie in any order, with gaps; a register of a quad's lane holds four neighbours, transposed or not."""
+    tall = shape == "m16n16"
+    registers, height = count * (2 if tall else 1), 16 if tall else 8
     bits = ROW_FORMATS[form]
     elements = np.random.default_rng(count).integers(0, 1 << bits, (CTAS * THREADS, 16)).astype(np.uint8)
     given = np.ascontiguousarray(packed_rows(elements, bits)).view(np.uint32)
-    found = run(body, given, np.zeros((CTAS * THREADS, registers), np.uint32), where).view(np.uint8)
+    out = np.zeros((CTAS * THREADS, registers), np.uint32)
+    found = run(byte_matrices(shape, count, form), given, out, where).view(np.uint8)
     rows = elements.reshape(-1, 32, 16)[:, : count * height].reshape(-1, count, height, 16)
     matrices = rows.swapaxes(-1, -2) if tall else rows
     # (warp, matrix, half, row, quad's lane, byte) to (warp, row and lane, matrix and half, byte).
@@ -452,9 +558,7 @@ def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: 
     np.testing.assert_array_equal(found.reshape(-1, 8, 4, count, registers // count, 4), wanted)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
-    """A lane's register holds two neighbours of a row of eight and two of the row eight below; memory has columns."""
+def byte_stores(count: int) -> str:
     body = f"""
     mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
     mad.lo.u32 %r4, %thread, 16, %smem;
@@ -464,8 +568,14 @@ def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
     bar.sync 1, {THREADS};
     {LEAVE}
 """
+    return body
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
+    """A lane's register holds two neighbours of a row of eight and two of the row eight below; memory has columns."""
     given = np.random.default_rng(count).integers(0, 256, (CTAS * THREADS, 16)).astype(np.uint8)
-    found = run(body, given.view(np.uint32), np.zeros_like(given), where)
+    found = run(byte_stores(count), given.view(np.uint32), np.zeros_like(given), where)
     # (warp, row, quad's lane, matrix, lower half, neighbour): column 2 lane + neighbour, row + 8 half of a matrix.
     lanes = given.reshape(-1, 8, 4, 4, 2, 2)[:, :, :, :count]
     wanted = np.zeros((len(lanes), 32, 16), np.uint8)
@@ -473,7 +583,7 @@ def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
     np.testing.assert_array_equal(found.reshape(-1, 32, 16), wanted)
 
 
-def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None:
+def unfenced() -> str:
     body = f"""
     mad.lo.u32 %r4, %thread, 16, %smem; mov.b32 %r0, 7;
     stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [%r4], {{%r0, %r0, %r0, %r0}};
@@ -482,15 +592,16 @@ def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None
     @%p cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], 512;
     @%p cp.async.bulk.commit_group; @%p cp.async.bulk.wait_group 0;
 """
+    return body
+
+
+def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None:
     given = np.zeros((CTAS * THREADS, 16), np.uint8)
     with pytest.raises(EmulationError, match=r"fence\.proxy\.async"):
-        run(body, given, given, where)
+        run(unfenced(), given, given, where)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("multicast", [False, True])
-def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mode, where: Where) -> None:
-    """clusterlaunchcontrol: the answer arrives at the barrier, in one CTA or in all, and says no."""
+def request(multicast: bool) -> str:
     form = ".multicast::cluster::all" if multicast else ""
     asks = "setp.ne.u32 %q, %n, 0;" if multicast else "setp.ne.u32 %q, %thread, 0;"
     body = f"""{BARRIER}
@@ -512,14 +623,33 @@ def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mod
     mad.wide.u32 %d1, %n, 8, %out;
     st.global.v2.b32 [%d1], {{%r1, %r2}};
 """
-    found = run(body, numbers(1), np.ones((CTAS * THREADS, 2), np.uint32), where, mode)
+    return body
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("multicast", [False, True])
+def test_no_more_work_is_to_be_had_from_the_scheduler(multicast: bool, mode: Mode, where: Where) -> None:
+    """clusterlaunchcontrol: the answer arrives at the barrier, in one CTA or in all, and says no."""
+    found = run(request(multicast), numbers(1), np.ones((CTAS * THREADS, 2), np.uint32), where, mode)
     assert found[:, 0].any() == 0
     np.testing.assert_array_equal(found[:, 1], 0)
 
 
-@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
-@pytest.mark.parametrize("form", ["load", "store", "copy"])
-def test_an_address_where_nothing_is_ends_the_kernel_not_the_process(form: str) -> None:
+def commit_to_both() -> str:
+    return f"""{BARRIER}
+    setp.ne.u32 %p, %n, 0; mov.b16 %h0, 3;
+    @!%p tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%bar], %h0;
+    {WAIT} {NUMBERED}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cta_by_itself_commits_to_the_barriers_of_both(mode: Mode, where: Where) -> None:
+    found = run(commit_to_both(), numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, mode)
+    np.testing.assert_array_equal(found, np.arange(CTAS * THREADS))
+
+
+def nowhere(form: str) -> str:
     bodies = {
         "load": "mov.b64 %d0, 0x70000000000; ld.global.b32 %r0, [%d0]; st.global.b32 [%out], %r0;",
         "store": "mov.b64 %d0, 0x70000000000; setp.eq.u32 %p, %n, 70; @%p st.global.b32 [%d0], %n;",
@@ -527,9 +657,15 @@ def test_an_address_where_nothing_is_ends_the_kernel_not_the_process(form: str) 
             @!%p cp.async.bulk.global.shared::cta.bulk_group [%d0], [%smem], 1024;
             @!%p cp.async.bulk.commit_group; @!%p cp.async.bulk.wait_group 0;""",
     }
+    return bodies[form]
+
+
+@pytest.mark.skipif(not library.available(), reason="needs a C++ compiler on x86-64")
+@pytest.mark.parametrize("form", ["load", "store", "copy"])
+def test_an_address_where_nothing_is_ends_the_kernel_not_the_process(form: str) -> None:
     given = np.zeros(CTAS * THREADS * 4, np.uint32)
     who = {"load": "thread", "store": r"thread 6 of CTA \(1, 0, 0\)", "copy": "a bulk copy"}[form]
     with pytest.raises(HostError, match=f"{who}.* address 0x7000000[0-9a-f]+, where nothing is"):
-        run(bodies[form], given, given, "host")
-    found = run("mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;", given, given, "host")
+        run(nowhere(form), given, given, "host")
+    found = run(NUMBERED, given, given, "host")
     np.testing.assert_array_equal(found[: CTAS * THREADS], np.arange(CTAS * THREADS))

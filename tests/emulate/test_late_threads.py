@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from device import Kernel, Memory, Where
 
-from cupymla.emulate import EmulationError, Settings
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import EmulationError, Settings
 
 pytestmark = pytest.mark.compile
 

@@ -18,11 +18,11 @@ from fake_driver import FakeDriver
 from cupymla import driver
 from cupymla.build import KernelSource, loader
 from cupymla.build.cubin import Image
-from cupymla.emulate import MODES, EmulatedKernel, Program, Settings, build, load, run
-from cupymla.emulate.host import library, machine
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
+from cupymla_lab.emulate import MODES, EmulatedKernel, Program, Settings, build, load, run
+from cupymla_lab.emulate.host import library, machine
 
 pytestmark = pytest.mark.compile
 

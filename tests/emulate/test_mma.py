@@ -9,12 +9,28 @@ import numpy as np
 import pytest
 from device import Where, run
 from isa_oracle import column_mask, zero_columns
-from mma_problems import A_COLUMN, A_SCALES, B_START, METADATA, Case, Problem, cases, sparse_cases, stationary_cases
+from mma_problems import (
+    A_COLUMN,
+    A_SCALES,
+    B_START,
+    BAD_HINTS,
+    FILL,
+    HINTS,
+    MASKED,
+    METADATA,
+    SAME_BITS,
+    USE,
+    Case,
+    Problem,
+    cases,
+    sparse_cases,
+    stationary_cases,
+)
 from ptx_kernels import mma_ws
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.host import library
-from cupymla.emulate.host.library import Model
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.host import library
+from cupymla_lab.emulate.host.library import Model
 
 pytestmark = pytest.mark.compile
 
@@ -42,26 +58,6 @@ def test_modes_agree(case: Case, mode: Any, where: Where) -> None:
         np.testing.assert_array_equal(problem.run(where, Settings(mode, seed=seed)), problem.wanted())
 
 
-SAME_BITS = [
-    Case("f16", "bf16", "bf16", 256, 256, 2, transposed=(False, True)),
-    Case("f16", "bf16", "bf16", 128, 96, 2, a_in_tmem=True, accumulate=True, scale=3),
-    Case("f16", "f16", "f16", 64, 24, swizzle=6, d_f16=True, accumulate=True),
-    Case("tf32", "tf32", "tf32", 128, 48),
-    Case("f8f6f4", "e4m3", "e5m2", 128, 256, transposed=(True, True)),
-    Case("i8", "s8", "u8", 64, 32, accumulate=True, saturate=True),
-    Case("mxf8f6f4", "e3m2", "e2m1", 128, 128, block=32, ids=(2, 1)),
-    Case("mxf4nvf4", "e2m1", "e2m1", 128, 64, 2, block=16, ue8m0=False),
-    Case("f16", "bf16", "bf16", 64, 256, a_in_tmem=True, accumulate=True, ws=True),
-    Case("f16", "f16", "f16", 32, 64, swizzle=4, mask=column_mask((5, 3), shift=7), max_shift=8, ws=True),
-    Case("f16", "f16", "f16", 64, 64, transposed=(False, True), mask=1 << 39 | 5 << 56, max_shift=32, ws=True),
-    Case("f8f6f4", "e4m3", "e2m3", 32, 128, a_in_tmem=True, ws=True),
-    Case("i8", "s8", "u8", 128, 64, mask=column_mask((9, 2), (4, 0, 0, 0), (1, 0, 0, 0)), ws=True),
-    Case("tf32", "tf32", "tf32", 64, 64, ws=True),
-    Case("f16", "bf16", "bf16", 256, 128, 2, a_in_tmem=True, accumulate=True, sparse=True, selector=1),
-    Case("tf32", "tf32", "tf32", 128, 64, transposed=(True, True), swizzle=1, sparse=True),
-    Case("f8f6f4", "e4m3", "e5m2", 128, 256, sparse=True),
-    Case("f16", "bf16", "bf16", 32, 128, a_in_tmem=True, sparse=True, selector=1, ws=True),
-]
 # Bits that keep any random bytes finite and of moderate size.
 _MASKS = {"bf16": 0xBFFFBFFF, "f16": 0xBBFFBBFF, "tf32": 0xBFFFFFFF}
 
@@ -170,7 +166,7 @@ BAD_STATIONARY = {
 @pytest.mark.parametrize("name", BAD_STATIONARY)
 def test_what_weight_stationary_products_do_not_have_is_refused(name: str, where: Where) -> None:
     code, (index, bits) = BAD_STATIONARY[name]
-    problem = Problem(Case("f16", "f16", "f16", 64, 128, a_in_tmem=True, mask=1 << 39, max_shift=8, ws=True))
+    problem = Problem(MASKED)
     problem.arguments[index] ^= bits
     with pytest.raises(EmulationError) as caught:
         problem.run(where)
@@ -231,10 +227,7 @@ def test_zero_columns_are_those_of_the_isas_examples() -> None:
     ]
 
 
-FILL, USE, LAST, DROP = (f".collector::b2::{use}" for use in ("fill", "use", "lastuse", "discard"))
-
-
-@pytest.mark.parametrize("hints", [(FILL, USE, USE, LAST), (FILL, DROP), (FILL, FILL, LAST), (DROP, FILL, "", LAST)])
+@pytest.mark.parametrize("hints", HINTS)
 def test_collector_hints_change_no_value(hints: tuple[str, ...], where: Where) -> None:
     problem = Problem(Case("f16", "f16", "f16", 64, 64, accumulate=True, ws=True))
     plain = problem.run(where, hints=("",) * len(hints))
@@ -243,15 +236,7 @@ def test_collector_hints_change_no_value(hints: tuple[str, ...], where: Where) -
 
 @pytest.mark.parametrize(
     ("code", "hints", "step"),
-    [
-        (42, (USE,), 0),
-        (42, (LAST,), 0),
-        (42, (FILL, LAST, USE), 0),
-        (42, (FILL, DROP, LAST), 0),
-        (42, (FILL, FILL.replace("b2", "b1"), USE.replace("b2", "b3")), 0),
-        (42, (FILL.replace("b2", "b0"), "", USE.replace("b2", "b0")), 0),  # no hint gives up b0
-        (43, (FILL, USE), 64),
-    ],
+    BAD_HINTS,
 )
 def test_collector_buffers_are_filled_before_use(code: int, hints: tuple[str, ...], step: int, where: Where) -> None:
     problem = Problem(Case("f16", "f16", "f16", 64, 64, ws=True))

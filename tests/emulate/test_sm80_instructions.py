@@ -10,9 +10,9 @@ import pytest
 from device import Kernel, Memory
 from isa_oracle import Array
 
-from cupymla.emulate import Settings
-from cupymla.emulate.host.machine import HostError
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulate.host.machine import HostError
 
 pytestmark = pytest.mark.compile
 
@@ -103,6 +103,7 @@ COPY = """
     mad.lo.u32 %n, %lane, 16, %smem;
     ld.shared.v4.b32 {{%s0, %s1, %s2, %s3}}, [%n];
     ld.shared.v2.b32 {{%s4, %s5}}, [%n+1024];
+    cp.async.wait_all;
 """
 
 

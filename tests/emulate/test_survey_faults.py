@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cupymla.emulate import Settings, Site, mutation
 from cupymla.errors import DriverError
+from cupymla_lab.emulate import Settings, Site, mutation
 
 SITES = [Site(number, 10 * number, "bar.sync 0;", "kernel", "barrier", "") for number in (1, 2, 3)]
 RUNS = [Settings("eager")]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from device import Kernel, Memory, Where, tile_map
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.run import MODES, Mode
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = pytest.mark.compile
 

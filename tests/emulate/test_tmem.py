@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from device import Where, blank, run
 from isa_oracle import COLUMNS, MOVE_REGISTERS, Array, move_place
 
-from cupymla.emulate import EmulationError, Settings
-from cupymla.emulate.run import Mode
+from cupymla_lab.emulate import EmulationError, Settings
+from cupymla_lab.emulate.settings import Mode
 
 pytestmark = pytest.mark.compile
 
@@ -71,6 +72,21 @@ def words(tmem: Array, shape: str, times: int, packed: bool, half: int) -> Array
     return found
 
 
+STORED = [(shape, times) for shape, times in forms() if times in (1, 4, 32)]
+
+
+@functools.cache
+def moves(store: bool) -> tuple[str, ...]:
+    """All loads or all stores, which are compiled at once."""
+    chosen = STORED if store else forms()
+    return tuple(
+        instruction(shape, times, packed, store, int(not store and shape != "32x32b"))
+        for shape, times in chosen
+        for packed in (False, True)
+        if columns(shape, times, packed) <= COLUMNS
+    )
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize(("shape", "times"), forms(), ids=str)
 def test_loads(shape: str, times: int, packed: bool, where: Where) -> None:
@@ -78,19 +94,21 @@ def test_loads(shape: str, times: int, packed: bool, where: Where) -> None:
         pytest.skip("more columns than there are")
     half = int(shape != "32x32b")
     smem, tmem = blank()
-    _, registers = run(instruction(shape, times, packed, False, half), smem, tmem, [], by="warps", where=where)
+    text = instruction(shape, times, packed, False, half)
+    _, registers = run(text, smem, tmem, [], by="warps", where=where, among=moves(False))
     wanted = words(tmem[0], shape, times, packed, half)
     np.testing.assert_array_equal(registers[0, :, : wanted.shape[1]], wanted)
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "unpacked"])
-@pytest.mark.parametrize(("shape", "times"), [(s, t) for s, t in forms() if t in (1, 4, 32)], ids=str)
+@pytest.mark.parametrize(("shape", "times"), STORED, ids=str)
 def test_stores(shape: str, times: int, packed: bool, mode: Mode, where: Where) -> None:
     """What is stored is found where a load of the same form looks, and nothing else changes."""
     smem, tmem = blank()
     text = instruction(shape, times, packed, True, 0)
-    after, registers = run(text, smem, tmem, [], by="warps", settings=Settings(mode), where=where)
+    settings = Settings(mode)
+    after, registers = run(text, smem, tmem, [], by="warps", settings=settings, where=where, among=moves(True))
     count = MOVE_REGISTERS[shape] * times
     np.testing.assert_array_equal(words(after[0], shape, times, packed, 0), registers[0, :, :count])
     touched = words(np.arange(128 * COLUMNS, dtype=np.uint32).reshape(128, COLUMNS), shape, times, False, 0)
@@ -106,6 +124,24 @@ COPIES = {
     "64x128b.warpx2::01_23": (64, 16),
     "32x128b.warpx4": (32, 16),
 }
+
+
+FORMS = ("", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64")
+
+
+@functools.cache
+def by_a_thread(group: int) -> tuple[str, ...]:
+    """The copies and the shift."""
+    return *(copy(shape, form, group) for shape in COPIES for form in FORMS), shift(group)
+
+
+def copy(shape: str, form: str, group: int) -> str:
+    place = "add.u64 %a0, %a0, %start;\nadd.u32 %r1, %tmem, 8;"
+    return f"{place}\ntcgen05.cp.cta_group::{group}.{shape}{form} [%r1], %a0;"
+
+
+def shift(group: int) -> str:
+    return f"add.u32 %r1, %tmem, {64 << 16 | 16};\ntcgen05.shift.cta_group::{group}.down [%r1];"
 
 
 def copied_to(shape: str, row: int) -> tuple[int, ...]:
@@ -130,7 +166,7 @@ def unpacked(line: Array, bits: int) -> Array:
 
 
 @pytest.mark.parametrize("group", [1, 2])
-@pytest.mark.parametrize("form", ["", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64"], ids=["bytes", "6bit", "4bit"])
+@pytest.mark.parametrize("form", FORMS, ids=["bytes", "6bit", "4bit"])
 @pytest.mark.parametrize("shape", COPIES)
 def test_copies(shape: str, form: str, group: int, where: Where) -> None:
     rows, width = COPIES[shape]
@@ -139,8 +175,8 @@ def test_copies(shape: str, form: str, group: int, where: Where) -> None:
     smem[:, : rows * 32] = rng.integers(0, 256, (group, rows * 32), np.uint8)
     # Rows of 16 bytes, eight behind each other, the second half of wide rows behind all of them.
     descriptor = 16 * rows >> 4 << 16 | 128 >> 4 << 32 | 1 << 46
-    text = f"add.u64 %a0, %a0, %start;\nadd.u32 %r1, %tmem, 8;\ntcgen05.cp.cta_group::{group}.{shape}{form} [%r1], %a0;"
-    after, _ = run(text, smem, tmem, [descriptor], group, where=where)
+    operands = copy(shape, form, group), smem, tmem, [descriptor], group
+    after, _ = run(*operands, where=where, among=by_a_thread(group))
     for cta in range(group):
         for row in range(rows):
             parts = [smem[cta, 16 * rows * part + 16 * row :][:16] for part in range(width // 16)]
@@ -155,58 +191,59 @@ def test_copies(shape: str, form: str, group: int, where: Where) -> None:
 def test_shift(group: int, where: Where) -> None:
     """Rows move down by one within 32 lanes, eight columns wide; the last row stays."""
     smem, tmem = blank(group)
-    text = f"add.u32 %r1, %tmem, {64 << 16 | 16};\ntcgen05.shift.cta_group::{group}.down [%r1];"
-    after, _ = run(text, smem, tmem, [], group, where=where)
+    after, _ = run(shift(group), smem, tmem, [], group, where=where, among=by_a_thread(group))
     tmem[:, 64:95, 16:24] = tmem[:, 65:96, 16:24]
     np.testing.assert_array_equal(after, tmem)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "code"),
-    [
-        ("a foreign lane", "add.u32 %r1, %tmem, 0x200000;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];", 13),
-        (
-            "columns beyond",
-            "add.u32 %r1, %tmem, 510;\ntcgen05.ld.sync.aligned.32x32b.x4.b32 {%r2,%r3,%r4,%r5}, [%r1];",
-            12,
-        ),
-        ("a second allocation", "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%slot], 32;", 6),
-        ("no power of two", "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%slot], 48;", 5),
-        ("a part of it", "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %tmem, 256;", 10),
-        ("what begins elsewhere", "add.u32 %r1, %tmem, 8;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;", 9),
-    ],
+MISUSE = (
+    ("a foreign lane", "add.u32 %r1, %tmem, 0x200000;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];", 13),
+    (
+        "columns beyond",
+        "add.u32 %r1, %tmem, 510;\ntcgen05.ld.sync.aligned.32x32b.x4.b32 {%r2,%r3,%r4,%r5}, [%r1];",
+        12,
+    ),
+    ("a second allocation", "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%slot], 32;", 6),
+    ("no power of two", "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%slot], 48;", 5),
+    ("a part of it", "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %tmem, 256;", 10),
+    ("what begins elsewhere", "add.u32 %r1, %tmem, 8;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;", 9),
 )
+FIRST = "setp.ge.u32 %p, %thread, 32;\n@%p bra past;\n"
+FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %tmem, 512;\n"
+TWICE, LEFT = f"{FIRST}{FREE}{FREE}past:", "exit;"
+EARLY = (
+    "add.u32 %column, %tmem, %window;\nmov.b32 %r1, 7;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%column], {%r1};\n"
+    "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%column];\ntcgen05.wait::ld.sync.aligned;\n"
+    "tcgen05.wait::st.sync.aligned;"
+)
+BY_WARPS = (*(f"{FIRST}{text}\npast:" for _, text, _ in MISUSE), TWICE, LEFT, EARLY)
+
+
+@pytest.mark.parametrize(("name", "text", "code"), MISUSE)
 def test_misuse_is_reported(name: str, text: str, code: int, where: Where) -> None:
     smem, tmem = blank()
-    only_first = f"setp.ge.u32 %p, %thread, 32;\n@%p bra past;\n{text}\npast:"
     with pytest.raises(EmulationError) as caught:
-        run(only_first, smem, tmem, [], by="warps", where=where)
+        run(f"{FIRST}{text}\npast:", smem, tmem, [], by="warps", where=where, among=BY_WARPS)
     assert caught.value.code == code
 
 
 def test_freeing_twice_and_leaks_are_reported(where: Where) -> None:
     smem, tmem = blank()
-    first = "setp.ge.u32 %p, %thread, 32;\n@%p bra past;"
-    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %tmem, 512;"
     with pytest.raises(EmulationError) as caught:
-        run(f"{first}\n{free}\n{free}\npast:", smem, tmem, [], by="warps", where=where)
+        run(TWICE, smem, tmem, [], by="warps", where=where, among=BY_WARPS)
     assert caught.value.code == 9
     with pytest.raises(EmulationError) as caught:
-        run("exit;", smem, tmem, [], by="warps", where=where)
+        run(LEFT, smem, tmem, [], by="warps", where=where, among=BY_WARPS)
     assert caught.value.code == 11
 
 
 def test_reading_before_the_store_has_landed_sees_the_old_value(where: Where) -> None:
     """Mode lazy shows a missing tcgen05.wait::st; mode eager hides it."""
-    text = (
-        "add.u32 %column, %tmem, %window;\nmov.b32 %r1, 7;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%column], {%r1};\n"
-    )
-    text += "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%column];\ntcgen05.wait::ld.sync.aligned;\n"
-    text += "tcgen05.wait::st.sync.aligned;"
     smem, tmem = blank()
     found: dict[Any, Array] = {}
     modes: tuple[Mode, ...] = ("eager", "lazy")
     for mode in modes:
-        _, registers = run(text, smem, tmem, [], by="warps", settings=Settings(mode), where=where)
+        settings = Settings(mode)
+        _, registers = run(EARLY, smem, tmem, [], by="warps", settings=settings, where=where, among=BY_WARPS)
         found[mode] = registers[0, :, 2]
     assert (found["eager"] == 7).all() and (found["lazy"] == tmem[0, :, 0]).all()

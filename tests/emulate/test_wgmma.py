@@ -15,8 +15,8 @@ import pytest
 from conftest import HOST
 from hopper_kit import element, run
 
-from cupymla.emulate import MODES, HostError
-from cupymla.emulate.run import Mode
+from cupymla_lab.emulate import MODES, HostError
+from cupymla_lab.emulate.settings import Mode
 
 pytestmark = HOST
 
@@ -45,7 +45,7 @@ class Form:
 
     @property
     def k(self) -> int:
-        return 32 // np.dtype(DTYPES[self.a]).itemsize
+        return 32 // int(np.dtype(DTYPES[self.a]).itemsize)
 
     def __str__(self) -> str:
         place = "registers" if self.from_registers else "memory"
@@ -88,10 +88,10 @@ def place(matrix: Array, base: int, span: int, transposed: bool, smem: Array) ->
 def numbers(rng: Any, shape: tuple[int, int], kind: str) -> Array:
     """Numbers whose products sum up exactly, whatever the order."""
     if kind == "u8":
-        return rng.integers(0, 256, shape, np.uint8)
+        return np.asarray(rng.integers(0, 256, shape, np.uint8))
     if kind == "s8":
-        return rng.integers(-128, 128, shape, np.int8)
-    return rng.integers(-4, 5, shape).astype(np.float32).astype(DTYPES[kind])
+        return np.asarray(rng.integers(-128, 128, shape, np.int8))
+    return np.asarray(rng.integers(-4, 5, shape).astype(np.float32).astype(DTYPES[kind]))
 
 
 def fragment(a: Array) -> Array:

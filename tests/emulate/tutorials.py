@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import fcntl
 import re
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -27,10 +26,10 @@ from isa_oracle import instruction
 
 from cupymla import tensormap
 from cupymla.build.source import package_folder
-from cupymla.emulate import MODES, EmulationError, Settings
-from cupymla.emulate.host.machine import HostError
-from cupymla.emulate.run import Check
 from cupymla.launch import Geometry
+from cupymla_lab.emulate import MODES, EmulationError, Settings
+from cupymla_lab.emulate.host.machine import HostError
+from cupymla_lab.emulate.settings import Check
 
 M, N, K = 512, 1024, 256
 
@@ -77,10 +76,6 @@ def sources() -> Path | None:
     package = package_folder("cutlass_library")
     folder = package / "source" / "examples" / "cute" / "tutorial" / "blackwell" if package else None
     return folder if folder and folder.is_dir() else None
-
-
-def can_compile() -> bool:
-    return shutil.which("nvcc") is not None and sources() is not None
 
 
 def compile_ptx(tutorial: Tutorial, folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,22 @@ def operator_problems(per_intent: int) -> Iterator[Problem]:
         subject = Subject(entry.name)
         for case in subject.small_grid(per_intent):
             yield Problem(f"{entry.name}-{case.name}-{case.intent}", declared(entry.name), _inputs(subject, case))
+
+
+def covering(problems: Iterable[Problem]) -> list[Problem]:
+    """Those that show a bridge without strides anything that the ones before do not: an array with its rank and dtype,
+    one without elements, the value of an option."""
+    seen: set[object] = set()
+    kept = []
+    for problem in problems:
+        shown: set[object] = set()
+        for name, value in problem.inputs().items():
+            what = (value.ndim, value.dtype.name, value.size > 0) if isinstance(value, np.ndarray) else repr(value)
+            shown.add((problem.declaration.name, name, what))
+        if not shown <= seen:
+            kept.append(problem)
+        seen |= shown
+    return kept
 
 
 def _inputs(subject: Subject, case: Any) -> Callable[[], dict[str, Any]]:

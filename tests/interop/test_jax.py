@@ -26,14 +26,12 @@ from cupymla.interop import jax as mla  # noqa: E402 - only where there is JAX
 
 @pytest.fixture(autouse=True)
 def on_cpu() -> Iterator[None]:
-    """Where there is a GPU, JAX would take it."""
-    before = jax.config.jax_default_device
-    jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    yield
-    jax.config.update("jax_default_device", before)
+    """Where there is a GPU, JAX would take it; and it asks the disk which of an error's frames are its own."""
+    with jax.default_device(jax.devices("cpu")[0]), jax._src.config.traceback_filtering("off"):
+        yield
 
 
-PROBLEMS = [*kit.operator_problems(per_intent=2), *kit.companion_problems()]
+PROBLEMS = [*kit.covering(kit.operator_problems(per_intent=2)), *kit.companion_problems()]
 
 
 def results_of(made: Any) -> tuple[np.ndarray[Any, Any], ...]:

@@ -16,6 +16,8 @@ from cupymla import InputError, driver
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+PATIENCE = 900
+"""Seconds for processes that take half a minute each on a core of their own."""
 
 
 def start(program: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:
@@ -29,22 +31,51 @@ def start(program: str, *arguments: str, **settings: str) -> subprocess.Popen[st
     )
 
 
-def require_right(process: subprocess.Popen[str]) -> None:
-    out, err = process.communicate(timeout=200)
-    assert out.strip().endswith("right"), err[-4000:]
+def said(*processes: subprocess.Popen[str]) -> list[tuple[list[str], str]]:
+    """The lines and the errors of each."""
+    try:
+        told = [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(out.splitlines(), err) for out, err in told]
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
-        *("explicit", "explicit_problems", "explicit_outside", "scaling"),
-    ],
+def require_right(what: str, told: list[tuple[list[str], str]]) -> None:
+    """All processes found this right."""
+    for lines, errors in told:
+        own = errors.partition(f"wrong: {what}\n")[2].partition("\nwrong: ")[0]
+        assert f"right: {what}" in lines, own[-4000:] or errors[-4000:]
+
+
+ON_DEVICES = (
+    *("plain", "causal", "batch", "distribution", "replicated", "two_axes"),
+    *("explicit", "explicit_problems", "explicit_outside", "scaling"),
 )
-def test_jax_over_four_devices(what: str) -> None:
+ON_RANKS = ("plain", "causal", "batch")
+
+
+@pytest.fixture(scope="module")
+def on_devices() -> list[tuple[list[str], str]]:
+    """What one process says of all that is looked at on four devices: most of its time it imports JAX and compiles."""
     pytest.importorskip("jax")
     devices = "--xla_force_host_platform_device_count=4"
-    require_right(start("jax_devices.py", what, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
+    return said(start("jax_devices.py", *ON_DEVICES, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str]]:
+    """The same of two ranks."""
+    pytest.importorskip("torch")
+    meet = str(tmp_path_factory.mktemp("ranks") / "meet")
+    return said(*[start("torch_ranks.py", str(rank), "2", meet, *ON_RANKS) for rank in range(2)])
+
+
+@pytest.mark.timeout(PATIENCE + 100)
+@pytest.mark.xdist_group("four devices")
+@pytest.mark.parametrize("what", ON_DEVICES)
+def test_jax_over_four_devices(what: str, on_devices: list[tuple[list[str], str]]) -> None:
+    require_right(what, on_devices)
 
 
 @pytest.mark.parametrize("start", [True, 1.5, "0", None])
@@ -71,12 +102,11 @@ def test_a_flag_of_the_backward_is_looked_at_in_the_forward(monkeypatch: pytest.
             module.sparse_mla_fwd(*arrays, deterministic=wrong)
 
 
-@pytest.mark.parametrize("what", ["plain", "causal", "batch"])
-def test_torch_over_two_ranks(what: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    ranks = [start("torch_ranks.py", str(rank), "2", str(tmp_path / "meet"), what) for rank in range(2)]
-    for process in ranks:
-        require_right(process)
+@pytest.mark.timeout(PATIENCE + 100)
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.parametrize("what", ON_RANKS)
+def test_torch_over_two_ranks(what: str, on_ranks: list[tuple[list[str], str]]) -> None:
+    require_right(what, on_ranks)
 
 
 @pytest.mark.gpu
@@ -90,8 +120,7 @@ def test_over_all_gpus(framework: str, tmp_path: Path) -> None:
     if driver.compute_capability(0) != (9, 0):
         pytest.skip("the kernel is for Hopper")
     if framework == "jax":
-        require_right(start("jax_devices.py", "gpus"))
+        require_right("gpus", said(start("jax_devices.py", "gpus")))
         return
-    ranks = [start("torch_ranks.py", str(rank), str(count), str(tmp_path / "meet"), "gpu") for rank in range(count)]
-    for process in ranks:
-        require_right(process)
+    meet = str(tmp_path / "meet")
+    require_right("gpu", said(*[start("torch_ranks.py", str(rank), str(count), meet, "gpu") for rank in range(count)]))

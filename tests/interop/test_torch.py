@@ -88,7 +88,7 @@ def test_opcheck_with_gradients() -> None:
 
 
 def loss(q: Any, kv: Any, indices: Any, sink: Any) -> Any:
-    out, _, _ = mla.sparse_mla_fwd(q, kv, indices, attn_sink=sink, causal=True, q_start=20)
+    out, _, _ = mla.sparse_mla_fwd(q, kv, indices=indices, attn_sink=sink, causal=True, q_start=20)
     return out.float().square().sum()
 
 
@@ -120,9 +120,12 @@ def test_a_second_gradient_is_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_whole(backend: str) -> None:
-    """torch.compile sees through to the operators: one graph, the same bits, forward and backward."""
+    """torch.compile sees through to the operators: one graph, the same bits, forward and backward, of other sizes too.
+
+    Inductor's programs cost a C++ compiler ten seconds each: there those for any size serve both.
+    """
     arguments = selection()
-    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True if backend == "inductor" else None)
     kit.require_same((), results_of(gradients(compiled, arguments)), results_of(gradients(loss, arguments)))
     other = selection(1, s_q=3, s_kv=50)
     kit.require_same((), results_of(gradients(compiled, other)), results_of(gradients(loss, other)))
@@ -198,6 +201,14 @@ def test_bad_input() -> None:
         mla.nvfp4_gemv(q, kv, indices, alpha="one")
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*'out'"):
         mla.sparse_mla_fwd(q, kv, indices, out=None)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*missing.*'indices'"):
+        mla.sparse_mla_fwd(q, kv)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*multiple values.*'q'"):
+        mla.sparse_mla_fwd(q, kv, indices, q=q)
+    with pytest.raises(TypeError, match=r"sparse_mla_fwd.*too many positional"):
+        mla.sparse_mla_fwd(q, kv, indices, None)
+    with pytest.raises(TypeError, match=r"matrix_bd.*missing.*'max_context'"):
+        mla.matrix_bd(q, kv, context_lens=indices)
 
 
 @pytest.mark.parametrize(("name", "option", "kind"), kit.numbers_and_flags())

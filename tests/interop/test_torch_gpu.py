@@ -11,9 +11,9 @@ import pytest
 from threads_kit import in_threads
 
 from cupymla import driver
+from cupymla.bench.frameworks import to_torch
 from cupymla.ops import registry
 from cupymla.testing import compare
-from cupymla.testing.frameworks import to_torch
 from cupymla.testing.operators import Subject, kernels_for
 
 pytestmark = pytest.mark.gpu

@@ -29,22 +29,24 @@ def start(*arguments: str, first: Path = ROOT) -> subprocess.CompletedProcess[st
 
 
 def trained(framework: str, size: str, out: Path) -> Any:
+    """The curves of a run, which has left its plots as well and has learned something."""
     pytest.importorskip(framework)
     pytest.importorskip("matplotlib")
     done = start("--framework", framework, "--size", size, "--out", str(out))
     assert done.returncode == 0, done.stderr[-4000:]
     for name in ("loss.png", "recall.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
-    return json.loads((out / "curves.json").read_text())
-
-
-@pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_runs_and_leaves_curves(framework: str, tmp_path: Path) -> None:
-    content = trained(framework, "test", tmp_path / "curves")
+    content = json.loads((out / "curves.json").read_text())
     assert set(content["curves"]) == {"warm-up, dense", "dense", "indexer", "random"}
     warm = content["curves"]["warm-up, dense"]
     assert warm[-1][1] < warm[0][1], "nothing was learned"
     assert all(0 <= recall <= 1 for rows in content["curves"].values() for _, _, recall in rows)
+    return content
+
+
+def test_runs_and_leaves_curves_in_torch(tmp_path: Path) -> None:
+    """In JAX the longer training below does."""
+    trained("torch", "test", tmp_path / "curves")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,23 +93,26 @@ def forward_on_gpu() -> None:
             torch.testing.assert_close(part, one.chunk(ranks)[rank], rtol=2 * UNIT, atol=2 * UNIT)
 
 
-def main(rank: int, ranks: int, rendezvous: str, what: str) -> None:
-    if what == "gpu":
+CHECKS: dict[str, Callable[[], None]] = {
+    "plain": lambda: compare((), {}),
+    "causal": lambda: compare((), {"causal": True, "q_start": 16}),
+    "batch": lambda: compare((2,), {"causal": True, "q_start": 16}),
+    "gpu": forward_on_gpu,
+}
+
+
+def main(rank: int, ranks: int, rendezvous: str, names: Sequence[str]) -> None:
+    """Look at one after the other. What is wrong ends it: ranks that go on would wait for this one."""
+    if "gpu" in names:
         torch.cuda.set_device(rank)
-    backend = "nccl" if what == "gpu" else "gloo"
+    backend = "nccl" if "gpu" in names else "gloo"
     dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
-    if what == "gpu":
-        forward_on_gpu()
-    else:
-        compare_all(what)
-    dist.barrier()
+    for name in names:
+        CHECKS[name]()
+        dist.barrier()
+        print(f"right: {name}", flush=True)
     dist.destroy_process_group()
-    print("right")
-
-
-def compare_all(what: str) -> None:
-    compare((2,) if what == "batch" else (), {"causal": True, "q_start": 16} if what != "plain" else {})
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

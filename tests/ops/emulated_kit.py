@@ -1,4 +1,4 @@
-"""What tests of sm_100a kernels on the host emulator share: which cases run in which mode, and how.
+"""What tests of sm_100f kernels on the host emulator share: which cases run in which mode, and how.
 
 Cases are the operators', with fewer queries: the emulator takes a second or so for each. The cheapest of each intent
 run always, each in one mode, so that all modes have their turn; `--interpret-all` runs every small case in every mode.
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.emulate import MODES, Settings
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.testing import compare, operators
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
-from cupymla.testing.without_gpu import MOST_FLOPS
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import MOST_FLOPS
 
 QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25
 PATIENCE_SECONDS = 20.0  # a shared machine may not come to run a process for seconds
@@ -53,7 +53,7 @@ def settings(mode: Any, seed: int = 1) -> Settings:
 
 def check(subject: Subject, case: MlaCase, mode: Any, seed: int = 1, multiprocessors: int = 2) -> list[Geometry]:
     """Run a case and require the comparison law; the launches that it took."""
-    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+    with emulated("sm_100f", multiprocessors, settings(mode, seed)) as machine:
         compare.require(machine.check(subject.name, case))
         return list(machine.launches)
 
@@ -62,7 +62,7 @@ def check_inputs(
     subject: Subject, inputs: dict[str, Any], mode: Any, seed: int = 1, multiprocessors: int = 2
 ) -> dict[str, Array]:
     """The same for inputs of the test's own; the results by name, those written beside what is returned among them."""
-    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+    with emulated("sm_100f", multiprocessors, settings(mode, seed)) as machine:
         results = machine.results(subject, inputs)
     compare.require(subject.reports(inputs, results))
     return results
@@ -70,7 +70,8 @@ def check_inputs(
 
 @contextlib.contextmanager
 def changing(arrays: Mapping[str, tuple[Array, Sequence[Any]]]) -> Iterator[None]:
-    """A block in which each of the arrays goes round and round between its values: a thread of its own writes them."""
+    """A block in which each of the arrays goes round and round between its values."""
+
     done = threading.Event()
 
     def change() -> None:
@@ -95,10 +96,11 @@ def results_while_changing(
     mode: Any = "random",
     seed: int = 1,
     multiprocessors: int = 2,
+    arch: str = "sm_100f",
 ) -> tuple[Array, ...]:
     """What the kernel gives while those inputs go round and round between those values."""
     first = {name: np.broadcast_to(each[0], inputs[name].shape).astype(np.int32) for name, each in values.items()}
-    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+    with emulated(arch, multiprocessors, settings(mode, seed)) as machine:
         given = machine.arguments(inputs | first, subject.written)
         with changing({name: (given[name].host, each) for name, each in values.items()}):
             results = machine.call(subject.call, **given)

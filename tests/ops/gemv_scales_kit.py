@@ -1,4 +1,4 @@
-"""Inputs for nvfp4_gemv with E8M0 scales over their whole range, for the interpreter and for a GPU."""
+"""Inputs for nvfp4_gemv with E8M0 scales over their whole range, for the engine and for a GPU."""
 
 from __future__ import annotations
 

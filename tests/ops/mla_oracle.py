@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-from cupymla.ops.mla_cases import MlaCase
 
 torch: Any = pytest.importorskip("torch", reason="the oracle's gradients are torch's")
 
@@ -225,9 +223,3 @@ def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     flat = [array.reshape(-1) for array in arrays]
     for first in range(0, flat[0].size, _BLOCK):
         yield tuple(array[first : first + _BLOCK].astype(np.float64) for array in flat)
-
-
-def affordable(case: MlaCase, flops: float) -> MlaCase:
-    """The case, with fewer queries where it is one of the few large ones: these are large for the sake of kernels that
-    take many queries together, of which references know nothing."""
-    return case if flops <= MOST_FLOPS else replace(case, s_q=max(1, int(case.s_q * MOST_FLOPS / flops)))

@@ -10,7 +10,7 @@ import pytest
 from cupymla import build
 from cupymla.build import KernelSource
 from cupymla.build.cubin import Cubin
-from cupymla.testing.machine_code import WHEEL, disassembled
+from cupymla_lab.machine_code import WHEEL, disassembled
 
 
 def machine_code(made: Cubin, folder: Path) -> str:

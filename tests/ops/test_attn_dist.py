@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from mla_oracle import affordable, assert_close, solve
+from case_kit import quick
+from mla_oracle import assert_close, solve
 
 from cupymla.ops.attn_dist import attn_dist, cases, reference
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_fwd import sparse_mla_fwd
 
-CASES = [affordable(case, cases.flops(case)) for case in cases.CASES]
 
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", quick("attn_dist"), ids=lambda case: case.name)
 def test_reference_agrees_with_a_dense_softmax(case: MlaCase) -> None:
     """Catches a wrong mask, base or normalisation, and weight on slots that do not count."""
     arguments = cases.inputs(case, seed=1)
@@ -29,7 +28,7 @@ def test_reference_agrees_with_a_dense_softmax(case: MlaCase) -> None:
     assert not dist[~expected.valid].any()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", quick("attn_dist"), ids=lambda case: case.name)
 def test_rows_sum_to_the_heads(case: MlaCase) -> None:
     """With the forward's lse every head has mass 1: h_q raw, 1 normalised, 0 for empty rows."""
     arguments = cases.inputs(case, seed=2)
@@ -42,7 +41,7 @@ def test_rows_sum_to_the_heads(case: MlaCase) -> None:
     np.testing.assert_allclose(dist.astype(np.float64).sum(axis=-1), np.where(occupied, total, 0), rtol=2.0**-16)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", quick("attn_dist"), ids=lambda case: case.name)
 def test_call_and_same_precision(case: MlaCase) -> None:
     """The public path is the rounded reference; the fp32 one stays within fp32's rounding of it."""
     arguments = cases.inputs(case, seed=3)

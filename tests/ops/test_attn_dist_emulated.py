@@ -14,8 +14,8 @@ from sass_kit import machine_code
 from cupymla import arch, build
 from cupymla.ops.attn_dist import plan
 from cupymla.ops.mla_cases import MlaCase, sized
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Array, Subject
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 
@@ -44,7 +44,7 @@ def test_a_cluster_walks_several_queries_of_many_blocks(case: MlaCase, mode: str
 
 
 def dist(inputs: dict[str, Any], mode: Any, seed: int, multiprocessors: int) -> Array:
-    with emulated("sm_100a", multiprocessors, settings(mode, seed)) as machine:
+    with emulated("sm_100f", multiprocessors, settings(mode, seed)) as machine:
         return machine.run(SUBJECT, inputs)[0]
 
 
@@ -124,21 +124,17 @@ def test_indices_that_change_under_way_leave_the_roles_in_agreement(case: MlaCas
     assert np.isfinite(got).all() and (got[:, 0] > 0).all() and not got[:, 1:-1].any()
 
 
-SOURCES = [source for target in ("sm_100a", "sm_103a") for source in plan.sources(target)]
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("source", plan.sources("sm_100f"), ids=str)
 def test_tensor_memory_and_shared_memory_are_within_budget(source: build.KernelSource) -> None:
     facts = build.cubin(source, fail_on_spill=True).facts
     assert facts["tmem_columns"] <= 512 and facts["smem_bytes"] <= arch.named(source.arch).smem_bytes
 
 
-@pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize("pass_heads", plan.PASS_HEADS)
-def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, target: str, tmp_path: Path) -> None:
+def test_instructions_are_those_that_the_design_counts_on(pass_heads: int, tmp_path: Path) -> None:
     """One thread issues products and gathers, without the loops over lanes that the compiler makes where it cannot
     tell; Tensor Memory is read 32 columns at a time, arithmetic is in pairs."""
-    sass = machine_code(build.cubin(plan.variant(arch.named(target), pass_heads=pass_heads)), tmp_path)
+    sass = machine_code(build.cubin(plan.variant(arch.named("sm_100f"), pass_heads=pass_heads)), tmp_path)
     pair = r"\.2CTA" if pass_heads == 128 else r""
     counts = {name: len(re.findall(name, sass)) for name in (rf"UTCHMMA{pair} ", rf"GATHER4{pair} ", "FFMA2 ")}
     assert list(counts.values()) == [4, 8, 64], counts

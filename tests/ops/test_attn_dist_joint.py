@@ -6,39 +6,39 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from writer_kit import turns_of_a_call
+from writer_kit import uses_in_a_call
 
 from cupymla.ops.attn_dist import plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulated import Emulated, emulated
 
 SUBJECT = Subject("attn_dist")
 CASES = {case.name: case for case in SUBJECT.cases.CASES}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """One multiprocessor, on which neighbours take their rows together wherever they can."""
     monkeypatch.setattr(plan, "_MARGIN", 1e9)
-    with interpreted(multiprocessors=1, seed=3) as made:
+    with emulated(multiprocessors=1, seed=3) as made:
         yield made
         assert set(made.launched) == {plan.JOINT}
 
 
 @pytest.mark.compile
-def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
     given = SUBJECT.cases.inputs(CASES["h16_d576_k130_q17_kv400_joint"], 2)
     arguments = machine.arguments(given)
     limits = {"indices": 400, "topk_length": 131}
-    turns = turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.JOINT_TOKENS)
-    assert turns and turns[0] > 1000
+    uses = uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.JOINT_TOKENS)
+    assert uses and uses[0] > 1000
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("normalize", [None, "l1"])
-def test_what_one_query_reads_stays_its_own(machine: Interpreted, normalize: str | None) -> None:
+def test_what_one_query_reads_stays_its_own(machine: Emulated, normalize: str | None) -> None:
     """Rows of NaN and infinity that one query of a bunch names, and an lse of NaN, show in that query's row alone."""
     given = SUBJECT.cases.inputs(CASES["h16_d576_k65_q11_kv200_joint_duplicates"], 4) | {"normalize": normalize}
     indices, kv, lse = (np.array(given[name]) for name in ("indices", "kv", "lse"))

@@ -96,7 +96,7 @@ def test_one_query_keeps_many_multiprocessors_busy() -> None:
 
 
 @pytest.mark.parametrize(("h_q", "pass_heads"), [(1, 64), (64, 64), (65, 128), (128, 128), (129, 128), (1000, 128)])
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_103a"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100f"])
 def test_heads_of_a_pass(h_q: int, pass_heads: int, target: str) -> None:
     chosen = plan.plan(problem(h_q=h_q), arch.named(target), 132)
     assert dict(chosen.source.defines)["CUPYMLA_HEADS"] == pass_heads
@@ -138,7 +138,7 @@ def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, in
     chosen = plan.plan(wanted, arch.named("sm_90a"), 132)
     assert chosen.queries == queries
     assert chosen.source.path == (plan.JOINT_SOURCES if queries > 1 else plan.SOURCES)["sm_90a"]
-    assert plan.plan(wanted, arch.named("sm_100a"), 132).queries == 1
+    assert plan.plan(wanted, arch.named("sm_100f"), 132).queries == 1
 
 
 def test_limits_of_bunches_are_those_that_the_kernel_has_room_for() -> None:
@@ -162,8 +162,8 @@ def test_raw_kernels_come_with_their_own_record() -> None:
     pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cupymla.build.raw_module", lambda compiled: None)
-        made = {name: raw_module("attn_dist", arch=name).parameters for name in ("sm_90a", "sm_100a")}
-    assert made == {"sm_90a": records.Hopper, "sm_100a": records.Blackwell}
+        made = {name: raw_module("attn_dist", arch=name).parameters for name in ("sm_90a", "sm_100f")}
+    assert made == {"sm_90a": records.Hopper, "sm_100f": records.Blackwell}
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90"])
@@ -189,5 +189,5 @@ def test_a_variant_that_does_not_exist_is_refused_by_name(word: str, value: obje
 
 
 def test_blackwell_has_no_kernel_for_bunches() -> None:
-    with pytest.raises(InputError, match="'queries': expected 1 on sm_100a, got 8"):
-        plan.variant(arch.named("sm_100a"), queries=8)
+    with pytest.raises(InputError, match="'queries': expected 1 on sm_100f, got 8"):
+        plan.variant(arch.named("sm_100f"), queries=8)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import cupymla
-from cupymla.testing.emulated import DeviceArray, emulated
 from cupymla.testing.operators import as_tuple
+from cupymla_lab.emulated import DeviceArray, emulated
 
 Array = np.ndarray[Any, Any]
 

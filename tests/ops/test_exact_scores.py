@@ -1,5 +1,5 @@
 """Scores that are exact in natural units, and large: where the comparison law leaves no room for what a kernel rounds
-that works in units of log2. In the interpreter (sm_90a) and the emulator (sm_100a)."""
+that works in units of log2. In the interpreter (sm_90a) and the emulator (sm_100f)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupymla.emulate import Settings
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.xl_paged_attention import cases as xl_cases
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import Settings
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 
-ARCHS = ("sm_90a", "sm_100a")
+ARCHS = ("sm_90a", "sm_100f")
 
 
 def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> dict[str, Any]:
@@ -34,9 +33,7 @@ def exact_inputs(subject: Subject, heads: int, score: float, **options: Any) -> 
 
 
 def require(subject: Subject, arch: str, inputs: dict[str, Any]) -> None:
-    made = (
-        interpreted(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
-    )
+    made = emulated(arch, 2, seed=1) if arch == "sm_90a" else emulated(arch, 2, Settings("lazy", patience_seconds=20.0))
     with made as machine:
         results = machine.results(subject, inputs)
     compare.require(subject.reports(inputs, results))

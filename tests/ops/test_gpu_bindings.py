@@ -15,7 +15,7 @@ from cupymla import tensor
 from cupymla.errors import DriverError, InputError, UnsupportedError
 from cupymla.ops import gpu
 from cupymla.tensormap import TileMap
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla_lab.emulated import Emulated, emulated
 
 CURRENT = 0
 
@@ -59,7 +59,7 @@ class Binding:
 class Kernel:
     """A prepared call of a `Binding`, with all it was asked for on the way."""
 
-    def __init__(self, machine: Interpreted, stream: object) -> None:
+    def __init__(self, machine: Emulated, stream: object) -> None:
         self.array = machine.array(np.zeros(4, np.float32), writable=True)
         view = tensor.view_output(self.array, "out")
         self.binding = Binding()
@@ -81,12 +81,12 @@ class Kernel:
 
 
 @pytest.fixture
-def machine() -> Iterator[Interpreted]:
-    with interpreted("sm_90a", 1) as made:
+def machine() -> Iterator[Emulated]:
+    with emulated("sm_90a", 1) as made:
         yield made
 
 
-def test_a_prepared_call_runs_on_the_current_stream(machine: Interpreted) -> None:
+def test_a_prepared_call_runs_on_the_current_stream(machine: Emulated) -> None:
     kernel = Kernel(machine, None)
     assert (kernel.outputs, kernel.bound, kernel.binding.streams) == ([None], [CURRENT], [])
     kernel.prepared()
@@ -95,7 +95,7 @@ def test_a_prepared_call_runs_on_the_current_stream(machine: Interpreted) -> Non
     assert kernel.binding.streams == [CURRENT, 0x60, CURRENT]
 
 
-def test_a_prepared_call_runs_on_the_stream_it_was_given(machine: Interpreted) -> None:
+def test_a_prepared_call_runs_on_the_stream_it_was_given(machine: Emulated) -> None:
     kernel = Kernel(machine, 0x50)
     assert (kernel.outputs, kernel.bound, kernel.binding.streams) == ([0x50], [0x50], [])
     kernel.prepared()
@@ -104,7 +104,7 @@ def test_a_prepared_call_runs_on_the_stream_it_was_given(machine: Interpreted) -
     assert kernel.binding.streams == [0x50, 0x60, 0x50]
 
 
-def test_a_prepared_call_returns_the_same_arrays_and_keeps_its_workspace(machine: Interpreted) -> None:
+def test_a_prepared_call_returns_the_same_arrays_and_keeps_its_workspace(machine: Emulated) -> None:
     kernel = Kernel(machine, None)
     (first,), (second,) = kernel.prepared(), kernel.prepared()
     assert first is second is kernel.array
@@ -113,7 +113,7 @@ def test_a_prepared_call_returns_the_same_arrays_and_keeps_its_workspace(machine
 
 
 def test_outputs_that_cannot_be_written_twice_are_refused_before_anything_is_bound(
-    machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+    machine: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(arrays: gpu.OutputArrays) -> None:
         raise UnsupportedError("arrays that are written once", "cuda:0", "a plain call")

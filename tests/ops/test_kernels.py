@@ -14,9 +14,10 @@ from cupymla import driver
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
-from cupymla.testing import compare, gpu, operators
-from cupymla.testing.evidence import Recorder
+from cupymla.testing import compare, operators
 from cupymla.testing.operators import Subject
+from cupymla_lab import gpu
+from cupymla_lab.recorder import Recorder
 
 SUBJECTS = [operators.Subject(entry.name) for entry in registry.OPERATORS if entry.kernels]
 

@@ -16,8 +16,8 @@ from cupymla import arch as arches
 from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
-from cupymla.testing.emulated import emulated
-from cupymla.testing.without_gpu import machine_for, mode_of, multiprocessors, small_cases
+from cupymla_lab.emulated import emulated
+from cupymla_lab.without_gpu import machine_for, mode_of, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupymla.ops.nvfp4_gemv import cases, cuda, nvfp4_gemv
-from cupymla.testing.interpreted import DeviceArray, Interpreted, Kernel, interpreted
+from cupymla_lab.emulated import DeviceArray, Emulated, Kernel, emulated
 
 
 @pytest.mark.compile
@@ -26,8 +26,8 @@ def test_a_new_alpha_takes_no_new_binding(monkeypatch: pytest.MonkeyPatch) -> No
         return bind(*arguments)
 
     monkeypatch.setattr(cuda, "_bind", counted)
-    with interpreted("sm_90") as machine:
-        machine.strict = False
+    with emulated("sm_90") as machine:
+        machine.allow_unwritten()
         given = machine.arguments(inputs)
 
         def calls() -> list[Any]:
@@ -47,15 +47,15 @@ def test_addresses_choose_the_variant_anew_in_each_call(monkeypatch: pytest.Monk
     case = cases.make("whole", m=66, n=1, k=256)
     inputs = {name: value for name, value in cases.inputs(case, 0).items() if name != "alpha"}
     launched: list[object] = []
-    execute = Interpreted.execute
+    execute = Emulated.execute
 
-    def noted(machine: Interpreted, kernel: Kernel, *rest: Any) -> None:
+    def noted(machine: Emulated, kernel: Kernel, *rest: Any) -> None:
         launched.append(dict(kernel.source.defines)["CUPYMLA_WHOLE"])
         execute(machine, kernel, *rest)
 
-    monkeypatch.setattr(Interpreted, "execute", noted)
-    with interpreted("sm_90", 3) as machine:
-        machine.strict = False
+    monkeypatch.setattr(Emulated, "execute", noted)
+    with emulated("sm_90", 3) as machine:
+        machine.allow_unwritten()
         given = machine.arguments(inputs)
 
         def moved(name: str, by: int) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def test_addresses_choose_the_variant_anew_in_each_call(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("m", "batches", "loaded"), [(300, 1, [0]), (66, 2, [0]), (66, 1, [1])])
 def test_only_the_variant_that_runs_is_loaded(m: int, batches: int, loaded: list[int]) -> None:
     case = cases.make("whole", m=m, n=1, k=256, batches=batches)
-    with interpreted("sm_90", 1) as machine:
-        machine.strict = False
+    with emulated("sm_90", 1) as machine:
+        machine.allow_unwritten()
         given = machine.arguments(cases.inputs(case, 0))
         machine.call(lambda: nvfp4_gemv(**given).get())
-        assert [dict(machine.source(made).defines)["CUPYMLA_WHOLE"] for made in machine.programs] == loaded
+        assert [dict(made.source.defines)["CUPYMLA_WHOLE"] for made in machine.kernels] == loaded

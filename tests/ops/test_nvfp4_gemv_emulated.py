@@ -1,4 +1,4 @@
-"""nvfp4_gemv's sm_100a kernels without a GPU, in the host emulator: the streaming one with native conversion, and the
+"""nvfp4_gemv's sm_100f kernels without a GPU, in the host emulator: the streaming one with native conversion, and the
 tcgen05 one, through the operator's own plans and bindings.
 
 The cheapest cases of each intent run always, in the modes in turn; `--interpret-all` runs all small ones in all modes.
@@ -19,14 +19,13 @@ from sass_kit import machine_code
 from cupymla import arch as arches
 from cupymla import build, nvfp4_gemv
 from cupymla.build import KernelSource
-from cupymla.emulate import MODES, Settings, mutation
-from cupymla.emulate.host.machine import HostProgram
-from cupymla.emulate.run import Mode
 from cupymla.ops.nvfp4_gemv import cases, formats, model, plan
 from cupymla.testing import compare
-from cupymla.testing.emulated import emulated
-from cupymla.testing.interpreted import DeviceArray
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import MODES, Settings, mutation
+from cupymla_lab.emulate.host.machine import HostProgram
+from cupymla_lab.emulate.settings import Mode
+from cupymla_lab.emulated import DeviceArray, emulated
 
 pytestmark = pytest.mark.compile
 
@@ -66,7 +65,7 @@ def test_the_streaming_kernel_keeps_the_law(
     case: cases.GemvCase, mode: Mode, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, False)
-    with emulated("sm_100a", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
+    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
         compare.require(machine.check("nvfp4_gemv", case))
         assert {geometry.block for geometry in machine.launches} <= {STREAM_THREADS}
 
@@ -76,7 +75,7 @@ def test_the_tcgen05_kernel_keeps_the_law(
     case: cases.GemvCase, mode: Mode, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefer(monkeypatch, True)
-    with emulated("sm_100a", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
+    with emulated("sm_100f", multiprocessors, Settings(mode, seed=multiprocessors, races="practice")) as machine:
         compare.require(machine.check("nvfp4_gemv", case))
         assert {geometry.block for geometry in machine.launches} == {TENSOR_THREADS}
 
@@ -98,7 +97,7 @@ def test_the_order_of_threads_and_copies_changes_no_bit(monkeypatch: pytest.Monk
     inputs = cases.inputs(named("m70_k3104_l1_n9_tma"), 7)
     found, clusters = [], set()
     for seed, mode in enumerate(MODES):
-        with emulated("sm_100a", 148, Settings(mode, seed=seed, races="practice")) as machine:
+        with emulated("sm_100f", 148, Settings(mode, seed=seed, races="practice")) as machine:
             found.append(machine.run(SUBJECT, inputs)[0])
             clusters |= {geometry.cluster for geometry in machine.launches}
     assert clusters == {8}
@@ -114,7 +113,7 @@ def test_infinities_and_nan_of_alpha_and_bias_stay_in_their_rows(tensor: bool, m
     inputs = cases.inputs(case, 3)
     inputs["alpha"][:3] = np.inf, -np.inf, np.nan
     inputs["bias"][5:8, 1] = np.inf, -np.inf, np.nan
-    with emulated("sm_100a", 4, Settings("lazy", seed=1, races="practice")) as machine:
+    with emulated("sm_100f", 4, Settings("lazy", seed=1, races="practice")) as machine:
         (found,) = machine.run(SUBJECT, inputs)
     judge(found, inputs)
     (wanted,) = SUBJECT.reference(inputs, "float64")
@@ -130,7 +129,7 @@ def test_scales_with_a_sign(argument: str, code: int, monkeypatch: pytest.Monkey
     inputs = cases.inputs(named("m140_k800_l1_n1_tma_full"), 11)
     inputs["out_dtype"] = "float32"
     inputs[argument][...] = code
-    with emulated("sm_100a", 148, Settings("random", seed=code, races="practice")) as machine:
+    with emulated("sm_100f", 148, Settings("random", seed=code, races="practice")) as machine:
         (found,) = machine.run(SUBJECT, inputs)
     judge(found, inputs)
     nan, zero = np.isnan(found), found == 0
@@ -141,7 +140,7 @@ def test_arrays_that_tma_cannot_read_go_to_the_streaming_kernel(monkeypatch: pyt
     """Linear scales, weight-only vectors, and rows at other steps than 16 bytes; all of them are served."""
     prefer(monkeypatch, True)
     for name in ("m128_k256_l1_n1", "m140_k176_l1_n1_nan_128x4", "m131_k208_l1_n2_w4a16_none_128x4"):
-        with emulated("sm_100a", 2, Settings("eager", races="practice")) as machine:
+        with emulated("sm_100f", 2, Settings("eager", races="practice")) as machine:
             compare.require(machine.check("nvfp4_gemv", named(name)))
             assert {geometry.block for geometry in machine.launches} == {STREAM_THREADS}
 
@@ -150,7 +149,7 @@ def test_a_repeated_layout_at_an_odd_address_changes_the_kernel(monkeypatch: pyt
     """Alignment is no part of a layout: calls alike but for an address must not share a binding that TMA reads by."""
     prefer(monkeypatch, True)
     inputs = cases.inputs(named("m66_k288_l2_n3_tma_none_rows"), 5)
-    with emulated("sm_100a", 4, Settings("eager", races="practice")) as machine:
+    with emulated("sm_100f", 4, Settings("eager", races="practice")) as machine:
         given = machine.arguments(inputs)
         odd = np.zeros(given["a"].host.nbytes + 8, np.uint8)
         moved = np.moveaxis(odd[8:].reshape(np.moveaxis(inputs["a"], -1, 0).shape), 0, -1)
@@ -184,9 +183,9 @@ def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
     programs: list[HostProgram] = []
 
     def run(settings: Settings) -> float:
-        with emulated("sm_100a", multiprocessors, settings) as machine:
+        with emulated("sm_100f", multiprocessors, settings) as machine:
             reports = machine.check("nvfp4_gemv", named(name))
-            programs[:] = machine._hosts.values()
+            programs[:] = [kernel.host for kernel in machine.kernels]
         return float(sum(bool(report.failure) for report in reports))
 
     assert run(Settings("eager", races="practice")) == 0
@@ -196,7 +195,7 @@ def survey(name: str, multiprocessors: int) -> list[mutation.Verdict]:
 
 # What the compiler made ------------------------------------------------------------------------------------------
 
-TENSOR_SOURCES = [source for source in plan.sources("sm_100a") if source.path.endswith("tcgen05.cu")]
+TENSOR_SOURCES = [source for source in plan.sources("sm_100f") if source.path.endswith("tcgen05.cu")]
 
 
 @pytest.mark.parametrize("source", TENSOR_SOURCES, ids=str)
@@ -226,7 +225,7 @@ def test_machine_code_of_the_tcgen05_kernel(source: KernelSource, tmp_path: Path
     assert "LDL" not in code and "STL" not in code
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_100a", "sm_103a"])
+@pytest.mark.parametrize("target", ["sm_90", "sm_100f"])
 @pytest.mark.parametrize("fmt", formats.FORMATS, ids=lambda fmt: fmt.name)
 def test_the_streaming_kernel_converts_by_instruction_where_there_is_one(target: str, fmt: formats.BlockFormat) -> None:
     native = target != "sm_90"

@@ -110,13 +110,13 @@ def test_alignment_is_that_of_every_row_and_batch_that_there_is() -> None:
     assert steps((1, 144, 1), (7, 1, 9)) == 0
 
 
-@pytest.mark.parametrize(("name", "target"), [("sm_80", "sm_80"), ("sm_90a", "sm_90"), ("sm_100a", "sm_100a")])
+@pytest.mark.parametrize(("name", "target"), [("sm_80", "sm_80"), ("sm_90a", "sm_90"), ("sm_100f", "sm_100f")])
 def test_targets(name: str, target: str) -> None:
     assert plan.plan(problem(8, 1, 64, 1), arch.named(name)).arch == target
 
 
 def test_an_architecture_without_a_kernel_is_named() -> None:
-    turing = arch.Arch("sm_75", (7, 5), 64 * 1024, exact=False)
+    turing = arch.Arch("sm_75", (7, 5), 64 * 1024)
     with pytest.raises(UnsupportedError, match="sm_75"):
         plan.plan(problem(8, 1, 64, 1), turing)
 
@@ -155,6 +155,14 @@ def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
     for m, k, batches in ((7168, 16382, 1), (132 * 256 + 1, 512, 1), (64, 512, 133), (8, 2**31, 1)):
         assert not plan.may_be_whole(problem(m, 1, k, batches), arch.named("sm_90"), 132)
     assert is_whole(8, 2**31 - 256) and not is_whole(8, 2**31)
+
+
+@given(m=st.integers(1, 40_000), batches=st.integers(1, 200), multiprocessors=st.integers(1, 200))
+def test_whether_a_call_is_whole_is_known_before_its_kernel_is(m: int, batches: int, multiprocessors: int) -> None:
+    """A call compiles the variant that it then runs, and no other."""
+    one = problem(m, 1, 512, batches)
+    expected = plan.is_whole(dealt(one, multiprocessors), 512)
+    assert plan.may_be_whole(one, arch.named("sm_90"), multiprocessors) == expected
 
 
 def test_only_some_targets_have_variants_for_whole_calls() -> None:
@@ -227,7 +235,7 @@ def test_the_tensor_core_gets_what_it_is_predicted_to_be_faster_at(name: str, fo
 
 
 def test_the_streaming_kernel_gets_everything_that_the_other_cannot_do() -> None:
-    blackwell, many = arch.named("sm_100a"), (8192, 16, 28672, 1)
+    blackwell, many = arch.named("sm_100f"), (8192, 16, 28672, 1)
     assert plan.plan_tiles(tiled(*many), blackwell, 148) is not None
     assert plan.plan_tiles(tiled(*many), arch.named("sm_90"), 148) is None
     assert plan.plan_tiles(problem(*many), blackwell, 148) is None

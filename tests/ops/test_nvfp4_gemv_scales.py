@@ -1,4 +1,4 @@
-"""nvfp4_gemv's E8M0 scales over their whole range, in the PTX interpreter: where they are multiplied into codes as
+"""nvfp4_gemv's E8M0 scales over their whole range, in the engine: where they are multiplied into codes as
 bfloat16 one factor serves scales up to 2^5, and two serve them all.
 
 Compiles to PTX, needs no GPU.
@@ -15,7 +15,7 @@ from gemv_scales_kit import BLOCK, blocks_past_float32, every_code_and_scale, ne
 
 from cupymla.ops.nvfp4_gemv import nvfp4_gemv, reference
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import machine_for
+from cupymla_lab.without_gpu import machine_for
 
 pytestmark = pytest.mark.compile
 

@@ -16,8 +16,9 @@ from option_kit import DECLARED, another
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
-from cupymla.testing import compare, without_gpu
+from cupymla.testing import compare
 from cupymla.testing.operators import Subject
+from cupymla_lab import without_gpu
 
 NAMES = [entry.name for entry in registry.OPERATORS]
 NOT_OF_THE_RESULT = {"stream", "check_indices", "workspace"}
@@ -25,7 +26,7 @@ NOT_OF_THE_RESULT = {"stream", "check_indices", "workspace"}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_argument_is_in_a_case(name: str) -> None:
-    """An option that no case has reaches neither the interpreter nor the emulator. Its default does not count."""
+    """An option that no case has does not reach the engine. Its default does not count."""
     subject = Subject(name)
     parameters = inspect.signature(subject.call).parameters
     given: set[str] = set()

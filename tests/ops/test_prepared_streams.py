@@ -15,7 +15,7 @@ from fake_driver import FakeDriver, installed
 
 from cupymla import tensor
 from cupymla.ops import gpu
-from cupymla.testing.interpreted import kind_of
+from cupymla_lab.emulated import kind_of
 
 HOME, OTHER, LEGACY = 55, 66, 1
 

@@ -13,12 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_problems import OPERATORS, attends_to_several, problems
 
-from cupymla.emulate import MODES, Settings
 from cupymla.ops.mla_cases import MlaCase
-from cupymla.testing import against, compare, gpu
+from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab, gpu
+from cupymla_lab.emulate import MODES, Settings
+from cupymla_lab.emulated import emulated
 
 FEW = 6
 
@@ -54,7 +55,7 @@ def test_emulated_kernels_keep_the_law(operator: str, request: pytest.FixtureReq
         multiprocessors = data.draw(st.sampled_from((1, 2, 5, 20)), "multiprocessors")
         mode = data.draw(st.sampled_from(MODES), "mode")
         with (
-            against.constants(Subject(operator), wanted),
+            ab.constants(Subject(operator), wanted),
             emulated("sm_90a", multiprocessors, Settings(mode, races="practice")) as machine,
         ):
             compare.require(machine.check(operator, case))
@@ -73,7 +74,7 @@ def test_kernels_on_a_gpu_keep_the_law(operator: str, request: pytest.FixtureReq
 
         wanted = data.draw(st.sampled_from(settings_of(Subject(operator))), "settings")
         # A thread keeps what it has bound before, with other constants.
-        with against.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
+        with ab.constants(Subject(operator), wanted), ThreadPoolExecutor(1) as fresh:
             compare.require(fresh.submit(launched).result())
 
     draw_problems(request, operator, 1e8, run)

@@ -21,12 +21,12 @@ from cupymla.launch import Geometry, Launcher
 from cupymla.ops import repeat
 from cupymla.tensor import View
 from cupymla.testing import operators
-from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted, kind_of
+from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
 
 
 @pytest.fixture
-def machine() -> Iterator[Interpreted]:
-    with interpreted("sm_90a", 4) as made:
+def machine() -> Iterator[Emulated]:
+    with emulated("sm_90a", 4) as made:
         yield made
 
 
@@ -62,17 +62,17 @@ class Calls:
 
 
 @pytest.fixture
-def calls(machine: Interpreted) -> Calls:
+def calls(machine: Emulated) -> Calls:
     # A type is known for CuPy's once an array of it has been seen.
     tensor.view(machine.array(np.zeros(1, np.float32)), "x")
     return Calls()
 
 
-def floats(machine: Interpreted, *shape: int, dtype: Any = np.float32) -> DeviceArray:
+def floats(machine: Emulated, *shape: int, dtype: Any = np.float32) -> DeviceArray:
     return machine.empty(shape, dtype)
 
 
-def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Interpreted, calls: Calls) -> None:
+def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Emulated, calls: Calls) -> None:
     first, second, other = (floats(machine, 4, 2) for _ in range(3))
     assert [calls(first, other), calls(second, other), calls(first, second)] == [1, 2, 3]
     assert len(calls.ready) == 1
@@ -80,7 +80,7 @@ def test_a_layout_is_checked_once_and_run_with_each_calls_addresses(machine: Int
     assert calls.runs == [[at["first"], at["other"]], [at["second"], at["other"]], [at["first"], at["second"]]]
 
 
-def test_a_call_is_told_whether_its_arrays_have_moved(machine: Interpreted, calls: Calls) -> None:
+def test_a_call_is_told_whether_its_arrays_have_moved(machine: Emulated, calls: Calls) -> None:
     x, y, z = (floats(machine, 4, 2) for _ in range(3))
     for arguments in ((x, y), (x, y), (x, z), (x, z), (y, z), (x, y), (x, y)):
         calls(*arguments)
@@ -99,7 +99,7 @@ def test_a_call_is_told_whether_its_arrays_have_moved(machine: Interpreted, call
     assert calls.runs[-1] == [x.data.ptr, y.data.ptr]
 
 
-def test_a_call_within_a_call_goes_through_the_door(machine: Interpreted, calls: Calls) -> None:
+def test_a_call_within_a_call_goes_through_the_door(machine: Emulated, calls: Calls) -> None:
     """A finalizer may make one wherever Python or an allocator runs it; the addresses are the outer call's."""
     x, y, z = (floats(machine, 4, 2) for _ in range(3))
     calls(x, y)
@@ -118,7 +118,7 @@ def test_a_call_within_a_call_goes_through_the_door(machine: Interpreted, calls:
     assert calls.runs[-1] == [x.data.ptr, y.data.ptr] and len(calls.ready) == 1
 
 
-def test_a_call_that_was_interrupted_is_made_ready_anew(machine: Interpreted, calls: Calls) -> None:
+def test_a_call_that_was_interrupted_is_made_ready_anew(machine: Emulated, calls: Calls) -> None:
     """Wherever it was: its views may have some of the new addresses, and some of the old ones."""
     x, y, z = (floats(machine, 4, 2) for _ in range(3))
     calls(x, y)
@@ -140,7 +140,7 @@ def test_a_call_that_was_interrupted_is_made_ready_anew(machine: Interpreted, ca
     assert calls(x, y) and calls.runs[-1] == [x.data.ptr, y.data.ptr] and len(calls.ready) == 2
 
 
-def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interpreted, calls: Calls) -> None:
+def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Emulated, calls: Calls) -> None:
     x = floats(machine, 4, 4)
     transposed = DeviceArray(x.host.T)
     variants: list[tuple[Any, ...]] = [
@@ -155,7 +155,7 @@ def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Interprete
     assert len(calls.runs) == 2 * len(variants)
 
 
-def test_a_number_in_the_place_of_an_array_is_given_to_each_run(machine: Interpreted, calls: Calls) -> None:
+def test_a_number_in_the_place_of_an_array_is_given_to_each_run(machine: Emulated, calls: Calls) -> None:
     """Models have one for each layer. Only whether it is 1 may be for a check to decide on."""
     x = floats(machine, 4)
     numbers = (2.0, -0.0, 3, np.float32(0.1), np.int64(-5), 1, 1.0, np.float64(1))
@@ -169,7 +169,7 @@ def test_a_number_in_the_place_of_an_array_is_given_to_each_run(machine: Interpr
 
 
 def test_another_device_is_another_layout_and_must_be_current(
-    machine: Interpreted, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    machine: Emulated, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, elsewhere = floats(machine, 4), floats(machine, 4)
     elsewhere.data.device_id = 1
@@ -181,7 +181,7 @@ def test_another_device_is_another_layout_and_must_be_current(
     assert calls(elsewhere) == 3
 
 
-def test_what_equals_a_checked_option_is_not_taken_for_it(machine: Interpreted, calls: Calls) -> None:
+def test_what_equals_a_checked_option_is_not_taken_for_it(machine: Emulated, calls: Calls) -> None:
     x = floats(machine, 4)
     assert calls(x, None, True) == 1
     with pytest.raises(InputError, match="flag"):
@@ -212,14 +212,14 @@ class Hostile:
     [[1.0], Hostile(False), Hostile(True), object(), np.zeros(())],
     ids=["list", "without a hash", "equal to all", "object", "array"],
 )
-def test_options_of_other_kinds_go_through_the_door(machine: Interpreted, calls: Calls, option: object) -> None:
+def test_options_of_other_kinds_go_through_the_door(machine: Emulated, calls: Calls, option: object) -> None:
     x = floats(machine, 4)
     assert calls(x, None, False, None) == 1
     assert calls(x, None, False, option) is None
     assert len(calls.ready) == 1
 
 
-def test_addresses_that_only_the_door_can_judge_go_through_it(machine: Interpreted, calls: Calls) -> None:
+def test_addresses_that_only_the_door_can_judge_go_through_it(machine: Emulated, calls: Calls) -> None:
     wide = floats(machine, 9)
     assert calls(DeviceArray(wide.host[:4])) == 1
     assert calls(DeviceArray(wide.host[1:5])) is None
@@ -229,7 +229,7 @@ def test_addresses_that_only_the_door_can_judge_go_through_it(machine: Interpret
     assert calls(nowhere) is None
 
 
-def test_arrays_of_other_frameworks_go_through_the_door(machine: Interpreted, calls: Calls) -> None:
+def test_arrays_of_other_frameworks_go_through_the_door(machine: Emulated, calls: Calls) -> None:
     x = floats(machine, 4)
     for arguments in ((x.host,), (x, x.host), (x, "y"), (x, object()), (None,), (1.0,)):
         assert calls(*arguments) is None
@@ -239,7 +239,7 @@ def test_arrays_of_other_frameworks_go_through_the_door(machine: Interpreted, ca
     assert calls.ready == []
 
 
-def test_a_refused_call_is_refused_again(machine: Interpreted, calls: Calls) -> None:
+def test_a_refused_call_is_refused_again(machine: Emulated, calls: Calls) -> None:
     x = floats(machine, 4)
     for _ in range(2):
         with pytest.raises(InputError, match="flag"):
@@ -247,7 +247,7 @@ def test_a_refused_call_is_refused_again(machine: Interpreted, calls: Calls) -> 
     assert calls.runs == [] and calls.repeats.entries == {}
 
 
-def test_no_array_is_kept_alive(machine: Interpreted, calls: Calls) -> None:
+def test_no_array_is_kept_alive(machine: Emulated, calls: Calls) -> None:
     x = DeviceArray(floats(machine, 4).host)
     gone = weakref.ref(x)
     calls(x)
@@ -256,7 +256,7 @@ def test_no_array_is_kept_alive(machine: Interpreted, calls: Calls) -> None:
     assert len(calls.repeats.entries) == 1 and gone() is None
 
 
-def test_threads_do_not_share_calls(machine: Interpreted, calls: Calls) -> None:
+def test_threads_do_not_share_calls(machine: Emulated, calls: Calls) -> None:
     x = floats(machine, 4)
     calls(x)
     thread = threading.Thread(target=calls, args=(x,))
@@ -265,13 +265,13 @@ def test_threads_do_not_share_calls(machine: Interpreted, calls: Calls) -> None:
     assert len(calls.ready) == 2 and calls.ready[0]["x"] is not calls.ready[1]["x"]
 
 
-def launches_of(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def launches_of(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What every launch from now on is given, in place of running it: geometry, tensor maps, parameter bytes."""
     seen: list[Any] = []
 
     def execute(kernel: Any, geometry: Geometry, parameters: list[bytes], maps: dict[int, Any]) -> None:
         plain = [bytes_ for number, bytes_ in enumerate(parameters) if number not in maps]
-        seen.append((kernel.program.name, geometry, maps, plain))
+        seen.append((kernel.name, geometry, maps, plain))
 
     monkeypatch.setattr(machine, "execute", execute)
     return seen
@@ -283,7 +283,7 @@ NAMES = ("sparse_mla_fwd", "attn_dist", "sparse_mla_bwd", "nvfp4_gemv", "xl_page
 @pytest.mark.compile
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does(
-    name: str, machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+    name: str, machine: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sets of arrays in turn and again, each with memory of its own for what the call allocates, and each with the
     other's."""
@@ -343,7 +343,7 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
 @pytest.mark.parametrize("way", ["remembered", "through the door"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_within_a_call_takes_nothing_from_it(
-    name: str, way: str, machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, machine: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the worst time: addresses of the outer call are set, and nothing of it has been launched."""
     subject = operators.Subject(name)

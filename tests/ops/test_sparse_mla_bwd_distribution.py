@@ -3,22 +3,19 @@ an output like the others to whoever runs cases."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from cupymla.interpret.instructions import bind
-from cupymla.interpret.threads import Lanes
-from cupymla.launch import Geometry
+from cupymla.build import KernelSource, ptx
 from cupymla.ops.sparse_mla_bwd import cases, cuda, sparse_mla_bwd
-from cupymla.tensormap import TileMap
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import emulated as testing_emulated
+from cupymla_lab.emulated import emulated
 
 CASE = next(case for case in cases.CASES if case.name == "h192_d576_k65_q2_kv100_det_dist")
 
@@ -30,7 +27,7 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     sparse_mla_bwd(**expected)
     results = []
     for seed in (0, 1):
-        with interpreted(multiprocessors=3, seed=seed) as machine:
+        with emulated(multiprocessors=3, seed=seed) as machine:
             given = machine.arguments(inputs, cases.WRITTEN)
             machine.call(sparse_mla_bwd, **given)
             results.append(given["attn_dist"].get())
@@ -40,39 +37,34 @@ def test_two_ctas_add_in_a_fixed_order() -> None:
     assert results[0].tobytes() == results[1].tobytes()
 
 
-def fences_of_the_gpu(machine: Interpreted, name: str) -> int:
-    """How often threads fence all over the GPU in a case, the fences of barriers aside."""
-    execute, met = machine.execute, 0
-
-    def counted(kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]) -> None:
-        def count(lanes: Lanes) -> None:
-            nonlocal met
-            met += lanes.count
-
-        bind(kernel.program)
-        with contextlib.ExitStack() as patches:
-            for step in kernel.program.steps:
-                if step.parts == ("fence", "acq_rel", "gpu"):
-                    patches.enter_context(mock.patch.object(step, "run", count))
-            execute(kernel, geometry, parameters, maps)
-
-    with mock.patch.object(machine, "execute", counted):
-        compare.require(machine.check("sparse_mla_bwd", next(case for case in cases.CASES if case.name == name)))
-    return met
-
-
 @pytest.mark.compile
 def test_no_addition_is_fenced() -> None:
-    """One thread adds what both CTAs have, in all passes; a fence would wait for all that was added to dKV before."""
-    with interpreted(multiprocessors=3) as machine:
-        assert fences_of_the_gpu(machine, "h128_d512_k130_q4_kv200_dist_sink") == 0
-        assert fences_of_the_gpu(machine, CASE.name) == 0
+    """One thread adds what both CTAs have, in all passes; a fence would wait for all that was added to dKV before.
+
+    A thread that fences all over the GPU would end the launch here.
+    """
+    fence, trap = "fence.acq_rel.gpu;", "trap;"
+    found: list[int] = []
+
+    def trapping(source: KernelSource) -> str:
+        text = ptx(source)
+        found.append(text.count(fence))
+        return text.replace(fence, trap)
+
+    with (
+        mock.patch.object(testing_emulated, "ptx", trapping),
+        mock.patch.dict(testing_emulated._programs, clear=True),
+        emulated(multiprocessors=3) as machine,
+    ):
+        for name in ("h128_d512_k130_q4_kv200_dist_sink", CASE.name):
+            compare.require(machine.check("sparse_mla_bwd", next(case for case in cases.CASES if case.name == name)))
+    assert any(found)
 
 
 @pytest.mark.compile
 def test_a_case_whose_distribution_is_not_written_fails() -> None:
     point = cuda.point
-    with interpreted(multiprocessors=3) as machine:
+    with emulated(multiprocessors=3) as machine:
         elsewhere = machine.empty((2, 65), np.dtype(np.float32), "elsewhere")
 
         def astray(record: cuda.Parameters, *facts: Any) -> None:

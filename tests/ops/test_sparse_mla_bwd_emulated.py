@@ -1,4 +1,4 @@
-"""The sm_100a kernels of sparse_mla_bwd on the host emulator: their own plan and binding keep the comparison law.
+"""The sm_100f kernels of sparse_mla_bwd on the host emulator: their own plan and binding keep the comparison law.
 
 Compiles, needs no GPU.
 """
@@ -16,11 +16,11 @@ from emulated_kit import case_parameters, check, check_inputs, settings
 from sass_kit import machine_code, require_single_issuers
 
 from cupymla import build
-from cupymla.emulate import MODES
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulate import MODES
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 
@@ -105,7 +105,7 @@ def test_deterministic_results_have_the_same_bits_in_every_order(heads: int) -> 
     inputs = SUBJECT.cases.inputs(case, 3)
     found = []
     for mode, seed in (("random", 1), ("lazy", 2)):
-        with emulated("sm_100a", 2, settings(mode, seed)) as machine:
+        with emulated("sm_100f", 2, settings(mode, seed)) as machine:
             results = machine.results(SUBJECT, inputs)
         found.append({name: array.tobytes() for name, array in results.items()})
     assert "attn_dist" in found[0] and found[0] == found[1]
@@ -121,7 +121,7 @@ def test_values_of_padded_heads_and_other_slots_stay_out(heads: int) -> None:
     clean = check_inputs(SUBJECT, inputs, "random", seed=2)
     inputs["kv"] = kv.copy()
     inputs["kv"][131, 5] = np.nan
-    with emulated("sm_100a", 2, settings("random", 2)) as machine:
+    with emulated("sm_100f", 2, settings("random", 2)) as machine:
         dq, dkv = machine.run(SUBJECT, inputs)
     np.testing.assert_array_equal(dq[0], clean["dq"][0])
     np.testing.assert_array_equal(dkv[:66], clean["dkv"][:66])

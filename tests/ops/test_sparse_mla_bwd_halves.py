@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from backward_plan_kit import HOPPER, LISTS, ORDERED, PROBLEM, planned
 from plan_kit import CUDA
-from writer_kit import turns_of_a_call
+from writer_kit import uses_in_a_call
 
 from cupymla import InputError, arch
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
-from cupymla.testing import against
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab
+from cupymla_lab.emulated import Emulated, emulated
 
 FOLDER = CUDA / "sparse_mla_bwd" / "sm90"
 SUBJECT = Subject("sparse_mla_bwd")
@@ -108,7 +108,7 @@ def test_cases_of_shares_are_run_in_them() -> None:
     assert len(found) >= 8
     for case in found:
         sizes = {name: getattr(case, name) for name in ("s_q", "s_kv", "h_q", "topk", "d_qk", "batch")}
-        with against.chosen(SUBJECT, kernel, case):
+        with ab.chosen(SUBJECT, kernel, case):
             chosen = planned(**sizes)
         assert chosen.in_halves and chosen.in_shares, case.name
         assert chosen.in_order == (case.intent == "ordered_shares"), case.name
@@ -120,9 +120,9 @@ def test_rows_that_are_stored_whole_have_an_attention_in_one_piece() -> None:
 
 
 def test_blackwell_has_none() -> None:
-    assert not planned(target=arch.named("sm_100a")).in_halves
+    assert not planned(target=arch.named("sm_100f")).in_halves
     with pytest.raises(InputError, match="stage"):
-        plan.variant(arch.named("sm_100a"), stage="weights")
+        plan.variant(arch.named("sm_100f"), stage="weights")
 
 
 def test_one_half_follows_the_other() -> None:
@@ -165,15 +165,15 @@ def test_stored_rows_are_packed() -> None:
 
 
 @pytest.fixture
-def machine() -> Iterator[Interpreted]:
-    with interpreted(multiprocessors=2, seed=3) as made:
+def machine() -> Iterator[Emulated]:
+    with emulated(multiprocessors=2, seed=3) as made:
         yield made
 
 
 @pytest.mark.compile
-def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None:
     """Between the halves as well. No hang, and no access out of bounds, whatever they hold by then."""
     case = sized(70, 512, 300, 3, 400, "_x", "halves", lengths="hostile", wants_dist=True)
     arguments = machine.arguments(SUBJECT.cases.inputs(case, 2), SUBJECT.written)
     limits = {"indices": 400, "topk_length": 301}
-    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, 1 << 20)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, 1 << 20)) > 1000

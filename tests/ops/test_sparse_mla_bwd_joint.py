@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from strange_kit import STRANGE_QUERY, STRANGE_TOKEN, WHERE, strange, strange_problem
-from writer_kit import turns_of_a_call
+from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulated import Emulated, emulated
 
 SUBJECT = Subject("sparse_mla_bwd")
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which neighbours take their rows together wherever they can."""
     monkeypatch.setattr(plan, "_MARGIN", 1e9)
-    with interpreted(multiprocessors=2, seed=3) as made:
+    with emulated(multiprocessors=2, seed=3) as made:
         yield made
         assert set(made.launched) == {plan.JOINT}
 
@@ -33,18 +33,18 @@ def case(h: int, q: int, k: int, kv: int, **traits: Any) -> MlaCase:
 
 
 @pytest.mark.compile
-def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted) -> None:
+def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
     given = SUBJECT.cases.inputs(case(5, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.JOINT_TOKENS)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.JOINT_TOKENS)) > 1000
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("heads", [3, 17])
-def test_what_is_not_finite_stays_with_its_query(machine: Interpreted, where: str, heads: int) -> None:
+def test_what_is_not_finite_stays_with_its_query(machine: Emulated, where: str, heads: int) -> None:
     """Products have rows of several queries as sums, where zero times NaN is NaN: such a bunch is taken apart."""
     given = strange_problem(where, heads)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
@@ -54,7 +54,7 @@ def test_what_is_not_finite_stays_with_its_query(machine: Interpreted, where: st
 def test_a_large_lse_gives_no_weight_to_slots_that_are_not_valid() -> None:
     """Nor where each query takes its rows by itself: its distribution is summed over slots that are not valid too."""
     given = strange_problem("factor", 3)
-    with interpreted(multiprocessors=2) as made, pytest.MonkeyPatch.context() as patch:
+    with emulated(multiprocessors=2) as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_MARGIN", 0.0)
         compare.require(SUBJECT.reports(given, made.results(SUBJECT, given)))
         assert set(made.launched) == {"sparse_mla_bwd"}
@@ -72,10 +72,9 @@ def test_what_is_not_finite_shows_where_it_was_put(where: str) -> None:
 
 
 @pytest.mark.compile
-def test_chunks_of_bunches_use_the_same_lists(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_bunches_use_the_same_lists(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk's lists are written over the last one's; so many launches, of which every one but the first waits."""
     monkeypatch.setattr(plan, "LIST_BYTES", 2 * (4 * 70 * 4 + 4 * 70 * 4 * 2))
-    machine.strict = True
     problem = case(16, 11, 70, 150, wants_dist=True, batch=2, lengths="hostile", sink="finite")
     given = SUBJECT.cases.inputs(problem, 1)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
@@ -91,7 +90,7 @@ def test_gradients_are_what_queries_by_themselves_give(heads: int) -> None:
     for margin in (0.0, 1e9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan, "_MARGIN", margin)
-            with interpreted(multiprocessors=2) as made:
+            with emulated(multiprocessors=2) as made:
                 results[margin] = made.results(SUBJECT, given)
                 assert set(made.launched) == {plan.JOINT if margin else "sparse_mla_bwd"}
     np.testing.assert_array_equal(results[0.0]["attn_dist"], results[1e9]["attn_dist"])

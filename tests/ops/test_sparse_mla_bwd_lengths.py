@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.sparse_mla_bwd import cases, halves, sparse_mla_bwd
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.emulated import emulated
 
 NAMES = ("h16_d576_k65_q11_kv200_lengths", "h128_d576_k192_q11_kv200_lengths_full")
 QUERIES = 2
@@ -26,25 +23,19 @@ def test_lengths_that_change_under_way_leave_the_roles_in_agreement(
     """In halves either CTA of the first stage reads them for itself, and the second stage goes by what these took."""
     monkeypatch.setattr(halves, "_WHEN", when)
     case = next(case for case in cases.CASES if case.name == name)
-    with interpreted(multiprocessors=3) as machine:
+    with emulated(multiprocessors=3) as machine:
         few = {"q", "out", "dout", "lse", "indices", "topk_length", "attn_dist"}
         inputs = cases.inputs(case, 0)
         given = machine.arguments({key: value[:QUERIES] if key in few else value for key, value in inputs.items()})
         lengths = given["topk_length"]
-        begin, end = lengths.data.ptr, lengths.data.ptr + 4 * QUERIES
+        begin = lengths.data.ptr
         read: list[int] = []
-        load = GlobalMemory.load
 
-        def changing(self: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
-            values = load(self, address, dtype, count)
-            lengths_read = (address >= begin) & (address < end)
-            if lengths_read.any():
-                # What every other reader of the same length gets.
-                values = values.copy()
-                values[lengths_read] = 130 if len(read) % 2 else 1
-                read.extend(int(place) for place in address[lengths_read])
-            return values
+        def changing(address: int, size: int, loads: bool, stores: bool) -> None:
+            # What every other reader of the same length gets.
+            lengths.host[(address - begin) // 4] = 130 if len(read) % 2 else 1
+            read.append(address)
 
-        monkeypatch.setattr(GlobalMemory, "load", changing)
+        machine.watch(lengths, changing)
         machine.call(sparse_mla_bwd, **given)
     assert sorted(read) == [begin] * reads + [begin + 4] * reads

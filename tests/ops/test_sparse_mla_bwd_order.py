@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from writer_kit import turns_of_a_call
+from writer_kit import uses_in_a_call
 
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import halves, plan
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import small_cases
+from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_bwd")
 ALWAYS = -2.0
@@ -22,13 +22,12 @@ ALWAYS = -2.0
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which queries take their rows in order wherever they can, none together, and no halves."""
     monkeypatch.setattr(plan, "_MARGIN", 0.0)
     monkeypatch.setattr(plan, "_ORDER_GAIN", ALWAYS)
     monkeypatch.setattr(halves, "_WHEN", "never")
-    with interpreted(multiprocessors=2, seed=5) as made:
-        made.strict = True
+    with emulated(multiprocessors=2, seed=5) as made:
         yield made
         assert set(made.launched) == {"sparse_mla_bwd"}
 
@@ -41,7 +40,7 @@ def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCas
 @pytest.mark.parametrize(
     "problem", [case for case in small_cases(SUBJECT) if case.intent == "order"], ids=lambda case: case.name
 )
-def test_gradients_and_distribution_agree_with_the_reference(machine: Interpreted, problem: MlaCase) -> None:
+def test_gradients_and_distribution_agree_with_the_reference(machine: Emulated, problem: MlaCase) -> None:
     given = SUBJECT.cases.inputs(problem, 11)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
     rounds = problem.h_q > plan.CTA_HEADS or problem.options.get("dkv_dtype") is None
@@ -50,7 +49,7 @@ def test_gradients_and_distribution_agree_with_the_reference(machine: Interprete
 
 
 @pytest.mark.compile
-def test_chunks_of_queries_use_the_same_lists(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_queries_use_the_same_lists(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk's lists are written over the last one's, and its distribution is dealt before."""
     monkeypatch.setattr(plan, "LIST_BYTES", 2 * 70 * (4 + 2 + 4))
     problem = case(5, 5, 70, 150, batch=2, lengths="hostile", wants_dist=True, sink="finite")
@@ -62,21 +61,21 @@ def test_chunks_of_queries_use_the_same_lists(machine: Interpreted, monkeypatch:
 @pytest.mark.compile
 @pytest.mark.parametrize(("heads", "when"), [(5, "never"), (70, "never"), (70, "always")])
 def test_indices_and_lengths_may_change_while_it_runs(
-    machine: Interpreted, monkeypatch: pytest.MonkeyPatch, heads: int, when: str
+    machine: Emulated, monkeypatch: pytest.MonkeyPatch, heads: int, when: str
 ) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
     monkeypatch.setattr(halves, "_WHEN", when)
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile", wants_dist=True), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 1000
     attention = 2 if when == "always" else 1
     assert len(machine.launched) == len(("zero", "sort", "deal", "round")) + attention
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("room", [-1.0, 1e15], ids=["shares", "together"])
-def test_chunks_of_queries_in_halves(machine: Interpreted, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
+def test_chunks_of_queries_in_halves(machine: Emulated, monkeypatch: pytest.MonkeyPatch, room: float) -> None:
     """Each chunk's P, dS and lists are written over the last one's; the last chunk is shorter."""
     monkeypatch.setattr(halves, "_WHEN", "always")
     monkeypatch.setattr(halves, "_WHOLE_ROOM", room)
@@ -89,7 +88,7 @@ def test_chunks_of_queries_in_halves(machine: Interpreted, monkeypatch: pytest.M
 
 
 @pytest.mark.compile
-def test_blocks_hold_valid_slots_alone(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_hold_valid_slots_alone(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are listed without gaps: of few valid slots no more blocks are worked on than hold them."""
     given = SUBJECT.cases.inputs(case(4, 3, 1000, 1200, selection="few"), 3)
     valid = (given["indices"] >= 0) & (given["indices"] < 1200)
@@ -97,15 +96,15 @@ def test_blocks_hold_valid_slots_alone(machine: Interpreted, monkeypatch: pytest
 
     def steps(gain: float) -> int:
         monkeypatch.setattr(plan, "_ORDER_GAIN", gain)
-        before = machine.steps
+        before = machine.turns
         compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
-        return machine.steps - before
+        return machine.turns - before
 
     assert 2 * steps(ALWAYS) < steps(1.0)
 
 
 @pytest.mark.compile
-def test_numbers_that_are_not_finite_stay_with_their_query(machine: Interpreted) -> None:
+def test_numbers_that_are_not_finite_stay_with_their_query(machine: Emulated) -> None:
     given = SUBJECT.cases.inputs(case(3, 4, 40, 60, dkv_dtype="float32", wants_dist=True), 6)
     given["kv"] = np.array(given["kv"])
     given["kv"][17, 3] = np.nan

@@ -25,15 +25,12 @@ from cupymla.errors import CupymlaError
 from cupymla.interop.call import Call, Runner
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
-from cupymla.interpret.instructions import bind
-from cupymla.interpret.program import Program
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd import cases, launches, plan
 from cupymla.tensormap import TileMap
 from cupymla.testing import compare
-from cupymla.testing.emulated import Emulated, emulated
-from cupymla.testing.interpreted import Interpreted, Kernel, interpreted
+from cupymla_lab.emulated import Emulated, Kernel, emulated
 
 pytestmark = pytest.mark.compile
 
@@ -45,40 +42,30 @@ LISTED = sized(3, 512, 5, 2, 9, "_overlap_order", "order", sink="finite", wants_
 LISTED_STAGES = ("zero", "sort", "attention", "deal", "round", "sink")
 """What its call launches where queries take their rows in the order of tokens."""
 
-DEVICES: Mapping[str, Callable[[], AbstractContextManager[Interpreted]]] = {
-    "sm_90a": lambda: interpreted("sm_90a", 2),
-    "sm_100a": lambda: emulated("sm_100a", 2, settings("random")),
+DEVICES: Mapping[str, Callable[[], AbstractContextManager[Emulated]]] = {
+    "sm_90a": lambda: emulated("sm_90a", 2),
+    "sm_100f": lambda: emulated("sm_100f", 2, settings("random")),
 }
 
 
 @contextlib.contextmanager
-def without_wait(machine: Interpreted, stage: str, stages: Sequence[str] = STAGES) -> Iterator[None]:
+def without_wait(machine: Emulated, stage: str, stages: Sequence[str] = STAGES) -> Iterator[None]:
     """A block in which a stage of a call lacks its griddepcontrol.wait."""
     execute = machine.execute
 
     def mutated(kernel: Kernel, geometry: Geometry, parameters: Sequence[bytes], maps: Mapping[int, TileMap]) -> None:
         if len(machine.launches) != stages.index(stage):
             execute(kernel, geometry, parameters, maps)
-        elif isinstance(machine, Emulated):
-            sites = machine._hosts[kernel.function].translation.sites
+        else:
+            sites = kernel.host.translation.sites
             (wait,) = (site.number for site in sites if site.text.startswith("griddepcontrol.wait"))
             chosen = machine.settings
             machine.settings = replace(chosen, removed=wait)
             execute(kernel, geometry, parameters, maps)
             machine.settings = chosen
-        else:
-            with mutant(kernel.program):
-                execute(kernel, geometry, parameters, maps)
 
     with mock.patch.object(machine, "execute", mutated):
         yield
-
-
-def mutant(program: Program) -> mock._patch[object]:
-    """The program without its wait."""
-    bind(program)
-    (wait,) = (step for step in program.steps if step.parts == ("griddepcontrol", "wait"))
-    return mock.patch.object(wait, "run", lambda lanes: None)
 
 
 @pytest.mark.parametrize("arch", DEVICES)
@@ -106,7 +93,7 @@ def test_a_wait_that_is_missing_is_noticed(arch: str, stage: str) -> None:
 def test_a_wait_that_is_missing_is_noticed_in_order_of_tokens(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_MARGIN", 0.0)
     monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
-    with interpreted("sm_90a", 2) as machine, without_wait(machine, stage, LISTED_STAGES):
+    with emulated("sm_90a", 2) as machine, without_wait(machine, stage, LISTED_STAGES):
         if stage == "zero":
             compare.require(machine.check("sparse_mla_bwd", LISTED))
             assert len(machine.launches) == len(LISTED_STAGES)
@@ -117,7 +104,7 @@ def test_a_wait_that_is_missing_is_noticed_in_order_of_tokens(stage: str, monkey
 
 
 def test_where_launches_cannot_be_dependent_they_are_ordinary() -> None:
-    with interpreted("sm_90a", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
+    with emulated("sm_90a", 2) as machine, mock.patch.object(driver, "has_dependent_launch", lambda index: False):
         compare.require(machine.check("sparse_mla_bwd", CASE))
         assert len(machine.launches) == len(STAGES) and not any(geometry.pdl for geometry in machine.launches)
 
@@ -129,7 +116,7 @@ def test_what_xla_may_record_is_launched_ordinarily() -> None:
     options = {name: p.default for name, p in declared("sparse_mla_bwd").options.items()}
     facts = {name: Facts(value.shape, value.dtype.name) for name, value in given.items()}
     call = Call.of(declared("sparse_mla_bwd"), facts, {**options, "deterministic": True})
-    with interpreted("sm_90a", 2) as machine:
+    with emulated("sm_90a", 2) as machine:
         arrays = [machine.array(given[name]) for name, _ in call.arrays]
         arrays += [machine.empty(tuple(map(int, made.shape)), np.dtype(made.dtype)) for _, made in call.results]
         runner = Runner.of(call, devices.cuda(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ import numpy.typing as npt
 import pytest
 from backward_plan_kit import LISTS, ORDERED, PROBLEM, planned
 
-from cupymla import arch, build
+from cupymla import arch
 from cupymla.build import KernelSource
-from cupymla.interpret import GlobalMemory, interpret, parse
 from cupymla.launch import Geometry
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, plan, sparse_mla_bwd, spec
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
+from cupymla_lab.emulate import load
+from cupymla_lab.emulate.host.memory import Arrays
+from cupymla_lab.emulated import Emulated, emulated
 
 HEADS = 65
-BLACKWELL = arch.named("sm_100a")
+BLACKWELL = arch.named("sm_100f")
 
 
 def test_blackwell_lists_the_slots_of_one_chunk_at_a_time() -> None:
@@ -81,8 +82,7 @@ def case_of(d_qk: int, topk: int, queries: int, tokens: int, **others: Any) -> M
     return sized(HEADS, d_qk, topk, queries, tokens, "_x", "options", deterministic=True, **others)
 
 
-def require_right(machine: Interpreted, case: MlaCase) -> None:
-    machine.races = "practice"
+def require_right(machine: Emulated, case: MlaCase) -> None:
     compare.require(machine.check("sparse_mla_bwd", case, seed=5))
 
 
@@ -95,13 +95,13 @@ def test_chunks_of_queries_add_up(d_qk: int, dtype: str, chunks_listed: int, mon
     case = case_of(d_qk, topk, 5, tokens, selection="duplicates", dtype=dtype, sink="finite")
     monkeypatch.setattr(plan, "PARTIAL_BYTES", 2 * topk * d_qk * 2)
     monkeypatch.setattr(plan, "LIST_BYTES", 4 * (2 * topk + tokens) * chunks_listed)
-    with interpreted("sm_90a", 2) as machine:
+    with emulated("sm_90a", 2) as machine:
         require_right(machine, case)
 
 
 @pytest.mark.compile
 def test_a_token_that_more_slots_name_than_are_sorted() -> None:
-    with interpreted("sm_90a", 2) as machine:
+    with emulated("sm_90a", 2) as machine:
         require_right(machine, case_of(512, 1100, 1, 1, selection="duplicates", sink="finite"))
 
 
@@ -120,8 +120,7 @@ def test_a_column_that_overflows_leaves_its_neighbours_alone(sign: int, monkeypa
     results = []
     for packs in (True, False):
         monkeypatch.setattr(plan, "PACKS_ROWS", packs)
-        with interpreted("sm_90a", 2) as machine:
-            machine.races = "practice"
+        with emulated("sm_90a", 2) as machine:
             _, dkv = machine.call(sparse_mla_bwd, **machine.arguments(given))
             results.append(dkv.get().astype(np.float32).reshape(30, 512))
     packed, plain = results
@@ -140,12 +139,13 @@ FIELDS = 1 << 14  # whole numbers from less this on
 def packed_and_back(columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """What the device's functions leave of vectors of eight columns."""
     packed, sums = np.zeros((len(columns), 4), np.uint32), np.zeros_like(columns)
-    memory = GlobalMemory()
+    memory = Arrays()
     arrays = {"columns": columns, "packed": packed, "sums": sums}
-    places = [memory.add(name, array, writable=name != "columns") for name, array in arrays.items()]
+    for name, array in arrays.items():
+        memory.add(name, array.ctypes.data, array.nbytes, writable=name != "columns")
     geometry = Geometry((len(columns) // THREADS, 1, 1), THREADS, 0, 1)
-    program = parse(build.ptx(PACKING), PACKING.entry)
-    interpret(program, geometry, [struct.pack("<Q", place) for place in places], memory)
+    places = [ctypes.c_uint64(array.ctypes.data) for array in arrays.values()]
+    load(PACKING, on="host").launch(geometry, places, arrays=memory)
     return sums
 
 

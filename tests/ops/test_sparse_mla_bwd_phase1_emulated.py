@@ -1,4 +1,4 @@
-"""The sm_100a kernel of sparse_mla_bwd_phase1 on the host emulator: its own plan and binding keep the comparison law.
+"""The sm_100f kernel of sparse_mla_bwd_phase1 on the host emulator: its own plan and binding keep the comparison law.
 
 Compiles, needs no GPU.
 """

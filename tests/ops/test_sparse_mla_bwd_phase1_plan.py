@@ -17,10 +17,10 @@ from sass_kit import machine_code, require_single_issuers
 from cupymla import InputError, UnsupportedError, arch, build, tensor
 from cupymla.ops.mla_cases import sized
 from cupymla.ops.sparse_mla_bwd_phase1 import cases, cuda, plan, spec
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulated import emulated
 
-BLACKWELL = arch.named("sm_100a")
+BLACKWELL = arch.named("sm_100f")
 
 
 def test_parameter_record_is_the_one_that_the_kernel_reads() -> None:
@@ -90,7 +90,7 @@ def test_targets_without_a_kernel(name: str) -> None:
 
 def test_calls_on_other_gpus_are_refused() -> None:
     """Said as UnsupportedError, with what would work, before anything is compiled."""
-    with interpreted("sm_90a", 4) as machine, pytest.raises(UnsupportedError, match=r"phase1.*sm_90a.*Blackwell.*CPU"):
+    with emulated("sm_90a", 4) as machine, pytest.raises(UnsupportedError, match=r"phase1.*sm_90a.*Blackwell.*CPU"):
         machine.run(Subject("sparse_mla_bwd_phase1"), cases.inputs(cases.CASES[0], 0))
 
 

@@ -19,8 +19,8 @@ from cupymla.ops.head_tiles import head_tiles
 from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.sparse_mla_bwd import cases, cuda, plan, spec
 from cupymla.ops.sparse_mla_bwd.launches import STAGES
-from cupymla.testing import against
 from cupymla.testing.operators import Subject
+from cupymla_lab import ab
 
 
 def test_parameter_record_is_the_one_that_the_kernels_read() -> None:
@@ -53,10 +53,9 @@ def test_every_query_is_attended_to_once(tokens: int, topk: int, heads: int, ord
     assert chosen.cluster == (2 if heads > plan.PASS_HEADS[1] else 1)
 
 
-@pytest.mark.parametrize("name", ["sm_100a", "sm_103a"])
 @pytest.mark.parametrize(("heads", "passes"), [(1, 1), (64, 1), (65, 1), (128, 1), (129, 2), (300, 3)])
-def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(name: str, heads: int, passes: int) -> None:
-    chosen = planned(target=arch.named(name), h_q=heads)
+def test_pairs_share_the_channels_of_64_or_128_heads_on_blackwell(heads: int, passes: int) -> None:
+    chosen = planned(target=arch.named("sm_100f"), h_q=heads)
     assert (chosen.cluster, chosen.passes, chosen.pass_heads) == (2, passes, 64 if heads <= 64 else 128)
     source = chosen.source("attention")
     assert source.path == "sparse_mla_bwd/sm100/sparse_mla_bwd.cu"
@@ -153,7 +152,7 @@ def test_parts_of_the_workspace_do_not_overlap() -> None:
 
 
 def test_fp32_gradients_are_summed_where_they_are_wanted() -> None:
-    for target, heads in ((HOPPER, 64), (arch.named("sm_100a"), 128)):
+    for target, heads in ((HOPPER, 64), (arch.named("sm_100f"), 128)):
         chosen = planned(replace(PROBLEM, dkv_dtype="float32"), target, h_q=heads)
         assert chosen.workspace.sums is None and chosen.workspace.bytes == 0
         assert [launch.stage for launch in chosen.launches()] == ["zero", "attention"]
@@ -188,8 +187,8 @@ def test_numbers_of_a_pair_are_those_of_its_kernel() -> None:
         ({"h_q": 200}, "sm_90a", (32, 3)),
         ({"h_q": 64}, "sm_90a", (64, 2)),
         ({"h_q": 16, "s_q": 4096, "s_kv": 8192, "topk": 2048}, "sm_90a", (16, 2)),
-        ({}, "sm_100a", (64, 3)),
-        ({"h_q": 64}, "sm_100a", (64, 3)),
+        ({}, "sm_100f", (64, 3)),
+        ({"h_q": 64}, "sm_100f", (64, 3)),
     ],
     ids=str,
 )
@@ -256,8 +255,8 @@ def test_variants_differ_only_in_what_a_stage_depends_on() -> None:
     scans = {plan.variant(HOPPER, stage="scan", d_qk=d, dtype=t) for d in (576, 512) for t in ("bfloat16", "float16")}
     assert len(scans) == 1
     attention = [source for source in plan.sources() if dict(source.defines)["CUPYMLA_STAGE"] == 0]
-    assert len(attention) == 3 * 16 + 8 + 4  # of neighbours, and of packed rows
-    blackwell = arch.named("sm_100a")
+    assert len(attention) == 2 * 16 + 8 + 4  # of neighbours, and of packed rows
+    blackwell = arch.named("sm_100f")
     assert plan.variant(blackwell, stage="scan", pass_heads=64) == plan.variant(
         blackwell, stage="scan", dtype="float16"
     )
@@ -278,17 +277,17 @@ def test_a_pair_makes_a_float32_dkv_from_its_sums() -> None:
     assert [dict(source.defines)["CUPYMLA_FP16"] for source in made.values()] == [0, 1, 2]
     assert set(made.values()) <= set(plan.sources("sm_90a"))
     others = {"pass_heads": 64}, {"queries": 4}, {"stage": "zero"}, {"stage": "attention"}
-    for target, other in (("sm_100a", {}), ("sm_103a", {}), *(("sm_90a", other) for other in others)):
+    for target, other in (("sm_100f", {}), *(("sm_90a", other) for other in others)):
         with pytest.raises(InputError, match="'bfloat16' or 'float16', got") as caught:
             plan.variant(arch.named(target), **(numbers | other), dtype="float32")
         assert caught.value.argument == "dtype"
-    assert {dict(source.defines)["CUPYMLA_FP16"] for source in plan.sources("sm_100a")} == {0, 1}
+    assert {dict(source.defines)["CUPYMLA_FP16"] for source in plan.sources("sm_100f")} == {0, 1}
 
 
 def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
     with pytest.raises(UnsupportedError, match="heads"):
         planned(batch=2**10, s_q=2**20)
-    blackwell = arch.named("sm_100a")
+    blackwell = arch.named("sm_100f")
     planned(target=blackwell, s_q=2**30 - 1, h_q=1)
     with pytest.raises(UnsupportedError, match="heads"):
         planned(target=blackwell, s_q=2**30, h_q=1)
@@ -307,7 +306,7 @@ def test_a_pair_is_given_no_more_slots_than_it_can_count() -> None:
     with pytest.raises(UnsupportedError, match=f"up to {plan.PAIR_SLOTS} with more than 64 heads"):
         planned(topk=plan.PAIR_SLOTS + 1, h_q=65)
     planned(topk=plan.PAIR_SLOTS + 1, h_q=64)
-    planned(target=arch.named("sm_100a"), topk=plan.PAIR_SLOTS + 1, h_q=65)
+    planned(target=arch.named("sm_100f"), topk=plan.PAIR_SLOTS + 1, h_q=65)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_89", "sm_90"])
@@ -404,7 +403,7 @@ def test_neighbours_take_their_rows_together_where_that_pays(sizes: dict[str, ob
     source = chosen.source("attention")
     assert source.entry == (plan.JOINT if queries > 1 else "sparse_mla_bwd")
     assert not attention or attention[-1].query_end == -(-chosen.tokens // queries)
-    assert planned(target=arch.named("sm_100a"), **(MANY | sizes)).queries == 1
+    assert planned(target=arch.named("sm_100f"), **(MANY | sizes)).queries == 1
 
 
 def test_lists_are_made_between_the_chunks_of_bunches() -> None:
@@ -477,7 +476,7 @@ def test_rows_are_taken_in_order_where_that_finds_more_of_them_in_l2(sizes: dict
     chosen = planned(**(LONG | sizes))
     assert chosen.in_order == in_order
     assert ("sort" in [launch.stage for launch in chosen.launches()]) == in_order
-    assert not planned(target=arch.named("sm_100a"), **(LONG | sizes)).in_order
+    assert not planned(target=arch.named("sm_100f"), **(LONG | sizes)).in_order
 
 
 def test_cases_of_this_order_are_run_in_it() -> None:
@@ -493,7 +492,7 @@ def test_cases_of_this_order_are_run_in_it() -> None:
     order = [case for case in cases.CASES if case.intent == "order"]
     shapes = [case for case in cases.CASES if case.intent == "shapes"]
     for case in (*order, *shapes):
-        with against.chosen(subject, kernel, case):
+        with ab.chosen(subject, kernel, case):
             assert all(in_order(case, n) == (case in order) for n in (1, 3, 132)), case.name
     assert [in_order(case, 132) for case in order] == [False] * (len(order) - 1) + [True]
 
@@ -568,8 +567,8 @@ def test_limits_of_lists_are_those_that_the_kernel_has_room_for() -> None:
 
 @pytest.mark.parametrize("stage", plan.ORDER_STAGES)
 def test_blackwell_has_no_order_of_tokens(stage: str) -> None:
-    with pytest.raises(InputError, match="on sm_100a"):
-        raw_module("sparse_mla_bwd", arch="sm_100a", stage=stage)
+    with pytest.raises(InputError, match="on sm_100f"):
+        raw_module("sparse_mla_bwd", arch="sm_100f", stage=stage)
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,19 @@ from cupymla import driver
 from cupymla.errors import InputError
 from cupymla.ops.mla_cases import MlaCase
 from cupymla.ops.sparse_mla_bwd import cases, sparse_mla_bwd
-from cupymla.testing.interpreted import Interpreted, interpreted, kind_of
+from cupymla_lab.emulated import Emulated, emulated, kind_of
 
 CASE = next(case for case in cases.CASES if case.name == "h16_d576_k65_q6_kv200_det")
 EMPTY = next(case for case in cases.CASES if case.name == "h16_d576_k65_q0_kv100")  # no query, and sums all the same
 
 
-def arguments(machine: Interpreted, case: MlaCase = CASE) -> dict[str, Any]:
+def arguments(machine: Emulated, case: MlaCase = CASE) -> dict[str, Any]:
     return machine.arguments(cases.inputs(case, 0))
 
 
 @pytest.mark.compile
 def test_kernels_work_in_the_callers_memory() -> None:
-    with interpreted(multiprocessors=3) as machine:
+    with emulated(multiprocessors=3) as machine:
         given = arguments(machine)
         expected = [array.get().tobytes() for array in machine.call(sparse_mla_bwd, **given)]
         size = machine.call(sparse_mla_bwd.workspace_bytes, **given)
@@ -42,7 +42,7 @@ def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, mo
     """A graph goes on writing to it; without one its memory goes back at once."""
     made: list[weakref.ref[object]] = []
 
-    with interpreted(multiprocessors=3) as machine:
+    with emulated(multiprocessors=3) as machine:
         allocate = machine._cupy.ndarray
 
         def watched(shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Any:
@@ -64,7 +64,7 @@ def test_the_workspace_of_a_captured_call_is_kept(capturing: bool, own: bool, mo
 
 @pytest.mark.compile
 def test_too_small_a_workspace_is_refused_before_anything_is_launched() -> None:
-    with interpreted(multiprocessors=3) as machine:
+    with emulated(multiprocessors=3) as machine:
         given = arguments(machine)
         size = machine.call(sparse_mla_bwd.workspace_bytes, **given)
         small = machine.empty((size - 1,), np.dtype(np.uint8), "workspace")

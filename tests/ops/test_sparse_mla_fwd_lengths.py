@@ -3,15 +3,12 @@ one of them has read, or they would wait for each other for ever."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.mla_cases import sized
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject
+from cupymla_lab.emulated import emulated
 
 SUBJECT = Subject("sparse_mla_fwd")
 # Heads, queries and multiprocessors: CTAs of 64 heads and of few; several that share a query's slots.
@@ -25,26 +22,21 @@ KERNELS = [
 @pytest.mark.compile
 @pytest.mark.parametrize(("heads", "queries", "multiprocessors"), KERNELS)
 def test_lengths_that_change_under_way_leave_the_lanes_in_agreement(
-    heads: int, queries: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, queries: int, multiprocessors: int
 ) -> None:
     inputs = SUBJECT.cases.inputs(sized(heads, 512, 300, queries, 300, "_changing", "masks", selection="full"), 1)
     inputs["topk_length"] = np.full(queries, 300, np.int32)
-    rng, load, readings = np.random.default_rng(0), GlobalMemory.load, 0
-    with interpreted("sm_90a", multiprocessors) as machine:
+    rng, readings = np.random.default_rng(0), 0
+    with emulated("sm_90a", multiprocessors) as machine:
         given = machine.arguments(inputs, SUBJECT.written)
-        begin = given["topk_length"].data.ptr
+        lengths = given["topk_length"]
 
-        def changing(self: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
+        def changing(address: int, size: int, loads: bool, stores: bool) -> None:
             nonlocal readings
-            values = load(self, address, dtype, count)
-            lengths_read = (address >= begin) & (address < begin + 4 * queries)
-            if lengths_read.any():
-                # Another one for every thread that reads.
-                values = values.copy()
-                values[lengths_read] = rng.integers(0, 301, size=values[lengths_read].shape)
-                readings += int(lengths_read.sum())
-            return values
+            # Another one for every thread that reads.
+            lengths.host[...] = rng.integers(0, 301, size=queries)
+            readings += 1
 
-        monkeypatch.setattr(GlobalMemory, "load", changing)
+        machine.watch(lengths, changing)
         machine.call(SUBJECT.call, **given)
     assert readings > 0

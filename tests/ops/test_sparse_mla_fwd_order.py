@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from writer_kit import turns_of_a_call
+from writer_kit import uses_in_a_call
 
 import cupymla
 from cupymla import arch, driver
@@ -20,9 +20,9 @@ from cupymla.ops.mla_cases import MlaCase, sized
 from cupymla.ops.rows_in_order import first_of_those
 from cupymla.ops.sparse_mla_fwd import cases, order, plan, spec
 from cupymla.testing import compare
-from cupymla.testing.interpreted import Interpreted, interpreted
 from cupymla.testing.operators import Subject
-from cupymla.testing.without_gpu import small_cases
+from cupymla_lab.emulated import Emulated, emulated
+from cupymla_lab.without_gpu import small_cases
 
 SUBJECT = Subject("sparse_mla_fwd")
 SOURCES = Path(cupymla.__file__).parent.parent / "cuda" / "sparse_mla_fwd" / "sm90"
@@ -30,11 +30,10 @@ MULTIPROCESSORS = 2
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreted]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
     """A machine on which queries take their rows in order wherever they can."""
     monkeypatch.setattr(plan, "_ORDER_GAIN", -1.0)
-    with interpreted(multiprocessors=MULTIPROCESSORS, seed=5) as made:
-        made.strict = True
+    with emulated(multiprocessors=MULTIPROCESSORS, seed=5) as made:
         yield made
         assert set(made.launched) <= {"sparse_mla_fwd"}
 
@@ -43,7 +42,7 @@ def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCas
     return sized(h, d, k, q, kv, "_x", "order", **traits)
 
 
-def lists(machine: Interpreted, given: dict[str, Any]) -> list[list[int]]:
+def lists(machine: Emulated, given: dict[str, Any]) -> list[list[int]]:
     """What the stage lists for each query."""
     arguments = machine.arguments(given, SUBJECT.written)
     _, problem = spec.read(**given)
@@ -142,14 +141,14 @@ def test_twins_agree() -> None:
     [case for case in small_cases(SUBJECT) if case.intent not in ("parts", "scales")][::2],
     ids=lambda case: case.name,
 )
-def test_results_agree_with_the_reference(machine: Interpreted, problem: MlaCase) -> None:
+def test_results_agree_with_the_reference(machine: Emulated, problem: MlaCase) -> None:
     given = SUBJECT.cases.inputs(problem, 11)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("traits", [{}, {"lengths": "hostile", "batch": 2}, {"causal": True, "q_start": 90}])
-def test_lists_are_the_valid_tokens_in_order(machine: Interpreted, traits: dict[str, Any]) -> None:
+def test_lists_are_the_valid_tokens_in_order(machine: Emulated, traits: dict[str, Any]) -> None:
     given = cases.inputs(case(5, 4, 70, 200, **traits), 3)
     indices = given["indices"].reshape(-1, 70)
     lengths = np.broadcast_to(given.get("topk_length", np.int32(70)), given["indices"].shape[:-1]).reshape(-1)
@@ -162,7 +161,7 @@ def test_lists_are_the_valid_tokens_in_order(machine: Interpreted, traits: dict[
 
 
 @pytest.mark.compile
-def test_tokens_that_come_again_are_behind_the_others(machine: Interpreted) -> None:
+def test_tokens_that_come_again_are_behind_the_others(machine: Emulated) -> None:
     given = cases.inputs(case(2, 3, 90, 4000), 3)
     given["indices"] = np.random.default_rng(1).integers(0, 64, (3, 90)).astype(np.int32) * 61
     found = lists(machine, given)
@@ -172,7 +171,7 @@ def test_tokens_that_come_again_are_behind_the_others(machine: Interpreted) -> N
 
 
 @pytest.mark.compile
-def test_the_same_bits_whatever_comes_first(machine: Interpreted) -> None:
+def test_the_same_bits_whatever_comes_first(machine: Emulated) -> None:
     """Which of the slots that name a token is first is left to chance; nothing that is listed shows it."""
     given = cases.inputs(case(16, 3, 130, 60, selection="duplicates"), 3)
     given["indices"] = np.random.default_rng(1).integers(0, 60, (3, 130)).astype(np.int32)
@@ -186,16 +185,16 @@ def test_the_same_bits_whatever_comes_first(machine: Interpreted) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("heads", [5, 70])
-def test_indices_and_lengths_may_change_while_it_runs(machine: Interpreted, heads: int) -> None:
+def test_indices_and_lengths_may_change_while_it_runs(machine: Emulated, heads: int) -> None:
     """No hang, and no access out of bounds, whatever they hold by then."""
     given = SUBJECT.cases.inputs(case(heads, 5, 70, 400, lengths="hostile"), 2)
     arguments = machine.arguments(given, SUBJECT.written)
     limits = {"indices": 400, "topk_length": 71}
-    assert sum(turns_of_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 500
+    assert sum(uses_in_a_call(machine, SUBJECT.call, arguments, limits, plan.ORDER_TOKENS)) > 500
 
 
 @pytest.mark.compile
-def test_too_small_a_workspace_is_refused_before_anything_is_launched(machine: Interpreted) -> None:
+def test_too_small_a_workspace_is_refused_before_anything_is_launched(machine: Emulated) -> None:
     arguments = machine.arguments(cases.inputs(case(5, 4, 70, 200), 3))
     size = machine.call(SUBJECT.call.workspace_bytes, **arguments)
     small = machine.empty((size - 1,), np.dtype(np.uint8), "workspace")
@@ -208,7 +207,7 @@ def test_too_small_a_workspace_is_refused_before_anything_is_launched(machine: I
 @pytest.mark.compile
 @pytest.mark.parametrize("capturing", [False, True])
 def test_the_workspace_of_a_captured_call_is_kept(
-    machine: Interpreted, capturing: bool, monkeypatch: pytest.MonkeyPatch
+    machine: Emulated, capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cupymla.ops import gpu
 

@@ -153,7 +153,7 @@ def test_grid_limit_is_an_error_before_anything_is_launched() -> None:
         plan.plan(replace(MLA, batch=2**10, s_q=2**20), arch.named("sm_90a"), 132)
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100a"])
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100f"])
 def test_other_architectures_are_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
         plan.plan(MLA, arch.named(name), 132)

@@ -3,12 +3,14 @@ chance, so that the comparison law leaves little room. In the interpreter."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cupymla.ops.xl_paged_attention.cases import make
-from cupymla.ptx.approximation import Approximation
 from cupymla.testing import compare
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.emulated import emulated
+from cupymla_lab.ptx.approximation import Approximation
 
 FEW = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "context_lens": (37, 5), "kv_layout": "NHD"}
 
@@ -25,8 +27,8 @@ DRAWS = [
 @pytest.mark.parametrize(("dtype", "kv_dtype", "scales", "seed"), DRAWS)
 def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximation: Approximation) -> None:
     case = make("dtypes", "few", **FEW, dtype=dtype, kv_dtype=kv_dtype, scales=scales)
-    with interpreted("sm_90a", 1 + seed % 3, seed=1) as machine:
-        machine.approximation = approximation
+    with emulated("sm_90a", 1 + seed % 3, seed=1) as machine:
+        machine.settings = replace(machine.settings, approximation=approximation)
         compare.require(machine.check("xl_paged_attention", case, seed))
 
 
@@ -34,6 +36,6 @@ def test_few_rows(dtype: str, kv_dtype: str, scales: str, seed: int, approximati
 def test_sums_that_become_lse_of_16_bit_queries() -> None:
     """Weights that warps' and CTAs' sums are added with would show as well."""
     case = make("dtypes", "few", **FEW, dtype="bfloat16", kv_dtype="float8_e4m3fn", scales="head")
-    with interpreted("sm_90a", 2, seed=1) as machine:
-        machine.approximation = "scattered"
+    with emulated("sm_90a", 2, seed=1) as machine:
+        machine.settings = replace(machine.settings, approximation="scattered")
         compare.require(machine.check("xl_paged_attention", case, 1))

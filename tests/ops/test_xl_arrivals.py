@@ -9,8 +9,8 @@ import pytest
 from xl_kit import named, workspaces
 
 from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import as_tuple
+from cupymla_lab.emulated import emulated
 
 # Of a few CTAs and of many, which all share sequences. The largest workspace first: all others find room in it.
 NAMES = ("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero", "gqa4-2x64_b1_c64_fp32_fp8_four_rows")
@@ -24,7 +24,7 @@ def test_every_launch_takes_one_turn(before: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plan, "_FEW_GAIN", -1e9)
     made = workspaces(monkeypatch)
     chosen = [named(name) for name in NAMES]
-    with interpreted(multiprocessors=7) as machine:
+    with emulated(multiprocessors=7) as machine:
         given = [machine.arguments(cases.inputs(case, 0)) for case in chosen]
         results: list[list[bytes]] = [[], []]
 

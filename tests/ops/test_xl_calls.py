@@ -21,7 +21,7 @@ from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_page
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
-from cupymla.testing.interpreted import DeviceArray, Interpreted, interpreted
+from cupymla_lab.emulated import DeviceArray, Emulated, emulated
 
 pytestmark = pytest.mark.compile
 
@@ -29,12 +29,12 @@ SMALL: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "co
 
 
 @pytest.fixture
-def machine() -> Iterator[Interpreted]:
-    with interpreted("sm_90a", 2) as made:
+def machine() -> Iterator[Emulated]:
+    with emulated("sm_90a", 2) as made:
         yield made
 
 
-def require_each_right(machine: Interpreted, calls: list[dict[str, Any]]) -> None:
+def require_each_right(machine: Emulated, calls: list[dict[str, Any]]) -> None:
     """Every call, one after the other in one thread, gives what the reference gives."""
     arguments = [machine.arguments(host) for host in calls]
     results = machine.call(lambda: [xl_paged_attention(**each, return_lse=True) for each in arguments])
@@ -48,7 +48,7 @@ def require_each_right(machine: Interpreted, calls: list[dict[str, Any]]) -> Non
         )
 
 
-def test_a_scale_is_that_of_its_own_call(machine: Interpreted) -> None:
+def test_a_scale_is_that_of_its_own_call(machine: Emulated) -> None:
     """Numbers for k_scale and v_scale may change from call to call."""
     host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
@@ -56,7 +56,7 @@ def test_a_scale_is_that_of_its_own_call(machine: Interpreted) -> None:
     require_each_right(machine, [{**host, "k_scale": k, "v_scale": v} for k, v in scales])
 
 
-def test_scales_in_memory_are_read_where_each_call_has_them(machine: Interpreted) -> None:
+def test_scales_in_memory_are_read_where_each_call_has_them(machine: Emulated) -> None:
     host = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype="float8_e4m3fn"), seed=1)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "k_scale", "v_scale")}
     scales = ((0.5, 2.0), (0.125, 2.0), (0.5, 0.25), (0.125, 0.25))
@@ -66,7 +66,7 @@ def test_scales_in_memory_are_read_where_each_call_has_them(machine: Interpreted
     )
 
 
-def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
+def test_u_does_not_pass_for_v(machine: Emulated) -> None:
     """pos_bias_u and pos_bias_v have the same shape; a call with one is not a call with the other."""
     host = inputs(make("options", **SMALL, dtype="float32"), seed=2)
     host = {name: value for name, value in host.items() if name not in ("return_lse", "pos_bias_u", "pos_bias_v")}
@@ -77,7 +77,7 @@ def test_u_does_not_pass_for_v(machine: Interpreted) -> None:
 
 
 def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
-    machine: Interpreted, monkeypatch: pytest.MonkeyPatch
+    machine: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other arrays of the same layouts, other scales: what is remembered serves them all."""
     fields: dict[str, Any] = {
@@ -107,7 +107,7 @@ def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
     assert sorted(done) == ["laid out", "laid out", "read"]
 
 
-def test_a_remembered_layout_does_not_excuse_an_address(machine: Interpreted) -> None:
+def test_a_remembered_layout_does_not_excuse_an_address(machine: Emulated) -> None:
     """Alignment and overlap are new questions in every call."""
     host = {**inputs(make("options", **SMALL, dtype="float32"), seed=7)}
     arguments = machine.arguments(host)
@@ -145,7 +145,7 @@ def test_any_number_of_parts_is_put_together(monkeypatch: pytest.MonkeyPatch, nu
         "head_size": 64,
         "context_lens": (40 * 32 - 5,),
     }
-    with interpreted("sm_90a", 132, resident=3) as wide:
+    with emulated("sm_90a", 132) as wide:
         compare.require(wide.check("xl_paged_attention", make("options", **fields)))
         assert [geometry.grid[0] for geometry in wide.launches] == [number]
 
@@ -166,7 +166,7 @@ def test_parts_may_be_large_and_small(
     shares = 6 * plan._LARGE_PART + 4
     tiles = [-(-length // 32) for length in context_lens]
     assert (4 * sum(tiles) < shares or len(set(tiles)) == 1) == large_only
-    with interpreted("sm_90a", 3) as small:
+    with emulated("sm_90a", 3) as small:
         compare.require(small.check("xl_paged_attention", make("options", **fields, context_lens=context_lens)))
         assert [geometry.grid[0] for geometry in small.launches] == [6 if 4 * sum(tiles) < shares else 10]
 
@@ -182,7 +182,7 @@ def test_short_sequences_in_wide_block_tables(monkeypatch: pytest.MonkeyPatch, c
     take_for_long(monkeypatch)
     fields: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64, "bias": "dense"}
     case = make("options", **fields, context_lens=context_lens, max_blocks=70)
-    with interpreted("sm_90a", 3) as small:
+    with emulated("sm_90a", 3) as small:
         compare.require(small.check("xl_paged_attention", case))
         assert [geometry.grid[0] for geometry in small.launches] == [10]
 
@@ -190,7 +190,7 @@ def test_short_sequences_in_wide_block_tables(monkeypatch: pytest.MonkeyPatch, c
 # Limits of GPUs and of numbers --------------------------------------------------------------------------------------
 
 
-def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -> None:
+def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Emulated) -> None:
     """The kernel rounds a length up to a whole tile in 32 bits; nothing that it gets may be longer than that allows."""
     host = inputs(make("options", **SMALL, dtype="float32", block_size=256), seed=6)
     host["block_tables"] = np.zeros((2, 2**23), np.int32)
@@ -199,7 +199,7 @@ def test_tables_that_name_more_keys_than_a_kernel_counts(machine: Interpreted) -
 
 
 @pytest.mark.parametrize("columns", [2, 200])
-def test_a_fused_bias_takes_the_memory_that_the_readme_says(machine: Interpreted, columns: int) -> None:
+def test_a_fused_bias_takes_the_memory_that_the_readme_says(machine: Emulated, columns: int) -> None:
     """One fp32 number for each head and distance that there can be, beside the parts of the same call without it."""
     host = inputs(make("options", **SMALL, bias="fused", extent=100), seed=8)
     host["block_tables"] = np.zeros((2, columns), np.int32)
@@ -211,7 +211,7 @@ def test_a_fused_bias_takes_the_memory_that_the_readme_says(machine: Interpreted
 def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads code for sm_80, whose SMs have 164 KB of shared memory, and has 100 KB itself, 99 of them for a CTA."""
     fields: dict[str, Any] = {**SMALL, "head_size": 256, "dtype": "float16", "bias": "alibi"}
-    with interpreted("sm_80", 2) as small:
+    with emulated("sm_80", 2) as small:
         with monkeypatch.context() as patch:
             patch.setattr(driver, "compute_capability", lambda index: (8, 6))
             compare.require(small.check("xl_paged_attention", make("options", **fields)))
@@ -220,7 +220,7 @@ def test_compute_capability_8_6_gets_a_kernel_that_fits(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("dtype", "preferred"), [("bfloat16", 1), ("float32", 0)])
 def test_only_kernels_that_keep_tiles_in_shared_memory_take_it_from_l1(
-    machine: Interpreted, monkeypatch: pytest.MonkeyPatch, dtype: str, preferred: int
+    machine: Emulated, monkeypatch: pytest.MonkeyPatch, dtype: str, preferred: int
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(driver, "prefer_shared_memory", asked.append)
@@ -239,7 +239,7 @@ class Streams:
         ids: of streams that are not the first ones at their address.
     """
 
-    def __init__(self, machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captures: dict[int, int] = {}
         self.ids: dict[int, int] = {}
         self.done: list[tuple[str, int]] = []
@@ -257,15 +257,15 @@ class Streams:
 
 
 @pytest.fixture
-def streams(machine: Interpreted, monkeypatch: pytest.MonkeyPatch) -> Streams:
+def streams(machine: Emulated, monkeypatch: pytest.MonkeyPatch) -> Streams:
     return Streams(machine, monkeypatch)
 
 
-def plain_call(machine: Interpreted) -> dict[str, Any]:
+def plain_call(machine: Emulated) -> dict[str, Any]:
     return machine.arguments(inputs(make("options", **SMALL, dtype="float32"), seed=5))
 
 
-def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpreted, streams: Streams) -> None:
+def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Emulated, streams: Streams) -> None:
     """A captured workspace is kept for good, so there must not be one for each call."""
     arguments = plain_call(machine)
 
@@ -280,7 +280,7 @@ def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Interpr
     assert len(set(streams.zeroed)) == 4, "graphs may run at the same time, as may a graph's streams"
 
 
-def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Interpreted, streams: Streams) -> None:
+def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Emulated, streams: Streams) -> None:
     """No capture comes again: what a thread remembers of ended ones is bounded, and costs no stream its workspace."""
     arguments = plain_call(machine)
     captures = 2 * gpu._MEMO_LIMIT
@@ -303,7 +303,7 @@ def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Interprete
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_captured_workspace_outlives_its_thread(
-    machine: Interpreted, streams: Streams, monkeypatch: pytest.MonkeyPatch, captured: bool
+    machine: Emulated, streams: Streams, monkeypatch: pytest.MonkeyPatch, captured: bool
 ) -> None:
     """The graph may be launched when the thread that captured it is gone, and what it remembered with it."""
     made: list[weakref.ref[cuda.Workspace]] = []
@@ -323,7 +323,7 @@ def test_a_captured_workspace_outlives_its_thread(
 
 
 def test_calls_on_the_current_stream_have_its_workspace(
-    machine: Interpreted, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    machine: Emulated, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that comes again is as new to another stream, or to a capture, as the first."""
     arguments = plain_call(machine)
@@ -345,7 +345,7 @@ def test_calls_on_the_current_stream_have_its_workspace(
     assert len(set(streams.zeroed)) == 3
 
 
-def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Interpreted, streams: Streams) -> None:
+def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Emulated, streams: Streams) -> None:
     arguments = plain_call(machine)
 
     def calls() -> None:
@@ -358,7 +358,7 @@ def test_a_new_stream_at_an_old_address_gets_a_workspace_of_its_own(machine: Int
     assert len(set(streams.zeroed)) == 2, "the new one is made before the old one is given back"
 
 
-def test_a_prepared_call_waits_for_its_zeros(machine: Interpreted, streams: Streams) -> None:
+def test_a_prepared_call_waits_for_its_zeros(machine: Emulated, streams: Streams) -> None:
     """Its first run may be on another stream, which nothing orders behind the one it was prepared on."""
     prepared = xl_paged_attention.prepare(**plain_call(machine), stream=0x50)
     assert streams.done == [("zero", 0x50), ("wait", 0x50)]
@@ -366,7 +366,7 @@ def test_a_prepared_call_waits_for_its_zeros(machine: Interpreted, streams: Stre
     assert len(streams.done) == 2
 
 
-def test_a_call_that_is_prepared_in_a_capture_does_not_wait(machine: Interpreted, streams: Streams) -> None:
+def test_a_call_that_is_prepared_in_a_capture_does_not_wait(machine: Emulated, streams: Streams) -> None:
     """Waiting for a stream that is being captured ends the capture."""
     streams.captures[0x50] = 7
     xl_paged_attention.prepare(**plain_call(machine), stream=0x50)

@@ -15,8 +15,8 @@ import pytest
 
 from cupymla.ops.xl_paged_attention import copy_blocks, matrix_bd, rel_shift, reshape_and_cache
 from cupymla.ops.xl_paged_attention.cases import INT32_MAX, INT32_MIN, lay_out
-from cupymla.testing.emulated import emulated
 from cupymla.testing.operators import as_tuple
+from cupymla_lab.emulated import emulated
 
 pytestmark = pytest.mark.compile
 

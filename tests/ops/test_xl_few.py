@@ -19,13 +19,12 @@ from xl_kit import MULTIPROCESSORS, PROBLEM, SHARED_CLUSTERS, SHARED_UNITS, name
 
 from cupymla import UnsupportedError, arch, build
 from cupymla.build import KernelSource
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.launch import Geometry, check
 from cupymla.ops.xl_paged_attention import cases, cuda, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.spec import NAME
 from cupymla.testing import compare
-from cupymla.testing.interpreted import interpreted
 from cupymla.testing.operators import Subject, as_tuple
+from cupymla_lab.emulated import Emulated, emulated
 
 HOPPER = arch.named("sm_90a")
 FACTS = {"rows": 16, "tile": 16, "most_clusters": 16, "shared_ctas": 96}
@@ -65,7 +64,7 @@ def test_clusters_that_wait_for_others_count() -> None:
 @pytest.mark.compile
 def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
     """As on a part of a GPU."""
-    with interpreted("sm_90a", 7) as machine:
+    with emulated("sm_90a", 7) as machine:
         compare.require(machine.check(NAME, named("gqa16-1x64_b1_c3000_dense_clusters")))
         assert set(machine.launched) == {NAME}
 
@@ -78,8 +77,7 @@ def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
         ("sm_90a", {"block_size": 8}),
         ("sm_80", {}),
         ("sm_89", {}),
-        ("sm_100a", {}),
-        ("sm_103a", {}),
+        ("sm_100f", {}),
     ],
 )
 @pytest.mark.usefixtures("forced")
@@ -231,37 +229,40 @@ def test_a_kernel_says_what_the_plan_takes_for_granted(source: KernelSource) -> 
 
 
 class Traffic:
-    """What kernels store in a range of memory, in order, and how often they load each of its bytes."""
+    """What kernels store in ranges of memory, in order, and how often they load each of its bytes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loads: list[tuple[Any, int]] = []
+    def __init__(self, machine: Emulated, *ranges: tuple[int, int]) -> None:
+        self.loads: list[tuple[int, int]] = []
         self.stores: list[tuple[int, int]] = []
-        load, store = GlobalMemory.load, GlobalMemory.store
+        self._stored: int | None = None
+        for base, size in ranges:
+            machine.watch_memory(base, size, self._look)
 
-        def loading(memory: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
-            self.loads.append((address.copy(), dtype.itemsize * count))
-            return load(memory, address, dtype, count)
+    def _look(self, address: int, size: int, loads: bool, stores: bool) -> None:
+        self.settle()
+        if loads:
+            self.loads.append((address, size))
+        if stores:
+            self._stored = address
 
-        def storing(memory: GlobalMemory, address: Any, data: Any) -> None:
-            words = np.ascontiguousarray(data).view(np.uint8).reshape(len(data), -1)[:, :4]
-            numbers = np.pad(words, ((0, 0), (0, 4 - words.shape[1]))).copy().view(np.uint32)[:, 0]
-            self.stores += zip(address.tolist(), numbers.tolist(), strict=True)
-            store(memory, address, data)
-
-        monkeypatch.setattr(GlobalMemory, "load", loading)
-        monkeypatch.setattr(GlobalMemory, "store", storing)
+    def settle(self) -> None:
+        """Read what the last store has left, which is looked at before it happens."""
+        if self._stored is not None:
+            self.stores.append((self._stored, ctypes.c_uint32.from_address(self._stored).value))
+        self._stored = None
 
     def reads(self, array: Any) -> Any:
         """For each byte of a contiguous array, by its first axis, how often it was loaded."""
         size = array.host.nbytes
         counts = np.zeros(size, np.int64)
         for address, width in self.loads:
-            inside = address[(address >= array.data.ptr) & (address < array.data.ptr + size)] - array.data.ptr
-            np.add.at(counts, inside[:, None] + np.arange(width), 1)
+            if array.data.ptr <= address < array.data.ptr + size:
+                counts[address - array.data.ptr : address - array.data.ptr + width] += 1
         return counts.reshape(len(array.host), -1)
 
     def stored(self, begin: int, size_bytes: int) -> list[tuple[int, int]]:
         """(offset, first word) of each store there."""
+        self.settle()
         return [(at - begin, number) for at, number in self.stores if begin <= at < begin + size_bytes]
 
 
@@ -287,10 +288,11 @@ def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytes
     found: list[tuple[bytes, ...]] = []
     orders: list[tuple[int, ...]] = []
     outputs: tuple[Any, ...] = ()
-    with interpreted(multiprocessors=MULTIPROCESSORS, resident=6) as machine:
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         run = machine.call(xl_paged_attention.prepare, **machine.arguments(inputs))
         (workspace,) = made
-        at, size = counters(workspace, machine.programs[0].facts)
+        at, size = counters(workspace, machine.kernels[0].facts)
+        traffic = Traffic(machine, (at, size), (workspace.partials, workspace.size_bytes))
         for seed in (0, 11, 12):
             if outputs:
                 # What was written once may be read again: now all of it is NaN.
@@ -298,9 +300,8 @@ def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytes
                 for output in outputs:
                     output.host.view(np.uint8)[...] = 0xFF
             machine.seed = seed
-            with monkeypatch.context() as patch:
-                traffic = Traffic(patch)
-                outputs = as_tuple(machine.call(run))
+            traffic.stores.clear()
+            outputs = as_tuple(machine.call(run))
             found.append(tuple(output.get().tobytes() for output in outputs))
             # A counter of each warp, counted up by each cluster but the last, which leaves zero.
             of_counter: dict[int, list[int]] = {}
@@ -324,7 +325,7 @@ def test_the_same_bits_and_counters_at_zero_after_each_launch(monkeypatch: pytes
 @pytest.mark.usefixtures("forced")
 def test_most_ctas_without_a_tile(keys: int) -> None:
     """Where the table has room for more, whole clusters have nothing to add."""
-    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         compare.require(machine.check(NAME, shared(keys)))
         assert machine.launched == [plan.FEW] and machine.launches[0].grid == (SHARED_CTAS, 1, 1)
 
@@ -332,12 +333,13 @@ def test_most_ctas_without_a_tile(keys: int) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("kv_layout", ["vllm", "NHD"])
 @pytest.mark.usefixtures("forced")
-def test_each_key_is_read_once(kv_layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_key_is_read_once(kv_layout: str) -> None:
     """By one of the CTAs that share a unit; a unit's second block of query heads reads them again."""
     case = shared(1104, kv_layout)  # full blocks: a page is read as a whole
-    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         arguments = machine.arguments(cases.inputs(case, 0))
-        traffic = Traffic(monkeypatch)
+        caches = [arguments[name] for name in ("k_cache", "v_cache")]
+        traffic = Traffic(machine, *((cache.data.ptr, cache.host.nbytes) for cache in caches))
         machine.call(xl_paged_attention, **arguments)
         assert machine.launched == [plan.FEW]
     used = arguments["block_tables"].host[0, : 1104 // 16]
@@ -352,7 +354,7 @@ def test_both_kernels_take_turns_in_one_workspace(monkeypatch: pytest.MonkeyPatc
     made = workspaces(monkeypatch)
     chosen = {plan.FEW: (shared(60), 1e9), NAME: (named("gqa4-2x64_b4_c0-90_rel24_bfloat16_NHD_zero"), -1e9)}
     subject = Subject(NAME)
-    with interpreted(multiprocessors=MULTIPROCESSORS) as machine:
+    with emulated(multiprocessors=MULTIPROCESSORS) as machine:
         inputs = {name: cases.inputs(case, 0) for name, (case, _) in chosen.items()}
         arguments = {name: machine.arguments(given) for name, given in inputs.items()}
         results: dict[str, list[tuple[bytes, ...]]] = {name: [] for name in chosen}

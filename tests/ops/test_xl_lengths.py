@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from xl_kit import named, take_for_long
 
-from cupymla.interpret.memory import GlobalMemory
 from cupymla.ops.xl_paged_attention import cases, plan, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import XlCase, make
-from cupymla.testing.interpreted import interpreted
+from cupymla_lab.emulate.host.memory import Arrays
+from cupymla_lab.emulated import emulated
 
 
 class Call(NamedTuple):
@@ -58,40 +58,34 @@ def test_lengths_that_change_under_way(call: Call, seed: int, monkeypatch: pytes
     if call.long:
         take_for_long(monkeypatch)
     rng = np.random.default_rng(seed)
-    load, add_range = GlobalMemory.load, GlobalMemory.add_range
+    add = Arrays.add
 
-    def initialised(self: GlobalMemory, name: str, base: int, size: int, *_: Any) -> None:
+    def initialised(self: Arrays, name: str, base: int, size: int, *_: Any, **others: Any) -> None:
         # A CTA may count parts that another one does not leave: memory of the workspace, with whatever it holds.
-        add_range(self, name, base, size)
+        add(self, name, base, size)
 
-    monkeypatch.setattr(GlobalMemory, "add_range", initialised)
-    with interpreted(multiprocessors=call.multiprocessors) as machine:
+    monkeypatch.setattr(Arrays, "add", initialised)
+    with emulated(multiprocessors=call.multiprocessors) as machine:
         given = machine.arguments(cases.inputs(call.case, 0))
         run = machine.call(xl_paged_attention.prepare, **given)
         expected = [array.get().copy() for array in machine.call(run)]
         lengths = given["context_lens"]
         longest = int(lengths.get().max())
-        begin, end = lengths.data.ptr, lengths.data.ptr + 4 * lengths.shape[0]
-        changed = 0
+        unchanged, changed, changes = lengths.host.copy(), 0, True
 
-        def changing(self: GlobalMemory, address: Any, dtype: Any, count: int) -> Any:
+        def changing(address: int, size: int, loads: bool, stores: bool) -> None:
             nonlocal changed
-            values = load(self, address, dtype, count)
-            lengths_read = (address >= begin) & (address < end)
-            if lengths_read.any():
-                # Another one for every thread that reads, or now and then the same for a whole warp.
-                values = values.copy()
-                shape = (1,) if call.long and rng.random() < 0.3 else values[lengths_read].shape
-                values[lengths_read] = rng.integers(0, longest + 1, size=shape)
-                changed += int(lengths_read.sum())
-            return values
+            # Another one for every thread that reads, or now and then what the one before has read.
+            if changes and not (call.long and rng.random() < 0.3):
+                lengths.host[...] = rng.integers(0, longest + 1, size=lengths.shape)
+            changed += changes
 
-        machine.strict = False  # a warp may work on a stage that it did not fill
-        machine.max_steps = 20 * machine.steps
-        with monkeypatch.context() as patch:
-            patch.setattr(GlobalMemory, "load", changing)
-            machine.call(run)
-        machine.strict = True
+        machine.watch(lengths, changing)
+        machine.allow_unwritten()  # a warp may work on a stage that it did not fill
+        machine.most_turns = 20 * machine.turns
+        machine.call(run)
+        lengths.host[...] = unchanged
+        changes = False
         assert changed
         for _ in range(3):
             for array, wanted in zip(machine.call(run), expected, strict=True):

@@ -1,7 +1,7 @@
 // The attention distribution summed over heads, for Blackwell: a pair of CTAs, or one CTA for up to 64 heads, takes all
 // heads of a query, one query after another. The pipeline and the barriers are drawn in storage.cuh, the mathematics
 // are in cupymla/ops/attn_dist/README.md.
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/entry.cuh"
 #include "epilogue.cuh"
 #include "multiplier.cuh"

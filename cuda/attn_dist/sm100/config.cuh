@@ -1,4 +1,4 @@
-// Numbers of the sm_100a attention distribution kernel, and the budgets they must keep.
+// Numbers of the sm_100f attention distribution kernel, and the budgets they must keep.
 #pragma once
 
 #include "../../common/sm100/slot_gather.cuh"

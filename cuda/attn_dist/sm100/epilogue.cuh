@@ -2,9 +2,8 @@
 // Tensor Memory holds the products of the slot's key with all heads.
 #pragma once
 
-#include "../../common/log2_lse.cuh"
 #include "../../common/math.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sm100/vector_math.cuh"
 #include "params.cuh"

@@ -2,7 +2,7 @@
 // are compared when a call is bound, the fields by the tests.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::attn_dist {
 

@@ -3,7 +3,7 @@
 // under way and each CTA planned for itself, they would wait for blocks that never come.
 #pragma once
 
-#include "../../common/cluster_delivery.cuh"
+#include "../../common/cluster.cuh"
 #include "params.cuh"
 #include "storage.cuh"
 

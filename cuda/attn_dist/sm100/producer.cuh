@@ -2,7 +2,7 @@
 // fetches its heads of Q and its slots' rows; the bytes count at the leader's barriers.
 #pragma once
 
-#include "../../common/sm100/pair_copy.cuh"
+#include "../../common/sm100/gather.cuh"
 #include "storage.cuh"
 
 namespace cupymla::attn_dist {

@@ -31,7 +31,7 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/ring.cuh"
 #include "config.cuh"
 

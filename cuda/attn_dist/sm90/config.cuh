@@ -1,7 +1,7 @@
 // Numbers of the sm_90a attention distribution kernel, and the budgets they must keep.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "../../common/sm90/warpgroups.cuh"
 #include "../../common/swizzle.cuh"
 

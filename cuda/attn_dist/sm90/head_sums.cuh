@@ -1,7 +1,6 @@
 // From products to weights: exponentials, and their sum over the sixteen heads of a warp.
 #pragma once
 
-#include "../../common/log2_lse.cuh"
 #include "../../common/math.cuh"
 #include "params.cuh"
 

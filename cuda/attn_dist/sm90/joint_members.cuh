@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/sparse_query.cuh"
-#include "../../common/warp_scan.cuh"
+#include "../../common/warp.cuh"
 #include "joint_storage.cuh"
 #include "params.cuh"
 

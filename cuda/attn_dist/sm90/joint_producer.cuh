@@ -2,7 +2,7 @@
 // in their Q, gathers the rows and says whose they are.
 #pragma once
 
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "joint_members.cuh"

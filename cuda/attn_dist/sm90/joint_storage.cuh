@@ -39,7 +39,7 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/log2_lse.cuh"
+#include "../../common/math.cuh"
 #include "joint_config.cuh"
 
 namespace cupymla::attn_dist {

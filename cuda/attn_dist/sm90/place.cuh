@@ -1,7 +1,7 @@
 // Where a consumer is in the ring of buffers.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::attn_dist {
 

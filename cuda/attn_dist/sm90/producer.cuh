@@ -2,9 +2,9 @@
 // says which slots are valid.
 #pragma once
 
-#include "../../common/barrier_any.cuh"
-#include "../../common/elect.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/barrier.cuh"
+#include "../../common/warp.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/sm90/row_gather.cuh"
 #include "../../common/tma.cuh"
 #include "storage.cuh"

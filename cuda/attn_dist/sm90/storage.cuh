@@ -50,7 +50,7 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/log2_lse.cuh"
+#include "../../common/math.cuh"
 #include "config.cuh"
 #include "place.cuh"
 #include "walk.cuh"

@@ -1,12 +1,12 @@
 // Products of 4-bit matrices with a scale per block of K (PTX ISA, "tcgen05.mma", "Block Scaling", "Scale factor A/B
-// matrices layout", "tcgen05.cp"; sm_100a). One CTA by itself.
+// matrices layout", "tcgen05.cp"; sm_100f). One CTA by itself.
 //
 // Scales lie in Tensor Memory: row r of a matrix in lane r % 32 of each quarter of the lanes and column r / 32, four
 // neighbours along K in a word. 512 bytes [32][4][4] of the 128x4 layout are what one copy brings there.
 #pragma once
 
 #include "../barrier.cuh"
-#include "../integers.cuh"
+#include "../types.cuh"
 
 namespace cupymla::sm100 {
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, ui
                                           uint32_t b_scales, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n"
-      " tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
+      " tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
       "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate))
       : "memory");
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void mma_mxfp4(uint32_t d, uint64_t a, uint64_t b, ui
                                           uint32_t b_scales, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n"
-      " tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
+      " tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
       "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate))
       : "memory");
 }

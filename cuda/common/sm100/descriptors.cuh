@@ -1,8 +1,8 @@
-// What tcgen05.mma is told of its operands (PTX ISA, "Matrix Descriptors", "Instruction descriptor"; sm_100a).
+// What tcgen05.mma is told of its operands (PTX ISA, "Matrix Descriptors", "Instruction descriptor"; sm_100f).
 // All matrices lie in rows of 128 bytes, 64 elements of 16 bits, swizzled by 128 bytes, eight rows behind each other.
 #pragma once
 
-#include "../integers.cuh"
+#include "../types.cuh"
 
 namespace cupymla::sm100 {
 

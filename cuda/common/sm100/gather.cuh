@@ -1,5 +1,5 @@
 // Four rows of a matrix that lie anywhere, by one TMA instruction (PTX ISA, "cp.async.bulk.tensor", ".tile::gather4";
-// sm_100a). The map's box is one row of as many columns as are copied.
+// sm_100f). The map's box is one row of as many columns as are copied.
 #pragma once
 
 #include "../tma.cuh"
@@ -31,6 +31,17 @@ __device__ __forceinline__ void gather_rows_of_pair(void* destination, const Ten
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(destination)),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(leader_address(full)), "r"(column), "r"(rows.x), "r"(rows.y),
       "r"(rows.z), "r"(rows.w)
+      : "memory");
+}
+
+// Box at (c0, c1, c2, c3), innermost first, into this CTA's shared memory; elements outside the tensor read as zero and
+// count as copied bytes.
+__device__ __forceinline__ void tma_load_4d_of_pair(void* destination, const TensorMap& map, const Mbarrier& full,
+                                                    int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(destination)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(leader_address(full)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
 

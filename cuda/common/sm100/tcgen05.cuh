@@ -1,5 +1,5 @@
 // The Tensor Core of Blackwell (PTX ISA, "TensorCore 5th Generation Family Instructions", "tcgen05.mma", ".commit",
-// ".fence"; sm_100a). kCtas is 2 where the even CTA of a pair issues for both.
+// ".fence"; sm_100f). kCtas is 2 where the even CTA of a pair issues for both.
 #pragma once
 
 #include "../barrier.cuh"

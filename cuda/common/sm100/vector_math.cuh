@@ -1,7 +1,7 @@
-// Two floats at a time (PTX ISA, "Floating Point Instructions", .f32x2; sm_100a).
+// Two floats at a time (PTX ISA, "Floating Point Instructions", .f32x2; sm_100f).
 #pragma once
 
-#include "../integers.cuh"
+#include "../types.cuh"
 
 namespace cupymla::sm100 {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../async_copy.cuh"
-#include "../opaque.cuh"
+#include "../registers.cuh"
 #include "../ring.cuh"
 #include "../swizzle.cuh"
 

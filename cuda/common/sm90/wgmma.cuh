@@ -2,7 +2,6 @@
 // are CUTLASS's atoms; here they get arrays for accumulators and names for the two operand layouts in use.
 #pragma once
 
-#include <cuda/std/utility>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -101,22 +100,22 @@ struct TransposedAtoms<__half, 32> {
   using Values = cute::SM90::GMMA::MMA_64x32x16_F32F16F16_SS<Major::MN, Major::K>;
 };
 
-template <typename Atom, int kCount, cuda::std::size_t... kIndex>
+template <typename Atom, int kCount, int... kIndex>
 __device__ __forceinline__ void mma_unpacked(float (&d)[kCount], uint64_t a, uint64_t b, ScaleOut scale,
-                                             cuda::std::index_sequence<kIndex...>) {
+                                             Indices<kIndex...>) {
   Atom::fma(a, b, d[kIndex]..., scale);
 }
 
-template <typename Atom, int kCount, cuda::std::size_t... kIndex>
+template <typename Atom, int kCount, int... kIndex>
 __device__ __forceinline__ void mma_unpacked(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b, ScaleOut scale,
-                                             cuda::std::index_sequence<kIndex...>) {
+                                             Indices<kIndex...>) {
   Atom::fma(a[0], a[1], a[2], a[3], b, d[kIndex]..., scale);
 }
 
 // d = a * b (+ d unless `clear`); a is a descriptor or a register fragment of 64 x 16.
 template <typename Atom, int kCount, typename A>
 __device__ __forceinline__ void mma(float (&d)[kCount], const A& a, uint64_t b, bool clear = false) {
-  mma_unpacked<Atom>(d, a, b, clear ? ScaleOut::Zero : ScaleOut::One, cuda::std::make_index_sequence<kCount>{});
+  mma_unpacked<Atom>(d, a, b, clear ? ScaleOut::Zero : ScaleOut::One, make_indices<kCount>{});
 }
 
 }  // namespace cupymla::sm90

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/ring.cuh"
-#include "../../common/stream_copy.cuh"
+#include "../../common/async_copy.cuh"
 #include "../../common/tma.cuh"
 #include "storage.cuh"
 #include "work.cuh"

@@ -1,6 +1,6 @@
-// Block-scaled 4-bit matrix times 1 to 16 block-scaled 4-bit vectors on the Tensor Core of sm_100a, scales in the 128x4
+// Block-scaled 4-bit matrix times 1 to 16 block-scaled 4-bit vectors on the Tensor Core of sm_100f, scales in the 128x4
 // layout. The pipeline and the barriers are in ../README.md, the mathematics in cupymla/ops/nvfp4_gemv/README.md.
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/entry.cuh"
 #include "check.cuh"
 #include "load.cuh"

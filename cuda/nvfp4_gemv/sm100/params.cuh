@@ -2,7 +2,7 @@
 // are compared when a call is bound, the fields by the tests. a, b and their scales come by tensor maps.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

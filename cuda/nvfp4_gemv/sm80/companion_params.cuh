@@ -1,7 +1,7 @@
 // Parameter records of the companions' kernels. Their Python twins are in cupymla/ops/nvfp4_gemv/companions.py.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

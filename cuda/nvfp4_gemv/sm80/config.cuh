@@ -1,7 +1,7 @@
 // Numbers of the streaming kernel, and the budgets they must keep.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "../../common/narrow.cuh"
 
 namespace cupymla::nvfp4_gemv {

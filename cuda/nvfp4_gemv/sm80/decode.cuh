@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "../../common/narrow.cuh"
-#include "../../common/signed_permute.cuh"
+#include "../../common/math.cuh"
 
 namespace cupymla::nvfp4_gemv {
 
@@ -21,7 +21,7 @@ constexpr float kDecodeUnit = 16384.0f;
 template <>
 constexpr float kDecodeUnit<__half> = kNarrowConversions ? 1.0f : 16384.0f;
 
-// Eight E2M1 codes as pairs: by the instruction of sm_100a (0, 1), (2, 3), (4, 5), (6, 7), else (0, 4), (1, 5), (2, 6),
+// Eight E2M1 codes as pairs: by the instruction of sm_100f (0, 1), (2, 3), (4, 5), (6, 7), else (0, 4), (1, 5), (2, 6),
 // (3, 7). With its sign on bit 15 and its magnitude on bits 9-11 a code is a half, subnormal codes included, of 2^-14
 // times its value, and of 2^-126 on bits 6-8 of a bfloat16: the biases are 15 and 127 where E2M1's is 1.
 __device__ __forceinline__ void decode(uint32_t word, uint32_t (&pairs)[4], __half) {

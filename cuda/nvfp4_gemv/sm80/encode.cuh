@@ -1,7 +1,7 @@
 // From floats to 4-bit and 8-bit codes: to nearest, ties to even, saturating, as the formats' definitions have it.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

@@ -1,7 +1,6 @@
 // Scales of a as 16-bit factors of the codes that they belong to.
 #pragma once
 
-#include <cuda/std/type_traits>
 
 #include "config.cuh"
 #include "decode.cuh"
@@ -14,7 +13,7 @@ class E4m3Factors {
  public:
   __device__ __forceinline__ explicit E4m3Factors(const uint8_t* codes) {
     const __half2 pair = halves_of_e4m3(*reinterpret_cast<const uint16_t*>(codes));
-    if constexpr (cuda::std::is_same_v<Operand, __half>) {
+    if constexpr (is_same_v<Operand, __half>) {
       factors_[0] = __low2half2(pair);
       factors_[1] = __high2half2(pair);
     } else {
@@ -31,7 +30,7 @@ class E4m3Factors {
  private:
   static constexpr float kTwoTo112 = 5192296858534827628530496329220096.0f;
 
-  cuda::std::conditional_t<cuda::std::is_same_v<Operand, __half>, __half2, __nv_bfloat162> factors_[2];
+  conditional_t<is_same_v<Operand, __half>, __half2, __nv_bfloat162> factors_[2];
 };
 
 // bfloat16 codes times an E8M0 scale are brought to 2^-4 of their value: there every product is a bfloat16, from

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/math.cuh"
-#include "../../common/warp_integer_mma.cuh"
 #include "../../common/warp_mma.cuh"
 #include "vectors.cuh"
 

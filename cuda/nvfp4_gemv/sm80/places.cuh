@@ -1,7 +1,7 @@
 // Where scales lie, and how the companions' kernels walk over them.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::nvfp4_gemv {
 

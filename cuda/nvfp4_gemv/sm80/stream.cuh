@@ -1,8 +1,8 @@
 // Brings a and its scales in: every warp copies the stages of its own tiles, far ahead of their use.
 #pragma once
 
-#include "../../common/opaque.cuh"
-#include "../../common/stream_copy.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/async_copy.cuh"
 #include "storage.cuh"
 #include "work.cuh"
 

@@ -1,8 +1,8 @@
 // b of two phases in shared memory, decoded and in the order in which MMA fragments want it.
 #pragma once
 
-#include "../../common/opaque.cuh"
-#include "../../common/prefetch.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/memory.cuh"
 #include "factors.cuh"
 #include "storage.cuh"
 #include "work.cuh"
@@ -12,7 +12,7 @@ namespace cupymla::nvfp4_gemv {
 // What the tensor cores multiply: bfloat16 where b is one or carries E8M0 scales, for it has exponents that a half
 // lacks.
 template <class C>
-using OperandOf = cuda::std::conditional_t<C::kVectors == Vectors::bfloat16 || C::kPowers, __nv_bfloat16, __half>;
+using OperandOf = conditional_t<C::kVectors == Vectors::bfloat16 || C::kPowers, __nv_bfloat16, __half>;
 
 // Of the factors beside a chunk of a column.
 template <class C>

@@ -1,8 +1,8 @@
 // Brings in a and its scales for whole calls: every warp copies the stages of its only tile.
 #pragma once
 
-#include "../../common/opaque.cuh"
-#include "../../common/stream_copy.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/async_copy.cuh"
 #include "storage.cuh"
 #include "work.cuh"
 

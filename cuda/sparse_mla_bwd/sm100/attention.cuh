@@ -1,7 +1,7 @@
 // The attention stage where heads are many: roles to warps, and one query from its first pass to its last.
 #pragma once
 
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "gradients.cuh"
 #include "producer.cuh"
 #include "products.cuh"

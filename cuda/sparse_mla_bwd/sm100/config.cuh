@@ -1,7 +1,7 @@
-// Numbers of the sm_100a sparse MLA backward kernels, and the budgets they must keep.
+// Numbers of the sm_100f sparse MLA backward kernels, and the budgets they must keep.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "../../common/swizzle.cuh"
 
 namespace cupymla::sparse_mla_bwd {

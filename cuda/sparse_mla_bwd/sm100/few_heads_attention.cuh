@@ -1,7 +1,7 @@
 // The attention stage where heads are few: roles to warps, and one query.
 #pragma once
 
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "few_heads_gradients.cuh"
 #include "few_heads_products.cuh"
 #include "producer.cuh"

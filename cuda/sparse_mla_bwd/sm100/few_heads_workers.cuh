@@ -2,7 +2,7 @@
 // heads.
 #pragma once
 
-#include "../../common/log2_lse.cuh"
+#include "../../common/math.cuh"
 #include "../sink.cuh"
 #include "few_heads_storage.cuh"
 #include "pair_worker.cuh"

@@ -4,8 +4,7 @@
 // stores would fence the whole GPU, and wait for all reductions of the thread.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
-#include "../../common/dot.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/math.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "../../common/sparse_query.cuh"

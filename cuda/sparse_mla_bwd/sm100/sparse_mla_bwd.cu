@@ -6,10 +6,6 @@
 #include "attention.cuh"
 #include "few_heads_attention.cuh"
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
-#error "this kernel is for sm_100a and sm_103a"
-#endif
-
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_STAGE: which stage this is, see `Stage`.
 // For the attention stage, CUPYMLA_HEADS: heads of one pass, 128, or 64 where no query has more. CUPYMLA_PARTIALS: 1
 // where every slot's dKV row is stored on its own.

@@ -1,7 +1,7 @@
 // Which buffers and phases of barriers a block meets.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::sparse_mla_bwd {
 

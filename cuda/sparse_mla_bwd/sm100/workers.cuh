@@ -2,7 +2,7 @@
 // slots.
 #pragma once
 
-#include "../../common/log2_lse.cuh"
+#include "../../common/math.cuh"
 #include "../../common/reduction.cuh"
 #include "../sink.cuh"
 #include "pair_worker.cuh"

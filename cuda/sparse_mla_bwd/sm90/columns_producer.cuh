@@ -2,11 +2,9 @@
 #pragma once
 
 #include "../../common/async_copy.cuh"
-#include "../../common/bulk_copy.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
-#include "../../common/stream_copy.cuh"
 #include "../../common/tma.cuh"
 #include "columns_storage.cuh"
 

@@ -1,7 +1,7 @@
 // Numbers of the attention of a single CTA, and the budgets they must keep.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "../../common/sm90/warpgroups.cuh"
 #include "../../common/swizzle.cuh"
 

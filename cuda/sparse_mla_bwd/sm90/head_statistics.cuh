@@ -1,10 +1,8 @@
 // What is known of a head before its first block: delta, and what lse and the sink make of the softmax.
 #pragma once
 
-#include "../../common/dot.cuh"
-#include "../../common/log2_lse.cuh"
 #include "../../common/math.cuh"
-#include "../../common/prefetch.cuh"
+#include "../../common/memory.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../../common/swizzle.cuh"
 #include "../sink.cuh"

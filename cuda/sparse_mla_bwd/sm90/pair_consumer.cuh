@@ -2,12 +2,11 @@
 // its CTA's heads, with the columns of both CTAs.
 #pragma once
 
-#include "../../common/cluster_delivery.cuh"
-#include "../../common/cluster_store.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/math.cuh"
 #include "../../common/matrix.cuh"
-#include "../../common/opaque.cuh"
-#include "../../common/shared_load.cuh"
+#include "../../common/registers.cuh"
+#include "../../common/memory.cuh"
 #include "pair_atoms.cuh"
 #include "pair_rows.cuh"
 #include "pair_work.cuh"

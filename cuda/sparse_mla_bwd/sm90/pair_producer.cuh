@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/async_copy.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm90/narrow_tiles.cuh"
 #include "../../common/tma.cuh"

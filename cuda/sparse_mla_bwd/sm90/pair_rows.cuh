@@ -2,11 +2,9 @@
 // dKV from them.
 #pragma once
 
-#include "../../common/global_store.cuh"
-#include "../../common/global_store_words.cuh"
+#include "../../common/memory.cuh"
 #include "../../common/math.cuh"
-#include "../../common/multiply_wide.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/sm90/wgmma.cuh"
 #include "../../common/sparse_query.cuh"
@@ -194,7 +192,7 @@ struct PackedPlaces {
 };
 
 template <typename Config>
-using PairPlaces = cuda::std::conditional_t<Config::kPacked, PackedPlaces<Config>, PlainPlaces<Config>>;
+using PairPlaces = conditional_t<Config::kPacked, PackedPlaces<Config>, PlainPlaces<Config>>;
 
 // What stage `zero` has besides: what is added to them is read.
 template <int kDQk>

@@ -1,7 +1,6 @@
 // What a pair of CTAs works on, and which heads and columns each of them has.
 #pragma once
 
-#include "../../common/asked_rank.cuh"
 #include "../../common/cluster.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../params.cuh"

@@ -1,7 +1,7 @@
 // A query's position, for addresses that are worked out where they are used.
 #pragma once
 
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/sparse_query.cuh"
 
 namespace cupymla::sparse_mla_bwd {

@@ -1,8 +1,8 @@
 // Where sums of a block's dKV rows go, and how a warp arranges and sends them.
 #pragma once
 
-#include "../../common/global_store.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/memory.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../params.cuh"

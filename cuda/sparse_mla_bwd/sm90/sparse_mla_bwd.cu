@@ -30,7 +30,7 @@ using ThisStorage = Storage<ThisConfig>;
 using ThisWeights = WeightsConfig<CUPYMLA_D_QK>;
 using ThisColumns = ColumnsConfig<CUPYMLA_D_QK, CUPYMLA_PARTIALS>;
 // A float32 dkv of a pair comes from the order of its sums by the stage `round`.
-using Rounded = cuda::std::conditional_t<CUPYMLA_FP16 == 2, float, Element>;
+using Rounded = conditional_t<CUPYMLA_FP16 == 2, float, Element>;
 
 constexpr bool kIsAttention = CUPYMLA_STAGE == kAttention;
 constexpr bool kIsWeights = CUPYMLA_STAGE == kWeights, kIsColumns = CUPYMLA_STAGE == kColumns;

@@ -2,7 +2,7 @@
 // query adds to the sink's gradient.
 #pragma once
 
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "gradients.cuh"
 #include "head_statistics.cuh"
 #include "meet_consumers.cuh"

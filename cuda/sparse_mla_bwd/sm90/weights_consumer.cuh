@@ -1,9 +1,9 @@
 // A consumer warpgroup of the stage `weights`: S and dP of its stretches, and P and dS from them, to global memory.
 #pragma once
 
-#include "../../common/global_store_words.cuh"
+#include "../../common/memory.cuh"
 #include "../../common/math.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/reduction.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm90/narrow_tiles.cuh"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/async_copy.cuh"
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../../common/tma.cuh"

@@ -2,7 +2,7 @@
 // them has a valid slot for; and which query and head each of its 64 rows of Q and dO is.
 #pragma once
 
-#include "../../common/opaque.cuh"
+#include "../../common/registers.cuh"
 #include "../../common/sparse_query.cuh"
 #include "../bunch.cuh"
 #include "../params.cuh"

@@ -1,7 +1,7 @@
 // The third warpgroup: delta, the sum of out * dout over the channels of a head.
 #pragma once
 
-#include "../../common/dot.cuh"
+#include "../../common/math.cuh"
 #include "work.cuh"
 
 namespace cupymla::sparse_mla_bwd_phase1 {

@@ -1,9 +1,9 @@
 // The first warpgroup: brings in Q, gathers the rows of the slots, and multiplies.
 #pragma once
 
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/ring.cuh"
-#include "../../common/sm100/pair_copy.cuh"
+#include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/slot_gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
 #include "work.cuh"

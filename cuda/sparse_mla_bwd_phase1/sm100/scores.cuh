@@ -1,12 +1,12 @@
 // The second warpgroup: scores from Tensor Memory to global memory, -inf where a slot is not valid.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/math.cuh"
 #include "../../common/ring.cuh"
 #include "../../common/sm100/slot_gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"
-#include "../../common/sm100/tmem_fragment.cuh"
+#include "../../common/sm100/tmem.cuh"
 #include "work.cuh"
 
 namespace cupymla::sparse_mla_bwd_phase1 {

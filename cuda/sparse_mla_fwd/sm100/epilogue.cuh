@@ -2,7 +2,7 @@
 // to global memory. Where pairs share a query it leaves O as it is for the merge instead.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/math.cuh"
 #include "../../common/sm100/gather.cuh"
 #include "../../common/sm100/tcgen05.cuh"

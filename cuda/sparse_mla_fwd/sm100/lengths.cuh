@@ -3,7 +3,7 @@
 // never come if it changed under way.
 #pragma once
 
-#include "../../common/cluster_delivery.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/ring.cuh"
 #include "work.cuh"
 

@@ -1,8 +1,8 @@
-// Parameter record of the sm_100a kernels. Its Python twin is `BlackwellParameters` in
+// Parameter record of the sm_100f kernels. Its Python twin is `BlackwellParameters` in
 // cupymla/ops/sparse_mla_fwd/binding.py; the sizes are compared when a call is bound, the fields by the tests.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 namespace cupymla::sparse_mla_fwd {
 

@@ -3,9 +3,9 @@
 // instructions for a tile's rows are issued one after another.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/ring.cuh"
-#include "../../common/sm100/pair_copy.cuh"
+#include "../../common/sm100/gather.cuh"
 #include "lengths.cuh"
 
 namespace cupymla::sparse_mla_fwd {

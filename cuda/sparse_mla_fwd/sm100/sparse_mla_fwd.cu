@@ -1,7 +1,7 @@
 // Sparse MLA attention, forward, for Blackwell: a pair of CTAs takes 128 heads of one query after another, or a CTA by
 // itself takes 64. The pipelines and the barriers are drawn in storage.cuh and few_heads_storage.cuh, Tensor Memory in
 // config.cuh, the mathematics are in cupymla/ops/sparse_mla_fwd/README.md.
-#include "../../common/elect.cuh"
+#include "../../common/warp.cuh"
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
 #include "few_heads_products.cuh"
@@ -10,10 +10,6 @@
 #include "products.cuh"
 #include "softmax.cuh"
 #include "storage.cuh"
-
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM100_ALL) && !defined(__CUDA_ARCH_FEAT_SM103_ALL)
-#error "this kernel is for sm_100a and sm_103a"
-#endif
 
 // CUPYMLA_D_QK: 576 or 512. CUPYMLA_HEADS: 128, which a pair of CTAs takes, or 64, which one does; either serves any
 // h_q. CUPYMLA_FP16: 1 for fp16, 0 for bf16. CUPYMLA_ANY_SCALE: 1 where sm_scale may be zero, negative or tiny, which

@@ -1,7 +1,7 @@
 // Numbers of the sm_90a sparse MLA forward kernel, and the budgets they must keep.
 #pragma once
 
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "../../common/registers.cuh"
 #include "../../common/swizzle.cuh"
 

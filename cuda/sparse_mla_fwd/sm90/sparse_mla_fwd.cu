@@ -3,7 +3,7 @@
 // cupymla/ops/sparse_mla_fwd/README.md. And the stage ahead of it that puts slots into the order of tokens.
 #include "../../common/element.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/prefetch.cuh"
+#include "../../common/memory.cuh"
 #include "../../common/registers.cuh"
 #include "few_heads_scores.cuh"
 #include "few_heads_values.cuh"

@@ -38,7 +38,6 @@
 #pragma once
 
 #include "../../common/barrier.cuh"
-#include "../../common/barrier_test.cuh"
 #include "config.cuh"
 
 namespace cupymla::sparse_mla_fwd {

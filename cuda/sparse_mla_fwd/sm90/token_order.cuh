@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../common/sparse_query.cuh"
-#include "../../common/warp_scan.cuh"
+#include "../../common/warp.cuh"
 #include "order_params.cuh"
 
 namespace cupymla::sparse_mla_fwd {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/math.cuh"
-#include "../../common/prefetch.cuh"
+#include "../../common/memory.cuh"
 #include "schedule.cuh"
 
 namespace cupymla::xl_paged_attention {

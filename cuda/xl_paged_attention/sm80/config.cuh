@@ -1,7 +1,6 @@
 // Numbers of the paged attention kernel, and the budgets they must keep.
 #pragma once
 
-#include <cuda/std/type_traits>
 
 #include "../../common/narrow.cuh"
 
@@ -57,8 +56,8 @@ struct TensorConfig {
   static constexpr bool kFp8 = kIsFp8<Cache>;
   // What the products take. fp8 becomes fp16 in one instruction and bf16 in four, so a bf16 query becomes fp16 as well:
   // see `scale_query` in tensor.cuh.
-  using Operand = cuda::std::conditional_t<kFp8, __half, Query>;
-  static constexpr bool kScaledQuery = kFp8 && !cuda::std::is_same_v<Query, __half>;
+  using Operand = conditional_t<kFp8, __half, Query>;
+  static constexpr bool kScaledQuery = kFp8 && !is_same_v<Query, __half>;
   // Weights go into products with the values times this, since those below 2^-25 are nothing in fp16.
   static constexpr float kWeightScale = kFp8 ? 32768.0f : 1.0f;
   static constexpr int kItem = sizeof(Cache);

@@ -5,8 +5,8 @@
 // L2 well before.
 #pragma once
 
-#include "../../common/prefetch.cuh"
-#include "../../common/stream_copy.cuh"
+#include "../../common/memory.cuh"
+#include "../../common/async_copy.cuh"
 #include "bias.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"

@@ -1,7 +1,7 @@
 // Copies whole blocks inside one cache: block mapping[i, 0] to block mapping[i, 1], for pairs that both lie in it.
-#include "../../common/divide.cuh"
+#include "../../common/math.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 // CUPYMLA_UNIT: bytes moved at a time, 1, 2, 4, 8 or 16: the largest that addresses and strides allow.
 #if CUPYMLA_UNIT == 1

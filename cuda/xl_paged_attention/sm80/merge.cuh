@@ -7,7 +7,7 @@
 // CTA come before its thread 0's arrival, by the barrier between them, and the last arrival before the reads.
 #pragma once
 
-#include "../../common/accurate_exp2.cuh"
+#include "../../common/math.cuh"
 #include "arrivals.cuh"
 #include "schedule.cuh"
 #include "storage.cuh"

@@ -1,7 +1,7 @@
 // y[..., i, j] = x[..., i, j + q_len - 1 - i] where that column exists, else 0; see cupymla/ops/xl_paged_attention.
-#include "../../common/divide.cuh"
+#include "../../common/math.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 
 // CUPYMLA_UNIT: bytes of an element, 2 or 4. Zero is all bits zero in every dtype.
 #if CUPYMLA_UNIT == 2

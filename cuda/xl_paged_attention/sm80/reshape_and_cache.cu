@@ -3,9 +3,9 @@
 // chunk of k_cache nor a row of either cache ends within such a vector.
 #include <cuda_fp8.h>
 
-#include "../../common/divide.cuh"
+#include "../../common/math.cuh"
 #include "../../common/entry.cuh"
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "query_type.cuh"
 
 // CUPYMLA_CACHE: 0 for the dtype of the new keys, which is the query's, 43 for e4m3, 52 for e5m2.

@@ -10,8 +10,8 @@
 // no address leaves its array.
 #pragma once
 
-#include "../../common/prefetch.cuh"
-#include "../../common/warp_scan.cuh"
+#include "../../common/memory.cuh"
+#include "../../common/warp.cuh"
 #include "params.cuh"
 
 namespace cupymla::xl_paged_attention {

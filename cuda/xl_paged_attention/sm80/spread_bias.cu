@@ -1,8 +1,8 @@
 // matrix_bd from scores by distance: bias[s, h, j] = scores[s, h, n - 1 - j] for j < n, the keys of sequence s, then 0.
-#include "../../common/divide.cuh"
+#include "../../common/math.cuh"
 #include "../../common/entry.cuh"
 #include "../../common/grid_dependency.cuh"
-#include "../../common/integers.cuh"
+#include "../../common/types.cuh"
 #include "query_type.cuh"
 
 namespace cupymla::xl_paged_attention {

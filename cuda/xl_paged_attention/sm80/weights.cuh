@@ -1,7 +1,7 @@
 // What scores weigh beside the largest of their row, and parts of a row beside the one with the largest.
 #pragma once
 
-#include "../../common/accurate_exp2.cuh"
+#include "../../common/math.cuh"
 
 namespace cupymla::xl_paged_attention {
 

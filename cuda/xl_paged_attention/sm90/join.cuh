@@ -9,8 +9,7 @@
 // one has ended.
 #pragma once
 
-#include "../../common/cluster_exchange.cuh"
-#include "../../common/cluster_start.cuh"
+#include "../../common/cluster.cuh"
 #include "../../common/counter.cuh"
 #include "../sm80/merge.cuh"
 #include "share.cuh"

@@ -3,7 +3,7 @@
 // warp reads the length of its sequence and works out its tiles by itself.
 #pragma once
 
-#include "../../common/prefetch.cuh"
+#include "../../common/memory.cuh"
 #include "../sm80/tensor.cuh"
 #include "config.cuh"
 

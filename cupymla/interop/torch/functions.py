@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..call import plain, results_of
 from ..declaration import Declaration, integer
 from ..table import DECLARATIONS
 from . import gradients, mapped
-from .arguments import NAMESPACE, Tensors, facts, given, number, operator, uninitialised
+from .arguments import NAMESPACE, Tensors, facts, given, number, uninitialised
 from .on_gpu import on_gpu
 
 _TYPES = {
@@ -28,11 +29,6 @@ _TYPES = {
     "Any": "str?",
 }
 """Schema types of options by the public signature's annotation; `Any` is a dtype, which passes as its label."""
-
-_TAKEN_AS = {"int": ("int", "integer_of"), "bool": ("bool", "flag_of"), "float | None": ("float", "float_of")}
-"""Options of which the schema would take values that the function refuses, such as True for 1 and 1 for True: by
-annotation, the type that passes without a look, and what looks at all others."""
-
 
 # Schemas -------------------------------------------------------------------------------------------------------------
 
@@ -146,92 +142,106 @@ def _tags() -> tuple[Any, ...]:
 
 @functools.cache
 def public(declaration: Declaration) -> Callable[..., Any]:
-    """The declared function for tensors.
-
-    It is written out and compiled, as dataclasses are: binding arguments by a signature object would cost each call
-    more than the launch.
-    """
+    """The declared function for tensors: its arguments in their places, the short way, checks, the operator's call."""
     register()
-    scope: dict[str, Any] = {
-        "operator": operator(declaration),
-        "transformed": gradients.transformed,
-        "functional": functools.partial(_functional, declaration),
-        "again": on_gpu(declaration).again,
-        "unheard": on_gpu(declaration).unheard,
-        "function": declaration.function(),
-        "is_compiling": torch.compiler.is_compiling,
-        "Tensor": torch.Tensor,
-        "require": functools.partial(_require, declaration.name),
-        "tensor_of": functools.partial(_tensor, declaration.name),
-        "number_of": _number_of,
-        "label_of": functools.partial(_label_of, declaration.name),
-        "integer_of": functools.partial(integer_of, declaration.name),
-        "flag_of": functools.partial(flag_of, declaration.name),
-        "float_of": functools.partial(_float_of, declaration.name),
-    }
-    exec(_source(declaration), scope)
-    made: Callable[..., Any] = scope[declaration.name]
-    made.__doc__ = _documented(declaration)
-    made.__module__ = __name__.rpartition(".")[0]
-    return made
-
-
-def _source(declaration: Declaration) -> str:
-    """The function's text: public signature, a look at the tensors' types, the short way, the operator's call."""
+    name = declaration.name
     parameters = declaration.signature.parameters
-    head, passed = [], []
-    starred = False
-    for name, parameter in parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            head.append("*")
-            starred = True
-        head.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
-    lines = [f"def {declaration.name}({', '.join(head)}):"]
-    for name in declaration.arrays:
-        if name in declaration.either:
-            passed.append(f"tensor_of({name}, {name!r})")
-            continue
-        optional = "" if parameters[name].default is parameters[name].empty else f"{name} is not None and "
-        lines.append(f"    if {optional}type({name}) is not Tensor: require({name}, {name!r})")
-        passed.append(name)
-    looks = []
-    for name, parameter in declaration.options.items():
-        is_dtype = parameter.annotation == "Any"
-        passed.append(f"{name}=label_of({name}, {name!r})" if is_dtype else f"{name}={name}")
-        if parameter.annotation in _TAKEN_AS:
-            known, look = _TAKEN_AS[parameter.annotation]
-            looks.append(f"    if type({name}) is not {known}: {name} = {look}({name}, {name!r})")
-    passed += [f"{number(name)}=number_of({name})" for name in declaration.either]
-    if on_gpu(declaration).serves_again:
-        arrays, options = ", ".join(declaration.arrays), ", ".join(declaration.options)
-        lines += [f"    if {declaration.arrays[0]}.is_cuda and not is_compiling():"]
-        lines += [f"        known = again(({arrays},), ({options},))", "        if known is not None:"]
-        lines += [
-            f"            return {'known[0] if len(known) == 1 else tuple(known)' if declaration.varies else 'known'}"
-        ]
-    # Plans of the short way are of options that have been looked at: their types are part of the key.
-    lines += looks
-    if on_gpu(declaration).passes:
-        arrays = ", ".join(declaration.arrays)
-        named = ", ".join(f"{name}={name}" for name in (*declaration.arrays, *declaration.options))
-        lines += [f"    if {declaration.arrays[0]}.is_cuda and not is_compiling() and unheard({arrays}):"]
-        lines += [f"        return function({named})"]
-    if declaration.updates:
-        call = f"operator({', '.join(passed)})"
-    else:
-        call = f"(operator if is_compiling() or not transformed() else functional)({', '.join(passed)})"
-    if declaration.updates:
-        lines += [f"    {call}", f"    return {', '.join(declaration.updates)}"]
-    elif declaration.varies:
-        lines += [f"    results = {call}", "    return results[0] if len(results) == 1 else tuple(results)"]
-    else:
-        lines.append(f"    return {call}")
-    return "\n".join(lines)
+    names = (*declaration.arrays, *declaration.options)
+    places = {parameter: place for place, parameter in enumerate(names)}
+    count = len(declaration.arrays)
+    placed = _placed(declaration, names)
+    numbered = [(places[array], array, number(array)) for array in declaration.either]
+    tensors = [
+        (places[array], array, parameters[array].default is not parameters[array].empty)
+        for array in declaration.arrays
+        if array not in declaration.either
+    ]
+    looks = [
+        (places[option], option, *_TAKEN_AS[parameter.annotation])
+        for option, parameter in declaration.options.items()
+        if parameter.annotation in _TAKEN_AS
+    ]
+    labels = [(places[option], option) for option, p in declaration.options.items() if p.annotation == "Any"]
+    updated = [places[array] for array in declaration.updates]
+    gpu, function = on_gpu(declaration), declaration.function()
+    serves_again, passes, varies = gpu.serves_again, gpu.passes, declaration.varies
+    is_compiling, tensor_type = torch.compiler.is_compiling, torch.Tensor
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = placed(args, kwargs)
+        first = values[0]
+        short = type(first) is tensor_type and first.is_cuda and not is_compiling()
+        if short and serves_again:
+            known = gpu.again(tuple(values[:count]), tuple(values[count:]))
+            if known is not None:
+                return _several(known) if varies else known
+        for place, array, may_be_none in tensors:
+            value = values[place]
+            if type(value) is not tensor_type and not (may_be_none and value is None):
+                _require(name, value, array)
+        # Plans of the short way are of options that have been looked at: their types are part of the key.
+        for place, option, taken_as, look in looks:
+            if type(values[place]) is not taken_as:
+                values[place] = look(name, values[place], option)
+        if short and passes and gpu.unheard(*values[:count]):
+            return function(**dict(zip(names, values, strict=True)))
+        numbers_given: dict[str, float | None] = {}
+        for place, array, carrier in numbered:
+            value = values[place]
+            values[place], numbers_given[carrier] = _tensor(name, value, array), _number_of(value)
+        for place, option in labels:
+            values[place] = _label_of(name, values[place], option)
+        options = {**dict(zip(names[count:], values[count:], strict=True)), **numbers_given}
+        results = gradients.called(declaration, values[:count], options)
+        if updated:
+            return tuple([values[place] for place in updated])
+        return _several(results) if varies else results
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = __name__.rpartition(".")[0]
+    call.__doc__ = _documented(declaration)
+    setattr(call, "__signature__", declaration.signature)  # noqa: B010 - what inspect and help() read
+    return call
 
 
-def _functional(declaration: Declaration, *arguments: Any, **options: Any) -> Any:
-    """The operator under a transform of `torch.func`."""
-    return gradients.called(declaration, arguments, options)
+def _placed(declaration: Declaration, names: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]:
+    """What puts the arguments of a call in the order of `names`, defaults among them. Raises TypeError.
+
+    `inspect.Signature.bind` would cost each call more than the launch: it is asked where something is wrong.
+    """
+    parameters = declaration.signature.parameters
+    empty = inspect.Parameter.empty
+    defaults = [parameters[name].default for name in names]
+    positional = [names.index(n) for n, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    in_order = positional == list(range(len(positional)))
+    places = {name: (position, names.index(name)) for position, name in enumerate(parameters)}
+    unknown = (-1, 0)
+    required = [names.index(name) for name, parameter in parameters.items() if parameter.default is empty]
+    enough = 1 + max(position for position, parameter in enumerate(parameters.values()) if parameter.default is empty)
+
+    def placed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        count = len(args)
+        if in_order:
+            values = [*args, *defaults[count:]]
+        else:
+            values = defaults.copy()
+            for place, value in zip(positional, args):  # noqa: B905 - too many are refused below
+                values[place] = value
+        right = count <= len(positional)
+        for name, value in kwargs.items():
+            position, place = places.get(name, unknown)
+            right = right and position >= count
+            values[place] = value
+        if right and (count >= enough or not any(values[place] is empty for place in required)):
+            return values
+        bound = declaration.bound(args, kwargs).arguments
+        return [bound[name] for name in names]
+
+    return placed
+
+
+def _several(results: Sequence[Any]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _require(function: str, value: Any, name: str) -> None:
@@ -279,6 +289,15 @@ def _float_of(function: str, value: Any, name: str) -> Any:
     if isinstance(value, bool | np.bool_ | str | bytes):
         raise InputError(name, "a number", shown(value), operator=function)
     return value
+
+
+_TAKEN_AS: Mapping[str, tuple[type, Callable[[str, Any, str], Any]]] = {
+    "int": (int, integer_of),
+    "bool": (bool, flag_of),
+    "float | None": (float, _float_of),
+}
+"""Options of which the schema would take values that the function refuses, such as True for 1 and 1 for True: by
+annotation, the type that passes without a look, and what looks at all others."""
 
 
 def _label_of(function: str, value: Any, name: str) -> Any:

@@ -73,6 +73,9 @@ BENCH: tuple[MlaCase, ...] = (
     sized(16, 576, 2048, 4096, 8192, "_overlap90", selection="overlap90"),
 )
 
+DEMO = sized(128, 576, 2048, 2, 4096, intent="shapes", selection="full")
+"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `attn_dist`, by parameter name."""

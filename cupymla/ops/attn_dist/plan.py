@@ -17,8 +17,7 @@ from .spec import OPERATOR, Problem
 
 SOURCES = {
     "sm_90a": "attn_dist/sm90/attn_dist.cu",
-    "sm_100a": "attn_dist/sm100/attn_dist.cu",
-    "sm_103a": "attn_dist/sm100/attn_dist.cu",
+    "sm_100f": "attn_dist/sm100/attn_dist.cu",
 }
 """The kernel of each target."""
 
@@ -225,7 +224,7 @@ def variant(
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
     if arch.name not in SOURCES:
-        supported = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+        supported = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)

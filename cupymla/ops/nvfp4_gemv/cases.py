@@ -227,6 +227,9 @@ BENCH: tuple[GemvCase, ...] = tuple(
     for m, k, batches, n in _BENCH_SIZES
 )
 
+DEMO = make("shapes", m=2048, n=1, k=16384)
+"""A problem of the timing cases' columns, which takes the references a second or two."""
+
 
 def flops(case: GemvCase) -> int:
     """Multiplications and additions of the products."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import build, driver, tensor
+from ...arch import Arch
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, check_record
@@ -40,6 +41,32 @@ class Parameters(ctypes.Structure):
     )
 
 
+class Steps:
+    """In what steps addresses of a call's arrays lie, which decides how its kernel may copy them.
+
+    Attributes:
+        a, b: the bits of the strides between rows and batches, in bytes.
+        whole: the name in `plan.WHOLE` of the variant that runs where everything begins at multiples of 16 bytes.
+    """
+
+    def __init__(self, views: Views, problem: Problem, arch: Arch, multiprocessors: int) -> None:
+        self.a = _steps(views.a, 1)
+        self.b = _steps(views.b, 2 if problem.weight_only else 1)
+        self._swizzled = problem.scale_layout != "linear"
+        self._sfa = _batch_steps(views.sfa) if self._swizzled else _steps(views.sfa, 1)
+        self._row_scales = plan.CHUNK // problem.format.block
+        self.whole = "no"
+        if plan.may_be_whole(problem, arch, multiprocessors) and (self.a | self.b) % 16 == 0:
+            self.whole = _WHOLE[self.sfa_access(0)]
+
+    def sfa_access(self, address: int) -> int:
+        """In what pieces scales of a may be copied that begin at an address."""
+        places = address | self._sfa
+        if not self._swizzled and places % self._row_scales == 0:
+            return _BY_ROWS
+        return _BY_WORDS if places % 4 == 0 else _BY_BYTES
+
+
 class StreamBinding:
     """The streaming kernel with everything that one problem and one set of strides fix; `point` adds the addresses.
 
@@ -53,16 +80,9 @@ class StreamBinding:
         self._problem = problem
         arch, device = driver.arch_of(problem.device), problem.device.index
         multiprocessors = driver.multiprocessor_count(device)
-        element_bytes = 2 if problem.weight_only else 1
-        self._a_steps = _steps(views.a, 1)
-        self._b_steps = _steps(views.b, element_bytes)
-        self._sfa_steps = _steps(views.sfa, 1) if problem.scale_layout == "linear" else _batch_steps(views.sfa)
-        self._swizzled = problem.scale_layout != "linear"
-        self._row_scales = plan.CHUNK // problem.format.block
+        self._steps = Steps(views, problem, arch, multiprocessors)
         # The variant that is likely to run, at addresses that are multiples of 16; what all have in common is its.
-        likely = "no"
-        if plan.may_be_whole(problem, arch, multiprocessors) and (self._a_steps | self._b_steps) % 16 == 0:
-            likely = _WHOLE[self._sfa_access(0)]
+        likely = self._steps.whole
         source = plan.plan(problem, arch, likely)
         kernel = build.kernel(source, device)
         facts = kernel.facts
@@ -73,13 +93,6 @@ class StreamBinding:
         self._geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"])
         self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
         self.launcher = self._launchers[likely]
-
-    def _sfa_access(self, address: int) -> int:
-        """In what pieces scales of a may be copied that begin at an address."""
-        places = address | self._sfa_steps
-        if not self._swizzled and places % self._row_scales == 0:
-            return _BY_ROWS
-        return _BY_WORDS if places % 4 == 0 else _BY_BYTES
 
     def point(self, views: Views, c: int) -> None:
         """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding.
@@ -95,9 +108,9 @@ class StreamBinding:
         parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
         parameters.bias = None if views.bias is None else views.bias.view.ptr
         parameters.c = c
-        parameters.a_aligned = (a | self._a_steps) % 16 == 0
-        parameters.b_aligned = (b | self._b_steps) % 16 == 0
-        parameters.sfa_access = access = self._sfa_access(sfa)
+        parameters.a_aligned = (a | self._steps.a) % 16 == 0
+        parameters.b_aligned = (b | self._steps.b) % 16 == 0
+        parameters.sfa_access = access = self._steps.sfa_access(sfa)
         fits = self._may_be_whole and parameters.a_aligned and parameters.b_aligned
         whole = _WHOLE[access] if fits else "no"
         self.launcher = self._launchers.get(whole) or self._laid_out(whole)

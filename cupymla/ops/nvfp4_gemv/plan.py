@@ -14,13 +14,13 @@ from . import model
 from .formats import FORMATS, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
 
-TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a")
-"""What the kernels are compiled for. sm_100a and sm_103a have conversions of E2M1, and the tcgen05 kernel."""
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100f")
+"""What the kernels are compiled for. sm_100f has conversions of E2M1, and the tcgen05 kernel."""
 
 MAX_ITEMS = 2**31 - 1
 """Items of work of one launch, which the kernel counts in 32 bits."""
 
-TENSOR_TARGETS = ("sm_100a", "sm_103a")
+TENSOR_TARGETS = ("sm_100f",)
 """Targets that have the tcgen05 kernel as well."""
 
 WHOLE_TARGETS = ("sm_90",)
@@ -219,9 +219,11 @@ def deal(m: int, n: int, k: int, batches: int, multiprocessors: int, facts: Mapp
 
 
 def may_be_whole(problem: Problem, arch: Arch, multiprocessors: int) -> bool:
-    """Whether a call is likely to be whole, before there is a kernel for whose facts it can be dealt (`is_whole`)."""
-    few = problem.batches <= multiprocessors and problem.m * problem.batches <= PASS_ROWS * multiprocessors
-    return target(arch) in WHOLE_TARGETS and _has_no_tail(problem.k) and few
+    """Whether a call is whole (`is_whole`), before there is a kernel for whose facts it can be dealt."""
+    if target(arch) not in WHOLE_TARGETS or not _has_no_tail(problem.k):
+        return False
+    parts = _parts(problem.m, problem.batches, multiprocessors, PASS_ROWS)
+    return parts * problem.batches <= multiprocessors and -(-problem.m // max(parts, 1)) <= PASS_ROWS
 
 
 def is_whole(work: Work, k: int) -> bool:

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import tensor
+from ...arch import Gpu
+from ...build import KernelSource
 from ...tensor import View
 from ..gpu import KernelCall
 from ..operator import CpuCall, Operator, Prepared
 from ..operator import operator as make_operator
 from ..repeat import Repeats, Run
-from . import companions, cuda, formats, reference, spec
+from . import companions, cuda, formats, plan, reference, spec, tiles
 from .door import Operand
 
 R = TypeVar("R")
@@ -92,6 +94,20 @@ def prepare(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
     if problem.device.kind != "cpu":
         return cuda.prepare(views, problem, stream)
     return _on_cpu(views, problem)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call of `nvfp4_gemv` on such a GPU compiles, of arrays that begin at multiples of 16 bytes.
+
+    Raises InputError, UnsupportedError.
+    """
+    views, problem = spec.read(**arguments)
+    if tiles.fits(views, problem):
+        chosen = plan.plan_tiles(problem, gpu.arch, gpu.multiprocessors)
+        if chosen is not None:
+            return (chosen[0],)
+    steps = cuda.Steps(views, problem, gpu.arch, gpu.multiprocessors)
+    return (plan.plan(problem, gpu.arch, steps.whole),)
 
 
 def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:

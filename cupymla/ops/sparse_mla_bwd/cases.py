@@ -178,6 +178,9 @@ BENCH: tuple[MlaCase, ...] = (
     sized(128, 576, 2048, 4096, 32768, "_dist", wants_dist=True),
 )
 
+DEMO = sized(128, 576, 2048, 1, 4096, intent="shapes", selection="full")
+"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `sparse_mla_bwd`, by parameter name; attn_dist, where asked for, is an array of NaN."""

@@ -44,7 +44,7 @@ PASS_HEADS = (64, 128)
 """Query heads that the CTAs of a query may take at a time; the kernel says the same of itself, which is compared when a
 call is bound. The CTAs of a pair have half of the channels of all of them each."""
 
-FOLDERS = {"sm_90a": "sm90", "sm_100a": "sm100", "sm_103a": "sm100"}
+FOLDERS = {"sm_90a": "sm90", "sm_100f": "sm100"}
 """Where each target's kernels lie."""
 
 JOINT = "sparse_mla_bwd_joint"
@@ -500,7 +500,7 @@ def variant(
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
     if arch.name not in FOLDERS:
-        supported = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+        supported = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", supported)
     if type(stage) is not str or stage not in STAGES:
         raise InputError("stage", "one of " + ", ".join(STAGES), shown(stage), OPERATOR)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...arch import Gpu
+from ...build import KernelSource
 from ..mla import CpuOutput
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
-from . import cuda, reference
+from . import cuda, plan, reference
 from .spec import ARGUMENTS, Problem, Views, read
 
 Result = tuple[Any, ...]
@@ -36,6 +38,13 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
 def workspace_bytes(views: Views, problem: Problem) -> int:
     """How large a workspace a call needs, in bytes: none on the CPU."""
     return 0 if views.q.device.kind == "cpu" else cuda.workspace_bytes(views, problem)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
+    _, problem = read(**arguments)
+    chosen = plan.plan(problem, gpu.arch, gpu.multiprocessors)
+    return tuple(dict.fromkeys(chosen.source(launch.stage) for launch in chosen.launches()))
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:

@@ -18,6 +18,9 @@ CASES: tuple[MlaCase, ...] = mla_cases.COMMON
 
 BENCH: tuple[MlaCase, ...] = (sized(128, 576, 2048, 1024, 8192), sized(128, 512, 2048, 1024, 8192))
 
+DEMO = sized(128, 576, 2048, 2, 8192, intent="shapes", selection="full")
+"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `sparse_mla_bwd_phase1`, by parameter name."""

@@ -24,7 +24,8 @@ PAIR_CTAS = 2
 CTA_HEADS = 64
 """Query heads of each of them; compared as well."""
 
-_ARCHES = ("sm_100a", "sm_103a")
+TARGETS = ("sm_100f",)
+"""What the kernel is compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,8 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSo
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name not in _ARCHES:
-        raise UnsupportedError(
-            OPERATOR, f"a GPU of architecture {arch.name}", "Blackwell (sm_100a, sm_103a), or the CPU"
-        )
+    if arch.name not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Blackwell (sm_100f), or the CPU")
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
@@ -114,7 +113,7 @@ def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSo
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    targets = [name for name in _ARCHES if arch_name in (None, name)]
+    targets = [name for name in TARGETS if arch_name in (None, name)]
     return tuple(
         variant(arches.named(name), d_qk=d_qk, dtype=dtype) for name in targets for d_qk in D_QK for dtype in DTYPES
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...arch import Gpu
+from ...build import KernelSource
 from ..mla import CpuOutput
 from ..mla_reference import stored
 from ..operator import CpuCall, Prepared
-from . import cuda, reference
-from .spec import ARGUMENTS, Problem, Views
+from . import cuda, plan, reference
+from .spec import ARGUMENTS, Problem, Views, read
 
 Result = tuple[Any, Any]
 
@@ -25,6 +27,13 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     if views.q.device.kind == "cpu":
         return _on_cpu(views, problem)
     return cuda.prepare(views, problem, stream)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
+    _, problem = read(**arguments)
+    chosen = plan.plan(problem, gpu.arch, gpu.multiprocessors)
+    return (chosen.source,) if chosen.tokens else ()
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:

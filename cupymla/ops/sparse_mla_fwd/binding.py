@@ -77,7 +77,7 @@ class BlackwellParameters(ctypes.Structure):
 
 def record(source: KernelSource) -> type[Parameters] | type[BlackwellParameters] | type[OrderParameters]:
     """The parameter record of a kernel variant."""
-    if source.arch in plan.BLACKWELL:
+    if source.arch == plan.BLACKWELL:
         return BlackwellParameters
     is_order = dict(source.defines)["CUPYMLA_STAGE"] == plan.STAGES.index("order")
     return OrderParameters if is_order else Parameters
@@ -251,7 +251,7 @@ def bind(
 ) -> Binding:
     """The binding of a device's kernels; `may_order`: whether it may ask for a workspace, to put rows into the order of
     tokens. Raises UnsupportedError when there is no kernel, CompileError, DriverError."""
-    if driver.arch_of(device).name in plan.BLACKWELL:
+    if driver.arch_of(device).name == plan.BLACKWELL:
         return BlackwellBinding(problem, device, outputs, sink_stride)
     return HopperBinding(problem, device, outputs, sink_stride, may_order)
 

@@ -99,6 +99,9 @@ BENCH: tuple[MlaCase, ...] = (
     sized(80, 576, 2048, 4096, 8192),
 )
 
+DEMO = sized(128, 576, 2048, 2, 4096, intent="shapes", selection="full")
+"""A problem of the timing cases' heads and slots, which takes the references a second or two."""
+
 
 def inputs(case: MlaCase, seed: int, xp: Any = np) -> dict[str, Any]:
     """Fresh arguments of `sparse_mla_fwd`, by parameter name."""

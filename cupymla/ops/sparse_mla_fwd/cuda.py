@@ -59,7 +59,7 @@ def _launch(key: object, views: Views, problem: Problem, arrays: OutputArrays, o
 def workspace_bytes(views: Views, problem: Problem) -> int:
     """How large a workspace a call needs, in bytes. Raises UnsupportedError."""
     device = views.q.device
-    if driver.arch_of(device).name in plan.BLACKWELL:
+    if driver.arch_of(device).name == plan.BLACKWELL:
         return 0
     with driver.on_device(device.index):
         layout = running_plan(plan.plan, problem, device).workspace

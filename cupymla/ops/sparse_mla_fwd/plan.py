@@ -22,8 +22,8 @@ MAX_CTAS = 2**31 - 1
 CTA_HEADS = (16, 32, 64)
 """Query heads that one CTA can work on; a kernel says of itself which, and that is compared when a call is bound."""
 
-BLACKWELL = ("sm_100a", "sm_103a")
-"""Targets that `blackwell_plan` is for."""
+BLACKWELL = "sm_100f"
+"""The target that `blackwell_plan` is for."""
 
 BLACKWELL_CTA_HEADS = 64
 """The same there."""
@@ -253,7 +253,7 @@ def raw_deal(
         return Dealt(s_q * batch, {})
     ctas = facts["cluster"]
     head_blocks = max(1, -(-h_q // (facts["heads_per_cta"] * ctas)))
-    if source.arch in BLACKWELL:
+    if source.arch == BLACKWELL:
         items = s_q * batch * head_blocks
         return Dealt(ctas * max(1, min(items, multiprocessors // ctas)), {"head_blocks": head_blocks, "items": items})
     dealt = shares(s_q * batch, head_blocks, multiprocessors)
@@ -286,13 +286,13 @@ def variant(
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
-    if arch.name != "sm_90a" and arch.name not in BLACKWELL:
-        where = "Hopper (sm_90a), Blackwell (sm_100a, sm_103a), or the CPU"
+    if arch.name not in ("sm_90a", BLACKWELL):
+        where = "Hopper (sm_90a), Blackwell (sm_100f), or the CPU"
         raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", where)
     if type(d_qk) is not int or d_qk not in D_QK:
         raise InputError("d_qk", "576 or 512", shown(d_qk), OPERATOR)
-    if type(heads) is not int or heads not in (BLACKWELL_HEADS if arch.name in BLACKWELL else CTA_HEADS):
-        wanted = f"64 or 128 on {arch.name}" if arch.name in BLACKWELL else "16, 32 or 64"
+    if type(heads) is not int or heads not in (BLACKWELL_HEADS if arch.name == BLACKWELL else CTA_HEADS):
+        wanted = f"64 or 128 on {arch.name}" if arch.name == BLACKWELL else "16, 32 or 64"
         raise InputError("heads", wanted, shown(heads), OPERATOR)
     if type(dtype) is not str or dtype not in DTYPES:
         raise InputError("dtype", "'bfloat16' or 'float16'", shown(dtype), OPERATOR)
@@ -301,7 +301,7 @@ def variant(
             raise InputError(argument, "True or False", shown(value), OPERATOR)
     if split and arch.name == "sm_90a" and heads == CTA_HEADS[-1] and stage != "order":
         raise InputError("split", f"False with heads={heads} on {arch.name}", shown(split), OPERATOR)
-    stages = STAGES[:1] if arch.name in BLACKWELL else STAGES
+    stages = STAGES[:1] if arch.name == BLACKWELL else STAGES
     if type(stage) is not str or stage not in stages:
         raise InputError("stage", " or ".join(map(repr, stages)) + f" on {arch.name}", shown(stage), OPERATOR)
     if stage == "order":
@@ -313,7 +313,7 @@ def variant(
         ("CUPYMLA_ANY_SCALE", int(any_scale)),
         ("CUPYMLA_SPLIT", int(split)),
     )
-    if arch.name in BLACKWELL:
+    if arch.name == BLACKWELL:
         return KernelSource("sparse_mla_fwd/sm100/sparse_mla_fwd.cu", OPERATOR, numbers, arch.name)
     defines = (*numbers, ("CUPYMLA_STAGE", STAGES.index(stage)))
     return KernelSource("sparse_mla_fwd/sm90/sparse_mla_fwd.cu", OPERATOR, defines, arch.name)
@@ -321,7 +321,7 @@ def variant(
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
     """Every kernel variant, of one target or of all."""
-    return tuple(source for name in ("sm_90a", *BLACKWELL) if arch_name in (None, name) for source in _sources(name))
+    return tuple(source for name in ("sm_90a", BLACKWELL) if arch_name in (None, name) for source in _sources(name))
 
 
 def _sources(name: str) -> Iterator[KernelSource]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...arch import Gpu
+from ...build import KernelSource
 from ..mla import CpuOutput
 from ..mla_reference import numpy_dtype, stored
 from ..operator import CpuCall, Prepared
-from . import cuda, reference
+from . import cuda, plan, reference
+from .blackwell_plan import blackwell_plan
 from .spec import ARGUMENTS, Problem, Views, read
 
 Result = tuple[Any, Any, Any]
@@ -36,6 +39,19 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
 def workspace_bytes(views: Views, problem: Problem) -> int:
     """How large a workspace a call needs, in bytes: none on the CPU."""
     return 0 if views.q.device.kind == "cpu" else cuda.workspace_bytes(views, problem)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError.
+
+    Where the driver has no room for clusters that the plan asks for, the call compiles another kernel.
+    """
+    _, problem = read(**arguments)
+    if gpu.arch.name == plan.BLACKWELL:
+        return (blackwell_plan(problem, gpu.arch, gpu.multiprocessors).source,)
+    chosen = plan.plan(problem, gpu.arch, gpu.multiprocessors)
+    order = () if chosen.workspace is None else (plan.variant(gpu.arch, stage="order"),)
+    return (chosen.source, *order)
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:

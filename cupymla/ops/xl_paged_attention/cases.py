@@ -457,3 +457,6 @@ BENCH: tuple[XlCase, ...] = (
     make("speed", "fp8", **_GQA, context_lens=(8192,) * 32, kv_dtype="float8_e4m3fn"),
     make("speed", **_GQA, context_lens=(4096,) * 32),
 )
+
+DEMO = make("shapes", **_MHA_64, context_lens=(2048,) * 4, bias="dense")
+"""A problem of the timing cases' heads and lengths, which takes the references a second or two."""

@@ -16,7 +16,7 @@ from .checks import FLOATS, FP8, ITEMSIZE, MAX_COUNT
 from .paging import HEAD_SIZES, LAYOUTS, MAX_BLOCK_SIZE
 from .spec import NAME, Problem
 
-TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a")
+TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_100f")
 """The targets that kernels are listed for. One source serves all; it uses nothing that sm_80 lacks."""
 
 ENGINES = {"plain": 0, "rows": 1, "pages": 2}

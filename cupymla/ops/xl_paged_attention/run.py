@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import tensor
+from ...arch import Gpu
+from ...build import KernelSource
 from ...errors import InputError
 from ...tensor import View
 from ..operator import CpuCall, Prepared
 from ..repeat import Run
-from . import cuda, reference, spec
+from . import cuda, plan, reference, spec
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +40,20 @@ def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepare
     if problem.device.kind == "cpu":
         return _on_cpu(views, problem)
     return cuda.prepare(views, problem, stream)
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError.
+
+    Where the driver has no room for clusters that the plan asks for, the call compiles another kernel.
+    """
+    problem = spec.read(**arguments)[1].problem
+    chosen = plan.plan(problem, gpu.arch, gpu.capability, gpu.multiprocessors).source
+    sizes = (problem.num_seqs, problem.num_heads, problem.extent, problem.capacity)
+    if problem.bias != "fused" or 0 in sizes:
+        return (chosen,)
+    code = plan.QUERY_CODE[problem.dtype]
+    return chosen, plan.companion("relative_scores", gpu.arch.name, head_size=problem.head_size, query=code)
 
 
 def _on_cpu(views: spec.Views, problem: spec.Problem) -> CpuCall[Any]:

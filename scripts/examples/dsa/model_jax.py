@@ -22,8 +22,9 @@ from .setting import D_LATENT, D_ROPE, Setting
 Params = dict[str, Any]
 
 
+@functools.partial(jax.jit, static_argnames="setting")
 def initial(setting: Setting, seed: int) -> Params:
-    """Fresh parameters."""
+    """Fresh parameters. As one program: each shape's own would take longer to compile than a small model to train."""
     s = setting
     keys = iter(jax.random.split(jax.random.key(seed), 4 + 16 * s.layers))
 

@@ -1,0 +1,254 @@
+"""Measurements on disk: JSON that a program reads, PNG that a person reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .machine import gpu_slug
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One timed case, or another way to the same result, which then counts the case's operations and bytes.
+
+    Attributes:
+        case: its name; for another way, what it is follows the name.
+        us: one launch between two CUDA events, as measured, in microseconds.
+        tflops: the case's operations per time less the empty kernel's, in 10**12 per second.
+        tbps: its bytes, likewise.
+        of_ceiling: the share of the ceiling that binds: the bf16 matrix rate for MLA operators, else reading.
+    """
+
+    case: str
+    us: float
+    tflops: float
+    tbps: float
+    of_ceiling: float
+
+
+@dataclass(frozen=True, slots=True)
+class RivalRow:
+    """Another library's time for a case.
+
+    Attributes:
+        case: its name.
+        name: the library and what it was given.
+        us: as of `Row`.
+    """
+
+    case: str
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """What was measured of one operator on one GPU in one run.
+
+    Attributes:
+        gpu: product name.
+        driver: its driver's release.
+        date: ISO 8601, UTC.
+        commit: the sources' commit, "-dirty" appended when they differed from it.
+        ceilings: cublas_bf16_tflops, copy_tbps, read_tbps, empty_us, measured in the same run.
+        rows: the cases.
+        rivals: what else was timed on them in the same run.
+    """
+
+    gpu: str
+    driver: str
+    date: str
+    commit: str
+    ceilings: dict[str, float]
+    rows: list[Row] = field(default_factory=list)
+    rivals: list[RivalRow] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> Benchmark:
+        """A benchmark file. Raises OSError, ValueError, TypeError when it is none."""
+        content = json.loads(file.read_text())
+        rows = [Row(**row) for row in content["rows"]]
+        return cls(**{**content, "rows": rows, "rivals": [RivalRow(**row) for row in content.get("rivals", ())]})
+
+    def write(self, folder: Path, operator: str) -> Path:
+        """Write `<folder>/<gpu>/<operator>.json`; returns the file.
+
+        Rows of an earlier run whose cases were not timed now are dropped: they had other ceilings.
+        """
+        return write(folder, operator, asdict(self))
+
+
+def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
+    """Write measurements as `<folder>/<gpu>/<name>.json`; returns the file.
+
+    Args:
+        folder: of the benchmark files of all GPUs, `docs/benchmarks` in a checkout.
+        name: the operator's, or what was measured.
+        content: `machine.provenance()`, then the ceilings measured in the same run if rates were computed, and rows.
+    """
+    file = folder / gpu_slug(content["gpu"]) / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2) + "\n")
+    return file
+
+
+def marked_table(name: str, heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a line above it, between the markers by which `replaced` finds it on a page."""
+    lines = [
+        f"<!-- {name}:begin -->",
+        heading,
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{' --- |' * len(columns)}",
+        *(f"| {' | '.join(cells)} |" for cells in rows),
+        f"<!-- {name}:end -->",
+    ]
+    return "\n".join(lines)
+
+
+def replaced(page: str, made: str) -> str:
+    """A page with what `marked_table` made in the place of what it has between these markers.
+
+    Raises ValueError for a page without them.
+    """
+    lines = made.splitlines()
+    begin, end = page.index(lines[0]), page.index(lines[-1]) + len(lines[-1])
+    return page[:begin] + made + page[end:]
+
+
+def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) -> None:
+    """Rewrite a page, as a command's `--page` asks, with the tables of its `--out`, a GPU's folder.
+
+    Raises InputError, and leaves the page alone, where there is no folder, or page and files are not what `renewed`
+    takes.
+    """
+    if folder is None:
+        raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
+    try:
+        text = renewed(page.read_text(), folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError("--page", f"a page with markers, and files in {folder} to match", repr(error)) from None
+    page.write_text(text)
+
+
+_ROW_INCHES, _LINE_INCHES = 0.14, 0.12  # a row's height is one of the first, and one of the second for each line
+_LABEL_SIZE = 8.0
+
+
+def _panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
+    """A figure with panels side by side, which have a row for each name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    lines = max((name.count("\n") + 1 for name in names), default=1)
+    height = 1.3 + (_ROW_INCHES + _LINE_INCHES * lines) * len(names)
+    figure, axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, layout="constrained")
+    return figure, axes[0]
+
+
+def _bars(
+    axes: Any, values: Sequence[float], columns: Mapping[str, Sequence[str]], color: str, left: float, right: float
+) -> None:
+    """A bar in each row, from `left` on, and beside the axes a column of text for each heading.
+
+    A bar that ends beyond `right` is cut off there: its number is in the text.
+    """
+    from matplotlib.transforms import blended_transform_factory, offset_copy
+
+    rows = range(len(values))
+    axes.barh(rows, [max(value - left, 0.0) for value in values], left=left, color=color, height=0.7)
+    axes.set_xlim(left, right)
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=_LABEL_SIZE)
+    axes.spines[["top", "right"]].set_visible(False)
+    beside = blended_transform_factory(axes.transAxes, axes.transData)
+    x = 0.0
+    for heading, texts in columns.items():
+        # Right-aligned, with half an em for each letter, which is more than a digit takes.
+        x += 0.62 * _LABEL_SIZE * (max(map(len, (heading, *texts))) + 2)
+        place = offset_copy(beside, axes.figure, x=x, units="points")
+        above = offset_copy(axes.transAxes, axes.figure, x=x, y=4, units="points")
+        axes.text(1, 1, heading, transform=above, ha="right", va="bottom", fontsize=_LABEL_SIZE, color="#555555")
+        for row, text in zip(rows, texts, strict=True):
+            axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=_LABEL_SIZE)
+
+
+def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
+    """Bars of each case's share of its ceiling, with the time beside. Needs matplotlib."""
+    from matplotlib import pyplot
+
+    names = [row.case for row in found.rows]
+    figure, (panel,) = _panels(names, 1, 9.0)
+    shares = [100 * row.of_ceiling for row in found.rows]
+    columns = {
+        "share": [f"{share:.0f}%" for share in shares],
+        "us": [f"{row.us:.1f}" for row in found.rows],
+        "TFLOPS": [f"{row.tflops:.1f}" for row in found.rows],
+        "TB/s": [f"{row.tbps:.2f}" for row in found.rows],
+    }
+    # Ceilings are measured: what beats one by a little ends beyond it.
+    _bars(panel, shares, columns, "#4477aa", 0, max(100.0, *shares))
+    panel.axvline(100, color="#222222", linewidth=1)
+    panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
+    panel.set_xticks(range(0, 101, 20))
+    panel.set_xlabel("share of the ceiling that binds, percent", fontsize=_LABEL_SIZE + 1)
+    limits = found.ceilings
+    figure.suptitle(
+        f"{operator} on {found.gpu}, {found.date}\n"
+        f"ceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f} TFLOPS, read {limits['read_tbps']:.2f} TB/s, "
+        f"empty kernel {limits['empty_us']:.1f} us",
+        fontsize=10,
+    )
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def in_digits(value: float) -> str:
+    """A number with three significant digits, or all before the point, and no exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def decades(values: Sequence[float]) -> tuple[int, int]:
+    """The powers of ten, by their exponents, between which a logarithmic axis has room for bars of these values."""
+    low, high = min(values), max(values)
+    # From the decade below, so that the smallest bar is one: it has a tenth of a decade at least.
+    return math.floor(math.log10(low) - 0.1), math.ceil(math.log10(high))
+
+
+def draw_demo(title: str, names: Sequence[str], ms: Sequence[float], shares: Sequence[float], file: Path) -> None:
+    """Two panels of bars: time in milliseconds, and the worst error as a share of its limit. Needs matplotlib."""
+    from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
+
+    figure, (time_panel, error_panel) = _panels(names, 2, 11.0)
+    figure.get_layout_engine().set(w_pad=0.15)
+    low, high = decades(ms)
+    time_panel.set_xscale("log")
+    _bars(time_panel, ms, {"ms": [in_digits(value) for value in ms]}, "#4477aa", 10.0**low, 10.0**high)
+    # Every decade has its label, and nothing between them has one.
+    powers = range(low, high + 1)
+    time_panel.set_xticks([10.0**power for power in powers], [f"{10.0**power:g}" for power in powers])
+    time_panel.xaxis.set_minor_formatter(NullFormatter())
+    time_panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
+    time_panel.set_xlabel("time of one call, milliseconds", fontsize=_LABEL_SIZE + 1)
+    right = 100 if max(shares) <= 1 else 200
+    columns = {"error": [f"{share:.0%}" for share in shares]}
+    _bars(error_panel, [100 * share for share in shares], columns, "#cc6677", 0, right)
+    error_panel.axvline(100, color="#222222", linewidth=1)
+    above = error_panel.get_xaxis_transform()
+    error_panel.text(100, 1.02, "limit", transform=above, ha="center", va="bottom", fontsize=_LABEL_SIZE)
+    error_panel.set_xticks(range(0, right + 1, right // 5))
+    error_panel.set_yticks([])
+    error_panel.set_xlabel("largest error against float64, percent of its limit", fontsize=_LABEL_SIZE + 1)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,10 @@
+"""How strictly accesses to memory that nothing orders are looked for, by the engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Races = Literal["unchecked", "practice", "letter"]
+"""Not at all, as hardware and CUTLASS go beyond the ISA, or to its letter: docs/emulation.md."""
+
+RACES: tuple[Races, ...] = ("unchecked", "practice", "letter")

@@ -1,0 +1,185 @@
+"""Keeps evidence of a kernel whose sources have changed in nothing that a compiler sees, such as a comment.
+
+    python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT
+    python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT --emulated OTHER
+
+CHECKOUT is one of the sources that ran. Every variant is compiled from both. Where all have the same machine code,
+constants and launch facts, the evidence is of the present sources as well. Of a kernel that was emulated, what the
+emulator makes of its PTX is compared instead.
+
+The second form is for a kernel that was emulated while it was compiled for target OTHER. The evidence is carried over
+to SM, and says from where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cupymla import build, evidence
+from cupymla.build.cubin import Image
+from cupymla.build.source import KernelSource
+from cupymla.cli.terminal import exit_with
+from cupymla.errors import CupymlaError, InputError
+from cupymla.ops import registry
+from cupymla.ops.registry import KernelEntry, OperatorEntry
+from cupymla.testing import operators
+
+from . import recorder
+from .emulate.translate import translate
+
+Variant = tuple[str, tuple[tuple[str, str | int], ...]]
+"""What a variant is known by in every checkout: its unit and its definitions."""
+
+_DEBUG = re.compile(r"^\s*\.section\s+\.debug_\w+\s*\{[^}]*\}", re.MULTILINE)
+_NAME = re.compile(r"[\w$]+")
+_VARIABLE = re.compile(r"(?:\.visible |\.weak )?\.(?:global|const)(?: \.\w+| \d+)* ([\w$]+)(?:\[\d*\])*(?: =.*)?;$")
+
+# What a checkout says of its own kernel: the hash of its sources, and, for a translation, the PTX of every variant.
+_THERE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from cupymla import build
+from cupymla.ops import registry
+from cupymla.testing import operators
+try:
+    from cupymla import evidence
+except ImportError:
+    from cupymla.testing import evidence  # where it was before 2026-11-27
+operator, name, arch = sys.argv[2:5]
+entry = registry.named(operator)
+kernel = next(k for k in entry.kernels if (k.name, k.arch) == (name, arch))
+told = {"hash": evidence.current_hash(entry, kernel), "ptx": []}
+if sys.argv[5:]:
+    sources = [source for source in operators.variants(entry, [arch]) if source.entry == name]
+    told["ptx"] = [(source.path, source.defines, build.ptx(source)) for source in sources]
+print(json.dumps(told))
+"""
+
+
+def _said_there(operator: str, kernel: KernelEntry, checkout: Path, *more: str) -> dict[str, Any]:
+    words = [str(checkout), operator, kernel.name, kernel.arch, *more]
+    command = [sys.executable, "-c", _THERE, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=checkout)
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def hash_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path) -> str:
+    """The content hash of a kernel in another checkout, by that checkout's own code."""
+    return str(_said_there(entry.name, kernel, checkout)["hash"])
+
+
+def ptx_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path) -> dict[Variant, str]:
+    """The PTX of each variant of a kernel in another checkout, by that checkout's own code."""
+    said = _said_there(entry.name, kernel, checkout, "ptx")["ptx"]
+    return {(path, tuple((name, value) for name, value in defines)): text for path, defines, text in said}
+
+
+def differing(sources: Sequence[KernelSource], checkout: Path) -> list[KernelSource]:
+    """Variants that the two checkouts compile to different machine code. Raises CompileError."""
+    found = []
+    for source in sources:
+        here, there = build.cubin(source), build.cubin(replace(source, root=str(checkout / "cuda")))
+        if (Image(here.data).machine_code(), here.facts) != (Image(there.data).machine_code(), there.facts):
+            found.append(source)
+    return found
+
+
+def emulated_code(ptx: str) -> tuple[list[str], dict[str, int]]:
+    """What the emulator makes of a kernel: the lines of its translation, and its launch facts.
+
+    Without what no instruction depends on: names of source files and places in them, variables that are not used, and
+    the order of those that are.
+    """
+    made = translate(ptx)
+    lines = [line.strip() for line in _DEBUG.sub("", made.text).splitlines()]
+    kept = [line for line in lines if line and not line.startswith((".loc", ".file", "//"))]
+    named = Counter(word for line in kept for word in _NAME.findall(line))
+    variables = {line: found[1] for line in kept if (found := _VARIABLE.match(line))}
+    used = sorted(line for line, name in variables.items() if named[name] > 1)
+    return [*used, *(line for line in kept if line not in variables)], dict(made.facts)
+
+
+def differing_emulated(sources: Sequence[KernelSource], there: Mapping[Variant, str]) -> list[KernelSource]:
+    """Variants of which the emulator makes other code than of PTX from elsewhere, or that are not there."""
+    found = []
+    for source in sources:
+        text = there.get((source.path, source.defines))
+        if text is None or emulated_code(build.ptx(source)) != emulated_code(text):
+            found.append(source)
+    return found
+
+
+def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: str = "") -> None:
+    """Make a kernel's evidence one of the present sources.
+
+    Args:
+        entry: the operator.
+        kernel: its kernel.
+        checkout: one of the sources that ran.
+        emulated: the target that they were emulated for, where it is another one.
+
+    Raises InputError where it cannot be.
+    """
+    checkout = checkout.resolve()
+    ran_as = replace(kernel, arch=emulated) if emulated else kernel
+    file = evidence.path(entry.name, ran_as)
+    found = evidence.read(file)
+    if found is None:
+        raise InputError("KERNEL", "one that has evidence", f"none at {file}")
+    if emulated and found.ran != "emulated":
+        raise InputError("--emulated", "a target whose kernel was emulated", f"{emulated}, where it was not")
+    if hash_there(entry, ran_as, checkout) not in (found.content_hash, found.same_code_as):
+        raise InputError("--ran", "a checkout of the sources that ran", f"{checkout}, whose sources are others")
+    sources = [source for source in operators.variants(entry, [kernel.arch]) if source.entry == kernel.name]
+    if found.ran == "emulated":
+        kind, changed = "emulated", differing_emulated(sources, ptx_there(entry, ran_as, checkout))
+    else:
+        kind, changed = "machine", differing(sources, checkout)
+    if changed:
+        raise InputError(
+            "--ran", f"sources that compile to the same {kind} code", f"{len(changed)} others: {changed[0]}"
+        )
+    present = evidence.current_hash(entry, kernel) or ""
+    kept = replace(found, content_hash=present, same_code_as=found.same_code_as or found.content_hash)
+    recorder.write(replace(kept, arch=kernel.arch, carried_from=found.carried_from or emulated))
+    written = evidence.path(entry.name, kernel).name
+    print(f"{len(sources)} variants of {kernel.name} for {kernel.arch} are the same: {written} is of these sources")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 2 where evidence cannot be kept."""
+    parser = argparse.ArgumentParser(prog="python -m cupymla_lab same-code", description=__doc__)
+    parser.add_argument("operator", metavar="OP")
+    parser.add_argument("kernel", metavar="KERNEL")
+    parser.add_argument("arch", metavar="SM")
+    parser.add_argument("--ran", type=Path, required=True, metavar="CHECKOUT")
+    parser.add_argument("--emulated", default="", metavar="OTHER", help="the target that was emulated, if not SM")
+    options = parser.parse_args(arguments)
+    try:
+        kernels = {
+            (entry.name, kernel.name, kernel.arch): (entry, kernel)
+            for entry in registry.OPERATORS
+            for kernel in entry.kernels
+        }
+        wanted = (options.operator, options.kernel, options.arch)
+        if wanted not in kernels:
+            raise InputError("KERNEL", "one that `python -m cupymla list` names", " ".join(wanted))
+        keep(*kernels[wanted], options.ran, options.emulated)
+    except (CupymlaError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,174 @@
+"""How sparse attention over several GPUs scales: one problem on 1, 2, 4, ... of them, in JAX and in torch.
+
+    python -m cupymla_lab scaling --out docs/benchmarks
+
+Queries and tokens are sharded, keys all-gathered (`interop.jax.parallel`, `interop.torch.parallel`); the problem stays
+the same, so perfect scaling halves the time. Writes <out>/<gpu>/scaling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cupymla.bench import machine, report
+from cupymla.cli.terminal import exit_with
+
+REPEATS = 10
+WARM_UP = 3
+INNER = 5
+"""Calls between two looks at the clock, so that what the host does once is spread over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Sizes, of all devices together."""
+
+    s_q: int = 16384
+    s_kv: int = 65536
+    h_q: int = 128
+    d_qk: int = 576
+    topk: int = 2048
+
+
+def median_ms(run: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Median time of one call, from an idle device to an idle device."""
+    samples = []
+    for _ in range(REPEATS + WARM_UP):
+        wait()
+        start = time.perf_counter()
+        for _ in range(INNER):
+            run()
+        wait()
+        samples.append((time.perf_counter() - start) / INNER * 1e3)
+    return statistics.median(samples[WARM_UP:])
+
+
+def measure_jax(problem: Problem, devices: int) -> float:
+    """One process, a mesh of that many devices."""
+    import jax
+    import jax.numpy as jnp
+
+    from cupymla.interop.jax import parallel
+
+    mesh = jax.make_mesh(
+        (devices,), ("context",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    rows = jax.sharding.NamedSharding(mesh, jax.P("context"))
+
+    def make(key: Any) -> tuple[Any, Any, Any]:
+        keys = jax.random.split(key, 3)
+        q = jax.random.normal(keys[0], (problem.s_q, problem.h_q, problem.d_qk), jnp.bfloat16)
+        kv = jax.random.normal(keys[1], (problem.s_kv, problem.d_qk), jnp.bfloat16)
+        return q, kv, jax.random.randint(keys[2], (problem.s_q, problem.topk), 0, problem.s_kv)
+
+    arguments = jax.jit(make, out_shardings=(rows, rows, rows))(jax.random.key(0))
+    spread = jax.jit(parallel.over_mesh(mesh, "context"))
+    latest: list[Any] = []
+
+    def run() -> None:
+        latest[:] = [spread(*arguments)]
+
+    return median_ms(run, lambda: jax.block_until_ready(latest))
+
+
+def measure_torch(problem: Problem, devices: int) -> float:
+    """A process for each device, which meet in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "cupymla_lab.scaling", "--ranks", str(devices), "--meet", f"{folder}/meet"]
+        command += ["--problem", json.dumps(asdict(problem))]
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(devices)
+        ]
+        told = [process.communicate()[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        raise RuntimeError(f"a rank failed: {[process.returncode for process in ranks]}")
+    return max(float(text.split()[-1]) for text in told)
+
+
+def rank_ms(problem: Problem, rank: int, ranks: int, meet: str) -> float:
+    """This rank's time of one call."""
+    import torch
+    import torch.distributed as dist
+
+    from cupymla.interop.torch import parallel
+
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=f"file://{meet}", rank=rank, world_size=ranks, device_id=device)
+    torch.manual_seed(rank)
+    q = torch.randn(problem.s_q // ranks, problem.h_q, problem.d_qk, dtype=torch.bfloat16, device=device)
+    kv = torch.randn(problem.s_kv // ranks, problem.d_qk, dtype=torch.bfloat16, device=device)
+    indices = torch.randint(0, problem.s_kv, (len(q), problem.topk), dtype=torch.int32, device=device)
+
+    def wait() -> None:
+        torch.cuda.synchronize()
+        dist.barrier()
+
+    with torch.no_grad():
+        ms = median_ms(lambda: parallel.sparse_mla_fwd(q, kv, indices), wait)
+    dist.destroy_process_group()
+    return ms
+
+
+def rows(problem: Problem, counts: Sequence[int], frameworks: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each framework and number of devices."""
+    measures = {"jax": measure_jax, "torch": measure_torch}
+    found = []
+    for framework in frameworks:
+        alone = None
+        for devices in counts:
+            ms = measures[framework](problem, devices)
+            alone = alone or ms * devices
+            speedup = alone / ms
+            row = {"framework": framework, "devices": devices, "ms": round(ms, 3)}
+            found.append({**row, "speedup": round(speedup, 3), "efficiency": round(speedup / devices, 3)})
+            print(found[-1], flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write, or be a rank of a measurement."""
+    from cupymla import driver
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder of benchmark files")
+    parser.add_argument(
+        "--devices", type=int, nargs="*", help="how many GPUs (default: 1, 2, 4, ... of those there are)"
+    )
+    parser.add_argument("--frameworks", nargs="*", choices=("jax", "torch"), default=("jax", "torch"))
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", help=argparse.SUPPRESS)
+    parser.add_argument("--commit", help="what to call the commit (default: what git says)")
+    parser.add_argument("--problem", type=json.loads, default={}, help="sizes as JSON")
+    options = parser.parse_args(arguments)
+    problem = Problem(**options.problem)
+    if options.rank is not None:
+        print(rank_ms(problem, options.rank, options.ranks, options.meet))
+        return 0
+    there = driver.device_count()
+    counts = options.devices or [n for n in (1, 2, 4, 8) if n <= there]
+    if not there:
+        print("scaling is measured on CUDA GPUs, and there is none", file=sys.stderr)
+        return 2
+    found = rows(problem, counts, options.frameworks)
+    if options.out:
+        report.write(
+            options.out, "scaling", {**machine.provenance(options.commit), "problem": asdict(problem), "rows": found}
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
