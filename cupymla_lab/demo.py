@@ -30,7 +30,7 @@ CASE = "h128_d576_k256_q2_kv1000"
 MULTIPROCESSORS = 4
 """Of the GPU that is emulated: two pairs of CTAs, one for each query."""
 
-NEEDED = "a C++ compiler called c++ on x86-64 (Debian, Ubuntu: sudo apt install g++)"
+NEEDED = "x86-64 and a C++ compiler: one called c++ (Debian, Ubuntu: sudo apt install g++), or pip install ziglang"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -276,7 +276,7 @@ def test_what_the_engine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(machine, "available", lambda: False)
     assert lab.run_in_engine() == 0
-    assert "a C++ compiler called c++" in capsys.readouterr().out
+    assert "a C++ compiler: one called c++" in capsys.readouterr().out
     monkeypatch.setattr(machine, "available", lambda: True)
     monkeypatch.setattr(compiler, "toolchain", lacking)
     assert lab.run_in_engine() == 0

@@ -157,6 +157,14 @@ def test_a_call_is_whole_where_k_has_no_tail_and_no_cta_a_second_pass() -> None:
     assert is_whole(8, 2**31 - 256) and not is_whole(8, 2**31)
 
 
+@given(m=st.integers(1, 40_000), batches=st.integers(1, 200), multiprocessors=st.integers(1, 200))
+def test_whether_a_call_is_whole_is_known_before_its_kernel_is(m: int, batches: int, multiprocessors: int) -> None:
+    """A call compiles the variant that it then runs, and no other."""
+    one = problem(m, 1, 512, batches)
+    expected = plan.is_whole(dealt(one, multiprocessors), 512)
+    assert plan.may_be_whole(one, arch.named("sm_90"), multiprocessors) == expected
+
+
 def test_only_some_targets_have_variants_for_whole_calls() -> None:
     given = problem(64, 1, 512, 1)
     for name in plan.TARGETS:
