@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -149,13 +150,27 @@ VARIABLES = """
 def test_variables_count_where_an_instruction_names_them(old: str, new: str, same: bool) -> None:
     assert old in VARIABLES
     other = VARIABLES.replace(old, new)
-    assert (same_code.emulated_code(VARIABLES) == same_code.emulated_code(other)) == same
+    for code in (same_code.emulated_code, same_code.compiled_code):
+        assert (code(VARIABLES) == code(other)) == same
 
 
 def test_the_order_of_variables_does_not_count() -> None:
     lines = VARIABLES.splitlines()
     lines[4], lines[5] = lines[5], lines[4]
     assert same_code.emulated_code(VARIABLES) == same_code.emulated_code("\n".join(lines))
+    assert same_code.compiled_code(VARIABLES) == same_code.compiled_code("\n".join(lines))
+
+
+@pytest.mark.compile
+def test_launch_facts_count() -> None:
+    text = build.ptx(SWIZZLE)
+    made = build.cubin(SWIZZLE)
+    assert same_code.compiled_code(text)[1] == dict(made.facts) != {}
+    number = re.search(r"cupymla_fact_values\[\d+\] = \{\d+", text)
+    assert number is not None
+    other = text.replace(number[0], number[0][:-1] + str((int(number[0][-1]) + 1) % 10))
+    assert same_code.compiled_code(other)[0] == same_code.compiled_code(text)[0]
+    assert same_code.compiled_code(other) != same_code.compiled_code(text)
 
 
 def test_a_checkout_tells_the_hash_of_its_own_sources() -> None:
