@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .errors import InputError as InputError
     from .errors import UnsupportedError as UnsupportedError
     from .ops.attn_dist import attn_dist as attn_dist
+    from .ops.indexer_logits import indexer_logits as indexer_logits
     from .ops.nvfp4_gemv import dequantize_nvfp4 as dequantize_nvfp4
     from .ops.nvfp4_gemv import nvfp4_gemv as nvfp4_gemv
     from .ops.nvfp4_gemv import quantize_nvfp4 as quantize_nvfp4
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .ops.sparse_mla_bwd import sparse_mla_bwd as sparse_mla_bwd
     from .ops.sparse_mla_bwd_phase1 import sparse_mla_bwd_phase1 as sparse_mla_bwd_phase1
     from .ops.sparse_mla_fwd import sparse_mla_fwd as sparse_mla_fwd
+    from .ops.topk import topk as topk
     from .ops.xl_paged_attention import copy_blocks as copy_blocks
     from .ops.xl_paged_attention import matrix_bd as matrix_bd
     from .ops.xl_paged_attention import rel_shift as rel_shift

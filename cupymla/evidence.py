@@ -237,7 +237,7 @@ def _since(found: Evidence) -> str:
     if found.carried_from:
         remarks.append(f"as {found.carried_from}, emulated by the same code")
     elif found.same_code_as:
-        remarks.append("words of its sources have changed since, its machine code has not")
+        remarks.append("words of its sources have changed since, its code has not")
     return f" ({'; '.join(remarks)})" if remarks else ""
 
 

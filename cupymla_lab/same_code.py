@@ -3,26 +3,29 @@
     python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT
     python -m cupymla_lab same-code OP KERNEL SM --ran CHECKOUT --emulated OTHER
 
-CHECKOUT is one of the sources that ran. Every variant is compiled from both, and where all have the same machine code,
-constants and launch facts, the evidence is of the present sources as well.
+CHECKOUT is one of the sources that ran. Every variant is compiled from both. Where all have the same PTX, or the same
+machine code and constants, and the same launch facts, the evidence is of the present sources as well. Of a kernel that
+was emulated, what the emulator makes of its PTX is compared instead.
 
-The second form is for a kernel that was emulated while it was compiled for target OTHER. Where the emulator makes the
-same code of every variant as it does of that for OTHER, the evidence is carried over to SM, and says from where.
+The second form is for a kernel that was emulated while it was compiled for target OTHER. The evidence is carried over
+to SM, and says from where.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cupymla import build, evidence
-from cupymla.build.cubin import Image
+from cupymla.build.cubin import Image, facts_of
 from cupymla.build.source import KernelSource
 from cupymla.cli.terminal import exit_with
 from cupymla.errors import CupymlaError, InputError
@@ -36,13 +39,22 @@ from .emulate.translate import translate
 Variant = tuple[str, tuple[tuple[str, str | int], ...]]
 """What a variant is known by in every checkout: its unit and its definitions."""
 
+_DEBUG = re.compile(r"^\s*\.section\s+\.debug_\w+\s*\{[^}]*\}", re.MULTILINE)
+_NAME = re.compile(r"[\w$]+")
+_VARIABLE = re.compile(r"(?:\.visible |\.weak )?\.(?:global|const)(?: \.\w+| \d+)* ([\w$]+)(?:\[\d*\])*(?: =.*)?;$")
+_FACTS = re.compile(r"\.b8 (cupymla_fact_\w+)\[(\d+)\] = \{([\d, ]+)\};")
+
 # What a checkout says of its own kernel: the hash of its sources, and, for a translation, the PTX of every variant.
 _THERE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from cupymla import build
 from cupymla.ops import registry
-from cupymla.testing import evidence, operators
+from cupymla.testing import operators
+try:
+    from cupymla import evidence
+except ImportError:
+    from cupymla.testing import evidence  # where it was before 2026-11-27
 operator, name, arch = sys.argv[2:5]
 entry = registry.named(operator)
 kernel = next(k for k in entry.kernels if (k.name, k.arch) == (name, arch))
@@ -74,23 +86,48 @@ def ptx_there(entry: OperatorEntry, kernel: KernelEntry, checkout: Path) -> dict
 
 
 def differing(sources: Sequence[KernelSource], checkout: Path) -> list[KernelSource]:
-    """Variants that the two checkouts compile to different machine code. Raises CompileError."""
+    """Variants that the two checkouts compile to different code. Raises CompileError.
+
+    The same PTX is the same code; only where it differs is machine code compared.
+    """
     found = []
     for source in sources:
-        here, there = build.cubin(source), build.cubin(replace(source, root=str(checkout / "cuda")))
-        if (Image(here.data).machine_code(), here.facts) != (Image(there.data).machine_code(), there.facts):
+        there = replace(source, root=str(checkout / "cuda"))
+        if compiled_code(build.ptx(source)) == compiled_code(build.ptx(there)):
+            continue
+        made, other = build.cubin(source), build.cubin(there)
+        if (Image(made.data).machine_code(), made.facts) != (Image(other.data).machine_code(), other.facts):
             found.append(source)
     return found
 
 
-def emulated_code(ptx: str) -> tuple[list[str], dict[str, int]]:
-    """What the emulator makes of a kernel: the lines of its translation, and its launch facts.
+def compiled_code(ptx: str) -> tuple[list[str], dict[str, int]]:
+    """What ptxas is given of a kernel: the lines of its PTX that count, and its launch facts."""
+    held = {name: _bytes(size, values) for name, size, values in _FACTS.findall(ptx)}
+    return _lines_that_count(ptx), facts_of(held.get)
 
-    Without what names source files and places in them, which no instruction depends on.
-    """
+
+def emulated_code(ptx: str) -> tuple[list[str], dict[str, int]]:
+    """What the emulator makes of a kernel: the lines of its translation that count, and its launch facts."""
     made = translate(ptx)
-    lines = (line.strip() for line in made.text.splitlines())
-    return [line for line in lines if not line.startswith((".loc", ".file", "//"))], dict(made.facts)
+    return _lines_that_count(made.text), dict(made.facts)
+
+
+def _bytes(size: str, values: str) -> bytes:
+    return bytes(map(int, values.split(","))).ljust(int(size), b"\0")
+
+
+def _lines_that_count(text: str) -> list[str]:
+    """PTX without what no instruction depends on.
+
+    That is names of source files and places in them, variables that are not used, and the order of those that are.
+    """
+    lines = [line.strip() for line in _DEBUG.sub("", text).splitlines()]
+    kept = [line for line in lines if line and not line.startswith((".loc", ".file", "//"))]
+    named = Counter(word for line in kept for word in _NAME.findall(line))
+    variables = {line: found[1] for line in kept if (found := _VARIABLE.match(line))}
+    used = sorted(line for line, name in variables.items() if named[name] > 1)
+    return [*used, *(line for line in kept if line not in variables)]
 
 
 def differing_emulated(sources: Sequence[KernelSource], there: Mapping[Variant, str]) -> list[KernelSource]:
@@ -125,13 +162,14 @@ def keep(entry: OperatorEntry, kernel: KernelEntry, checkout: Path, emulated: st
     if hash_there(entry, ran_as, checkout) not in (found.content_hash, found.same_code_as):
         raise InputError("--ran", "a checkout of the sources that ran", f"{checkout}, whose sources are others")
     sources = [source for source in operators.variants(entry, [kernel.arch]) if source.entry == kernel.name]
-    if emulated:
-        changed = differing_emulated(sources, ptx_there(entry, ran_as, checkout))
+    if found.ran == "emulated":
+        kind, changed = "emulated", differing_emulated(sources, ptx_there(entry, ran_as, checkout))
     else:
-        changed = differing(sources, checkout)
+        kind, changed = "machine", differing(sources, checkout)
     if changed:
-        code = f"{'emulated' if emulated else 'machine'} code"
-        raise InputError("--ran", f"sources that compile to the same {code}", f"{len(changed)} others: {changed[0]}")
+        raise InputError(
+            "--ran", f"sources that compile to the same {kind} code", f"{len(changed)} others: {changed[0]}"
+        )
     present = evidence.current_hash(entry, kernel) or ""
     kept = replace(found, content_hash=present, same_code_as=found.same_code_as or found.content_hash)
     recorder.write(replace(kept, arch=kernel.arch, carried_from=found.carried_from or emulated))

@@ -132,6 +132,7 @@ def test_list_has_the_agreed_keys(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert list(row) == ["operator", "kernel", "arch", "status", "detail"]
         assert row["status"] in ("verified", "emulated", "not run", "none")
+        assert isinstance(row["detail"], str)
 
 
 def test_list_prints_a_table_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:

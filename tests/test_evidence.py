@@ -293,7 +293,8 @@ def test_chosen_cases_run_without_a_gpu_and_leave_no_evidence(
     case = min((case for case in cases.CASES if cases.flops(case) > 0 and not joint.serves(case)), key=cases.flops)
     assert without_gpu.main(["attn_dist", "--arch", "sm_90a", "--case", case.name]) == 0
     ran = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ok")[0] for line in ran] == [f"attn_dist sm_90a {case.name} {n} SM" for n in (1, 132, 3)]
+    wanted = [f"attn_dist sm_90a {case.name} {n} SM {mode}" for n, mode in zip((1, 132, 3), MODES, strict=True)]
+    assert [line.partition(": ok")[0] for line in ran] == wanted
     assert all(line.endswith("(attn_dist)") for line in ran)
 
 

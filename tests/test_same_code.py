@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_evidence_names_what_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert kept is not None and kept.same_code_as == "before"
     assert kept.content_hash == evidence.current_hash(ENTRY, KERNEL)
     row = evidence.Support("nvfp4_gemv", "nvfp4_gemv", "sm_90", True, kept)
-    assert "its machine code has not" in evidence.told(row)
+    assert "its code has not" in evidence.told(row)
 
 
 EMULATED = next(kernel for kernel in ENTRY.kernels if kernel.name == "nvfp4_gemv_tcgen05")
@@ -119,8 +120,61 @@ def test_code_is_the_emulators_and_not_the_targets() -> None:
     assert same_code.differing_emulated([source], {}) == [source]
 
 
-def test_a_checkout_tells_hash_and_ptx_of_its_own_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = Path(same_code.__file__).resolve().parents[2]
+VARIABLES = """
+.version 8.8
+.target sm_100f
+.address_size 64
+.global .align 4 .u32 first = 1;
+.visible .global .align 4 .b8 second[4] = {1, 2};
+.global .align 4 .u32 unused = 3;
+.visible .entry k()
+{
+    .reg .b32 %r<3>;
+    ld.global.u32 %r1, [first];
+    ld.global.u32 %r2, [second];
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("first = 1;\n", "first = 1;\n.global .align 4 .u32 another;\n", True),
+        (".global .align 4 .u32 unused = 3;\n", "", True),
+        ("unused = 3", "unused = 4", True),
+        ("first = 1", "first = 2", False),
+        ("{1, 2}", "{1, 3}", False),
+    ],
+)
+def test_variables_count_where_an_instruction_names_them(old: str, new: str, same: bool) -> None:
+    assert old in VARIABLES
+    other = VARIABLES.replace(old, new)
+    for code in (same_code.emulated_code, same_code.compiled_code):
+        assert (code(VARIABLES) == code(other)) == same
+
+
+def test_the_order_of_variables_does_not_count() -> None:
+    lines = VARIABLES.splitlines()
+    lines[4], lines[5] = lines[5], lines[4]
+    assert same_code.emulated_code(VARIABLES) == same_code.emulated_code("\n".join(lines))
+    assert same_code.compiled_code(VARIABLES) == same_code.compiled_code("\n".join(lines))
+
+
+@pytest.mark.compile
+def test_launch_facts_count() -> None:
+    text = build.ptx(SWIZZLE)
+    made = build.cubin(SWIZZLE)
+    assert same_code.compiled_code(text)[1] == dict(made.facts) != {}
+    number = re.search(r"cupymla_fact_values\[\d+\] = \{\d+", text)
+    assert number is not None
+    other = text.replace(number[0], number[0][:-1] + str((int(number[0][-1]) + 1) % 10))
+    assert same_code.compiled_code(other)[0] == same_code.compiled_code(text)[0]
+    assert same_code.compiled_code(other) != same_code.compiled_code(text)
+
+
+def test_a_checkout_tells_the_hash_of_its_own_sources() -> None:
+    root = Path(same_code.__file__).resolve().parents[1]
     assert same_code.hash_there(ENTRY, KERNEL, root) == evidence.current_hash(ENTRY, KERNEL)
 
 

@@ -52,7 +52,7 @@ struct Parameters {
   // Queries of all batch entries that this launch takes; of `merge`, and the attention after it, bunches of them.
   uint32_t query_begin, query_end;
   int32_t passes;     // how many times a query's CTAs go through its slots, for 64 heads per CTA each time
-  int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100a
+  int32_t batch_rows, token_rows;   // rows of the kv map from one batch entry, or token, to the next, on sm_100f
   int32_t causal;     // 0 or 1
   int32_t followed;   // 1 where another kernel of the call comes next, else 0
   float sm_scale;

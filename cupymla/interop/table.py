@@ -155,6 +155,22 @@ def _caches(arrays: Arrays, options: Options) -> Results:
     return {name: arrays[name] for name in ("k_cache", "v_cache")}
 
 
+# Lightning indexer ---------------------------------------------------------------------------------------------------
+
+
+def _index_scores(arrays: Arrays, options: Options) -> Results:
+    return {"logits": Facts((*arrays["q"].shape[:-2], arrays["k"].shape[-2]), "float32")}
+
+
+def _selection(arrays: Arrays, options: Options) -> Results:
+    scores = arrays["scores"]
+    row = (*scores.shape[:-1], options["topk"])
+    results = {"indices": Facts(row, "int32"), "count": Facts(scores.shape[:-1], "int32")}
+    if options["return_values"]:
+        results["values"] = Facts(row, scores.dtype)
+    return results
+
+
 DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(
         SPARSE_MLA_FWD,
@@ -247,6 +263,21 @@ DECLARATIONS: tuple[Declaration, ...] = (
         outputs=("out",),
         results=_dense_bias,
         replayable=False,
+    ),
+    Declaration(
+        "indexer_logits",
+        arrays=("q", "k", "weights", "q_scale", "k_scale", "starts", "ends"),
+        outputs=("logits",),
+        results=_index_scores,
+        batching=Batching("q", 3, ("k",)),
+    ),
+    Declaration(
+        "topk",
+        arrays=("scores", "starts", "ends"),
+        outputs=("indices", "count", "values"),
+        results=_selection,
+        varies=True,
+        batching=Batching("scores", 2, ("scores",)),
     ),
 )
 

@@ -104,6 +104,16 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         ),
         companions=("reshape_and_cache", "copy_blocks", "rel_shift", "matrix_bd"),
     ),
+    OperatorEntry(
+        "indexer_logits",
+        "lightning indexer: scores of all keys",
+        kernels=(KernelEntry("indexer_logits", "sm_90a"),),
+    ),
+    OperatorEntry(
+        "topk",
+        "exact, reproducible top-k of each row",
+        kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
+    ),
 )
 
 

@@ -159,8 +159,8 @@ def _paged() -> dict[str, Kernel]:
         "xl-plain": kernel(plain, "sm_80", 4, "-1e9", 0),
         "xl-tensor-90": kernel(half, "sm_90a", 4, "-1e9", 2, 20),
         "xl-few": Kernel("xl_paged_attention", "sm_90a", few, 8, {}, "xl_paged_attention_few", ("plan._FEW_GAIN=1e9",)),
-        "xl-tensor-100": kernel(half, "sm_100a", 4, "-1e9", 2),
-        "xl-plain-100": kernel(plain, "sm_100a", 4, "-1e9", 0),
+        "xl-tensor-100": kernel(half, "sm_100f", 4, "-1e9", 2),
+        "xl-plain-100": kernel(plain, "sm_100f", 4, "-1e9", 0),
     }
 
 
@@ -174,9 +174,9 @@ def _gemv() -> dict[str, Kernel]:
         "gemv": kernel(any_shape, "sm_80", WHOLE=0),
         "gemv-whole": kernel(whole, "sm_80"),
         "gemv-whole-90": kernel(whole, "sm_90", 20),
-        "gemv-100": kernel(any_shape, "sm_100a", WHOLE=0),
-        "gemv-whole-100": kernel(whole, "sm_100a", 20),
-        "gemv-tcgen05": Kernel("nvfp4_gemv", "sm_100a", tensor, 2, {}, "nvfp4_gemv_tcgen05", ("model.MARGIN=-1e9",)),
+        "gemv-100": kernel(any_shape, "sm_100f", WHOLE=0),
+        "gemv-whole-100": kernel(whole, "sm_100f", 20),
+        "gemv-tcgen05": Kernel("nvfp4_gemv", "sm_100f", tensor, 2, {}, "nvfp4_gemv_tcgen05", ("model.MARGIN=-1e9",)),
     }
 
 
@@ -184,7 +184,7 @@ def _blackwell() -> dict[str, Kernel]:
     def kernel(
         operator: str, case: Case, multiprocessors: int, lengths: tuple[int, ...] = (), most: int = 40, **defines: int
     ) -> Kernel:
-        return Kernel(operator, "sm_100a", case, multiprocessors, defines, "", (), lengths, most)
+        return Kernel(operator, "sm_100f", case, multiprocessors, defines, "", (), lengths, most)
 
     def sliced(h: int, d: int, slots: int, lengths: tuple[int, ...], kv: int, **traits: Any) -> Case:
         return sized(h, d, slots, len(lengths), kv, "", "masks", **{"selection": "full", **traits})

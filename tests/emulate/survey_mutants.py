@@ -1,11 +1,12 @@
-"""The survey of mutants: which of them the engines catch that run kernels without a GPU.
+"""The survey of mutants: which of them the host engine catches.
 
-    python tests/emulate/survey_mutants.py --engine host                    all kernels' mutants that have not run yet
-    python tests/emulate/survey_mutants.py --engine interpreter --kernel dist-64 --which all
+    python tests/emulate/survey_mutants.py                                  all kernels' mutants that have not run yet
+    python tests/emulate/survey_mutants.py --kernel dist-64 --which all
     python tests/emulate/survey_mutants.py --table                          docs/log/mutants.md
 
 `mutants.json` keeps the mutants, which a fixed seed has drawn of all whose instructions a kernel executes on its
-problem (`mutant_subjects.py`), and how each engine has caught them. It is written as each mutant ends.
+problem (`mutant_subjects.py`), and how each was caught. It is written as each mutant ends. What stands there of the
+PTX interpreter was found while there was one.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from typing import Any
 import mutant_engines
 import mutant_table
 import mutants
-from mutant_subjects import KERNELS, Kernel
+from mutant_subjects import KERNELS
 from mutants import Mutant
 
 from cupymla.bench.machine import today
 from cupymla.build import KernelSource, compiler
 
 LIST = Path(__file__).with_name("mutants.json")
-ENGINES = ("interpreter", "host")
+ENGINE, GONE = "host", "interpreter"
 WHICH = {
-    "new": "those that the engine has not run",
-    "compared": "of these, what the other engine has run",
-    "survivors": "those that the engine has not caught",
-    "missing": "of these, what the other engine has caught",
+    "new": "those that have not run",
+    "compared": "of these, what the interpreter had run",
+    "survivors": "those that were not caught",
+    "missing": "of these, what the interpreter had caught",
     "all": "all",
 }
 
@@ -79,10 +80,10 @@ def identity(each: _Entry) -> tuple[str, str, int]:
 
 
 class _Survey:
-    """Chooses mutants that an engine has not run, and keeps what becomes of them."""
+    """Chooses mutants, and keeps what becomes of them."""
 
-    def __init__(self, name: str, engine: str, which: str, seconds: float) -> None:
-        self._name, self._engine, self._which, self._seconds = name, engine, which, seconds
+    def __init__(self, name: str, which: str, seconds: float) -> None:
+        self._name, self._which, self._seconds = name, which, seconds
         self._started = time.monotonic()
 
     def choose(
@@ -120,50 +121,40 @@ class _Survey:
         return itertools.takewhile(lambda mutant: time.monotonic() - self._started < self._seconds, wanted)
 
     def _wants(self, each: _Entry) -> bool:
-        others = [each.get(engine) for engine in ENGINES if engine != self._engine]
-        if self._which == "survivors":
-            return each.get(self._engine) == ""
-        if self._which == "missing":
-            return each.get(self._engine) == "" and any(others)
-        if self._which == "compared":
-            return self._engine not in each and None not in others
-        return self._which == "all" or self._engine not in each
+        if self._which in ("survivors", "missing"):
+            return each.get(ENGINE) == "" and (self._which == "survivors" or bool(each.get(GONE)))
+        if self._which == "compared" and GONE not in each:
+            return False
+        return self._which == "all" or ENGINE not in each
 
     def tell(self, mutant: Mutant, how: str) -> None:
         """How a mutant was caught."""
         with changed() as known:
             for each in known[self._name]["mutants"]:
                 if identity(each) == mutant.identity:
-                    each[self._engine] = how
+                    each[ENGINE] = how
         shown = f"{mutant.kind:9} {mutant.text[:60]:60} {mutant.place[:50]:50}"
         seconds = time.monotonic() - self._started
-        print(f"{self._name:16} {self._engine:11} {seconds:5.0f} s {shown} | {how or '-'}", flush=True)
+        print(f"{self._name:16} {seconds:5.0f} s {shown} | {how or '-'}", flush=True)
 
 
-def survey(name: str, engine: str, which: str, seconds: float, runs: int) -> None:
+def survey(name: str, which: str, seconds: float, runs: int) -> None:
     """Run one kernel's mutants."""
-    listener, kernel = _Survey(name, engine, which, seconds), KERNELS[name]
-    mutant_engines.emulate(kernel, listener, mutant_engines.HOST_RUNS[:runs])
+    mutant_engines.emulate(KERNELS[name], _Survey(name, which, seconds), mutant_engines.HOST_RUNS[:runs])
 
 
-def runs_on(kernel: Kernel, engine: str) -> bool:
-    """Whether an engine has a kernel's target."""
-    return engine == "host" or not kernel.arch.startswith("sm_10")
-
-
-def is_left(name: str, engine: str) -> bool:
-    """Whether an engine has mutants of a kernel to run, or none have been drawn."""
+def is_left(name: str) -> bool:
+    """Whether a kernel has mutants that have not run, or none have been drawn."""
     entry = read().get(name)
-    return entry is None or any(engine not in each for each in entry["mutants"])
+    return entry is None or any(ENGINE not in each for each in entry["mutants"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run mutants, or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--kernel", choices=list(KERNELS), metavar="NAME", action="append", help="; ".join(KERNELS))
     parser.add_argument("--jobs", type=int, default=1, help="kernels at a time")
-    parser.add_argument("--runs", type=int, default=9, help="how many of an engine's schedules are tried at most")
+    parser.add_argument("--runs", type=int, default=9, help="how many schedules are tried at most")
     parser.add_argument("--which", choices=WHICH, default="new", help="; ".join(f"{w}: {h}" for w, h in WHICH.items()))
     parser.add_argument("--seconds", type=float, default=1e9, help="for one kernel's mutants, some are left out then")
     parser.add_argument("--table", action="store_true", help="write docs/log/mutants.md")
@@ -171,10 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         mutant_table.write(read(), today())
         return
-    if options.engine is None:
-        parser.error("--engine or --table")
-    names = [name for name in options.kernel or KERNELS if runs_on(KERNELS[name], options.engine)]
-    names = [name for name in names if options.which != "new" or is_left(name, options.engine)]
+    names = [name for name in options.kernel or KERNELS if options.which != "new" or is_left(name)]
     context = multiprocessing.get_context("fork")
     waiting = list(names)
     running: list[Any] = []
@@ -182,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target: Callable[..., None] = survey
     while waiting or running:
         while waiting and len(running) < options.jobs:
-            arguments_of = (waiting[0], options.engine, options.which, options.seconds, options.runs)
+            arguments_of = (waiting[0], options.which, options.seconds, options.runs)
             process = context.Process(target=target, args=arguments_of, name=waiting.pop(0))
             process.start()
             running.append(process)

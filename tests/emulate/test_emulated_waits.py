@@ -62,6 +62,7 @@ ENDS = {
     st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r7], %r0, [%r1];""",
 }
 FREE, READ = wait("FREE", "%r6", 0), wait("READ", "%r1", 0)
+TOLD = arrive("%r6")  # what FREE waits for
 
 
 def handed_over(end: str, between: str, late: str = "", pause: str = "", phases: int = 1) -> str:
@@ -135,23 +136,22 @@ def test_a_phase_ends_behind_the_issue_of_its_copies() -> Iterator[Claim]:
 def test_a_wait_comes_behind_the_end_of_the_phase_before() -> Iterator[Claim]:
     """A wait for the second phase is let through before the first one is over, or waits for the third where both are.
     To know that all who had to arrive have is enough, but not where bytes are under way."""
-    second, meet = wait("READ", "%r1", 1), "bar.sync 1, 33;"
-    yield ordered(two_warps(arrive("%r1") + meet + arrive("%r1"), meet + second), threads=64)
+    second = wait("READ", "%r1", 1)
+    yield ordered(two_warps(arrive("%r1") + TOLD + arrive("%r1"), FREE + second), threads=64)
     for pauses in (("", ""), (PAUSE, ""), ("", PAUSE)):
         first = pauses[0] + arrive("%r1") + arrive("%r1")
         yield refused(two_warps(first, pauses[1] + second), threads=64)
     known = wait("KNOWN", "%r1", 0)
     for pause in ("", PAUSE):
-        yield refused(two_warps(EXPECT + COPY + meet + known + arrive("%r1"), meet + pause + second), threads=64)
-        yield ordered(two_warps(EXPECT + COPY + known + meet + arrive("%r1"), meet + pause + second), threads=64)
+        yield refused(two_warps(EXPECT + COPY + TOLD + known + arrive("%r1"), FREE + pause + second), threads=64)
+        yield ordered(two_warps(EXPECT + COPY + known + TOLD + arrive("%r1"), FREE + pause + second), threads=64)
 
 
 @CLAIMS.test()
 def test_an_mbarrier_that_is_made_again_begins_again() -> Iterator[Claim]:
     again = "mbarrier.inval.shared::cta.b64 [%r1]; mbarrier.init.shared::cta.b64 [%r1], 1;"
-    meet = "bar.sync 1, 33;"
-    first = arrive("%r1") + wait("DONE", "%r1", 0) + again + meet + arrive("%r1")
-    body = two_warps(first, meet + READ)
+    first = arrive("%r1") + wait("DONE", "%r1", 0) + again + TOLD + arrive("%r1")
+    body = two_warps(first, FREE + READ)
     yield ordered(body, threads=64)
 
 

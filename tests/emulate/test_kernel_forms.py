@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
-import subprocess
 from typing import Any
 
 import ml_dtypes
@@ -16,8 +14,8 @@ import numpy as np
 import pytest
 from device import Kernel, Memory, Where, blank, tile_map
 from device import run as run_operation
+from forms_kit import BARRIER, CTAS, EVERYBODY, NUMBERED, THREADS, WAIT, loaded, numbers, require_real
 from isa_oracle import Array
-from ptx_kernels import one_of
 
 from cupymla.launch import Geometry
 from cupymla.tensormap import TileMap
@@ -27,25 +25,6 @@ from cupymla_lab.emulate.host.machine import HostError
 from cupymla_lab.emulate.settings import MODES, Mode
 
 pytestmark = pytest.mark.compile
-
-THREADS, CTAS = 64, 2
-
-BARRIER = """
-    setp.ne.u32 %p, %thread, 0;
-    @!%p mbarrier.init.shared::cta.b64 [%bar], 1;
-    @!%p fence.mbarrier_init.release.cluster;
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
-"""
-WAIT = """
-waiting:
-    mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;
-    @!%p bra waiting;
-"""
-EVERYBODY = """
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
-"""
 
 
 def run(
@@ -81,47 +60,6 @@ def run(
 
 
 @functools.cache
-def loaded(together: tuple[str, ...], where: Where, target: str) -> tuple[Kernel, list[int]]:
-    """A kernel that does one of several bodies, and the lines where they begin."""
-    text = f"""
-.version 8.8
-.target {target}
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
-.visible .entry k(.param .u64 p_in, .param .u64 p_out, .param .u32 p_which)
-.maxntid {THREADS}, 1, 1
-{{
-    .reg .pred %p, %q; .reg .b16 %h<4>; .reg .b32 %r<16>, %n, %thread, %cta, %rank, %smem, %bar, %which;
-    .reg .f32 %f<8>; .reg .b64 %d<8>, %in, %out;
-    .shared .align 8 .b64 barrier;
-    mov.u32 %smem, dynamic; mov.u32 %bar, barrier;
-    mov.u32 %thread, %tid.x; mov.u32 %cta, %ctaid.x; mov.u32 %rank, %cluster_ctarank;
-    mad.lo.u32 %n, %cta, {THREADS}, %thread;
-    ld.param.b64 %in, [p_in]; ld.param.b64 %out, [p_out]; ld.param.b32 %which, [p_which];
-    {one_of(together, "%which")}
-    {EVERYBODY}
-    ret;
-}}
-"""
-    require_real(text, target)
-    lines = text.splitlines()
-    starts = [lines.index(f"body_{i}:") + 1 for i in range(len(together))]
-    return Kernel(text, "forms.ptx", where, THREADS), starts
-
-
-@functools.cache
-def require_real(text: str, target: str) -> None:
-    """Fails where ptxas does not take a kernel for its target; without a toolkit it does nothing."""
-    if shutil.which("ptxas"):
-        command = ["ptxas", f"-arch={target}", "-o", "/dev/null", "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-NUMBERED = "mul.wide.u32 %d0, %n, 4; add.u64 %d0, %d0, %out; st.global.b32 [%d0], %n;"
-
-
-@functools.cache
 def bodies() -> tuple[str, ...]:
     """Of all ordinary launches, compiled at once."""
     return (
@@ -138,10 +76,6 @@ def bodies() -> tuple[str, ...]:
     )
 
 
-def numbers(count: int, dtype: Any = np.float32, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).integers(-9, 10, count).astype(dtype)
-
-
 @pytest.mark.parametrize("target", ["sm_100a", "sm_100f", "sm_103a"])
 def test_targets(target: str, where: Where) -> None:
     found = run(NUMBERED, numbers(1), np.zeros(CTAS * THREADS, np.uint32), where, target=target)
@@ -150,14 +84,13 @@ def test_targets(target: str, where: Where) -> None:
 
 def vector_sum(width: int) -> str:
     registers = ", ".join(f"%f{i}" for i in range(width))
-    body = f"""
+    return f"""
     mad.wide.u32 %d0, %n, {4 * width}, %in;
     ld.global.v{width}.f32 {{{registers}}}, [%d0];
     and.b32 %r0, %n, 3;
     mad.wide.u32 %d1, %r0, {4 * width}, %out;
     red.global.add.v{width}.f32 [%d1], {{{registers}}};
 """
-    return body
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -179,14 +112,13 @@ def test_dynamic_shared_memory_is_aligned(where: Where) -> None:
 
 
 def packed_sum() -> str:
-    body = """
+    return """
     mad.wide.u32 %d0, %n, 4, %in;
     ld.global.b32 %r0, [%d0];
     and.b32 %r1, %n, 3;
     mad.wide.u32 %d1, %r1, 4, %out;
     red.global.add.noftz.bf16x2 [%d1], %r0;
 """
-    return body
 
 
 def test_packed_bf16_is_added_to_global_memory(where: Where) -> None:
@@ -209,12 +141,11 @@ FILL = """
 
 def bulk_sum(kind: str) -> str:
     suffix = f"noftz.{kind}" if kind in ("bf16", "f16") else kind
-    body = f"""{FILL}
+    return f"""{FILL}
     @!%p cp.reduce.async.bulk.global.shared::cta.bulk_group.add.{suffix} [%out], [%smem], 1024;
     @!%p cp.async.bulk.commit_group;
     @!%p cp.async.bulk.wait_group 0;
 """
-    return body
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -346,7 +277,7 @@ def test_a_counter_at_the_peer(where: Where) -> None:
 def matrices(count: int, transposed: bool) -> str:
     registers = "{" + ", ".join(f"%r{8 + i}" for i in range(count)) + "}"
     trans = ".trans" if transposed else ""
-    body = f"""
+    return f"""
     mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
     mad.lo.u32 %r4, %thread, 16, %smem; st.shared.v4.b32 [%r4], {{%r0, %r1, %r2, %r3}};
     bar.sync 1, 64;
@@ -359,7 +290,6 @@ def matrices(count: int, transposed: bool) -> str:
     add.u32 %smem, %smem, 4096;
     {LEAVE}
 """
-    return body
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -375,7 +305,7 @@ def test_matrices_through_a_warp(count: int, transposed: bool, where: Where) -> 
 
 
 def election() -> str:
-    body = """
+    return """
     elect.sync %r0|%p, 0xffffffff;
     selp.b32 %r1, 1, 0, %p;
     redux.sync.add.u32 %r2, %r1, 0xffffffff;
@@ -384,7 +314,6 @@ def election() -> str:
     mad.wide.u32 %d1, %n, 8, %out;
     st.global.v2.b32 [%d1], {%r2, %r3};
 """
-    return body
 
 
 def test_election_and_reductions_over_a_warp(where: Where) -> None:
@@ -396,13 +325,12 @@ def test_election_and_reductions_over_a_warp(where: Where) -> None:
 def wide(vector: str) -> str:
     letter = "f" if vector == "v8.f32" else "d"
     registers = "{" + ", ".join(f"%{letter}{i}" for i in range(8 if letter == "f" else 4)) + "}"
-    body = f"""
+    return f"""
     mov.u32 %r0, %n;
     mad.wide.u32 %d5, %r0, 32, %in; mad.wide.u32 %d6, %r0, 32, %out;
     ld.global.nc.L1::no_allocate.L2::evict_first.{vector} {registers}, [%d5];
     st.global.L2::evict_last.{vector} [%d6], {registers};
 """
-    return body
 
 
 @pytest.mark.parametrize("vector", ["v8.f32", "v4.b64"])
@@ -413,7 +341,7 @@ def test_loads_of_32_bytes_past_the_cache(vector: str, where: Where) -> None:
 
 
 def nothing() -> str:
-    body = """
+    return """
     griddepcontrol.launch_dependents;
     griddepcontrol.wait;
     fence.proxy.tensormap::generic.release.gpu;
@@ -426,7 +354,6 @@ def nothing() -> str:
     mad.wide.u32 %d1, %n, 4, %out;
     st.global.b32 [%d1], %r0;
 """
-    return body
 
 
 def test_what_changes_nothing_here_is_accepted(where: Where) -> None:
@@ -490,7 +417,7 @@ def test_a_dependent_launch_waits_before_it_uses_global_memory(use: str) -> None
 
 
 def shared_alone() -> str:
-    body = f"""
+    return f"""
     mad.lo.u32 %r0, %thread, 4, %smem; st.shared.b32 [%r0], %n;
     cvt.u64.u32 %d0, %r0; cvta.shared.u64 %d0, %d0; ld.b32 %r1, [%d0];
     {EVERYBODY}
@@ -499,7 +426,6 @@ def shared_alone() -> str:
     griddepcontrol.wait;
     mad.wide.u32 %d1, %n, 4, %out; st.global.b32 [%d1], %r1;
 """
-    return body
 
 
 def test_what_is_not_global_memory_is_free_before_the_wait() -> None:
@@ -559,7 +485,7 @@ def test_matrices_of_bytes_are_loaded(shape: str, count: int, form: str, where: 
 
 
 def byte_stores(count: int) -> str:
-    body = f"""
+    return f"""
     mad.wide.u32 %d0, %n, 16, %in; ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%d0];
     mad.lo.u32 %r4, %thread, 16, %smem;
     mov.b32 %r5, 0; st.shared.v4.b32 [%r4], {{%r5, %r5, %r5, %r5}};
@@ -568,7 +494,6 @@ def byte_stores(count: int) -> str:
     bar.sync 1, {THREADS};
     {LEAVE}
 """
-    return body
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -584,7 +509,7 @@ def test_matrices_of_bytes_are_stored(count: int, where: Where) -> None:
 
 
 def unfenced() -> str:
-    body = f"""
+    return f"""
     mad.lo.u32 %r4, %thread, 16, %smem; mov.b32 %r0, 7;
     stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [%r4], {{%r0, %r0, %r0, %r0}};
     bar.sync 1, {THREADS};
@@ -592,7 +517,6 @@ def unfenced() -> str:
     @%p cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], 512;
     @%p cp.async.bulk.commit_group; @%p cp.async.bulk.wait_group 0;
 """
-    return body
 
 
 def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None:
@@ -604,7 +528,7 @@ def test_matrices_of_bytes_need_a_fence_before_a_bulk_copy(where: Where) -> None
 def request(multicast: bool) -> str:
     form = ".multicast::cluster::all" if multicast else ""
     asks = "setp.ne.u32 %q, %n, 0;" if multicast else "setp.ne.u32 %q, %thread, 0;"
-    body = f"""{BARRIER}
+    return f"""{BARRIER}
     mov.b32 %r0, -1;
     @!%p st.shared.v4.b32 [%smem], {{%r0, %r0, %r0, %r0}};
     @!%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
@@ -623,7 +547,6 @@ def request(multicast: bool) -> str:
     mad.wide.u32 %d1, %n, 8, %out;
     st.global.v2.b32 [%d1], {{%r1, %r2}};
 """
-    return body
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -103,6 +103,7 @@ COPY = """
     mad.lo.u32 %n, %lane, 16, %smem;
     ld.shared.v4.b32 {{%s0, %s1, %s2, %s3}}, [%n];
     ld.shared.v2.b32 {{%s4, %s5}}, [%n+1024];
+    cp.async.wait_all;
 """
 
 

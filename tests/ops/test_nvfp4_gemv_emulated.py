@@ -225,7 +225,7 @@ def test_machine_code_of_the_tcgen05_kernel(source: KernelSource, tmp_path: Path
     assert "LDL" not in code and "STL" not in code
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_100f", "sm_103a"])
+@pytest.mark.parametrize("target", ["sm_90", "sm_100f"])
 @pytest.mark.parametrize("fmt", formats.FORMATS, ids=lambda fmt: fmt.name)
 def test_the_streaming_kernel_converts_by_instruction_where_there_is_one(target: str, fmt: formats.BlockFormat) -> None:
     native = target != "sm_90"

@@ -78,7 +78,6 @@ def test_where_no_cluster_fits_the_other_kernel_runs(forced: None) -> None:
         ("sm_80", {}),
         ("sm_89", {}),
         ("sm_100f", {}),
-        ("sm_103a", {}),
     ],
 )
 @pytest.mark.usefixtures("forced")

@@ -213,6 +213,7 @@ def _placed(declaration: Declaration, names: Sequence[str]) -> Callable[[tuple[A
     empty = inspect.Parameter.empty
     defaults = [parameters[name].default for name in names]
     positional = [names.index(n) for n, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    in_order = positional == list(range(len(positional)))
     places = {name: (position, names.index(name)) for position, name in enumerate(parameters)}
     unknown = (-1, 0)
     required = [names.index(name) for name, parameter in parameters.items() if parameter.default is empty]
@@ -220,9 +221,12 @@ def _placed(declaration: Declaration, names: Sequence[str]) -> Callable[[tuple[A
 
     def placed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         count = len(args)
-        values = defaults.copy()
-        for place, value in zip(positional, args):  # noqa: B905 - too many are refused below
-            values[place] = value
+        if in_order:
+            values = [*args, *defaults[count:]]
+        else:
+            values = defaults.copy()
+            for place, value in zip(positional, args):  # noqa: B905 - too many are refused below
+                values[place] = value
         right = count <= len(positional)
         for name, value in kwargs.items():
             position, place = places.get(name, unknown)

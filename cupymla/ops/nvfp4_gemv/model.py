@@ -4,7 +4,7 @@ No number here was measured. `cuda/nvfp4_gemv/README.md` derives them and shows 
 
 Sources: NVIDIA, "DGX B200" datasheet (8 GPUs: 64 TB/s of HBM3e, 72 PFLOPS of dense FP4; so 8 TB/s and 9 PFLOPS each,
 which 148 multiprocessors of 16384 multiplications per clock give at 1.85 GHz); CUDA C++ Programming Guide, "Arithmetic
-Instructions" (4 warp instructions per clock and multiprocessor). Instruction counts are those of nvcc 13.0's sm_100a
+Instructions" (4 warp instructions per clock and multiprocessor). Instruction counts are those of nvcc 13.0's sm_100f
 code. What is assumed is called so.
 """
 

@@ -125,6 +125,7 @@ inline void store_cluster_u32(uint32_t address, uint32_t value) {
 inline void store_cluster_16(uint32_t address, uint4 value) {
   machine::store(machine::shared(*current, address, 16), value);
 }
+// Not an access of the kernel: the model says of those that are (races.cuh), and fills memory with NaN this way.
 inline void store_shared_u32(uint32_t address, uint32_t value) { store_cluster_u32(address, value); }
 inline void arrive_in_cluster(uint32_t barrier) { machine::barrier_arrive(*current, barrier, 1, 0); }
 inline void complete_bytes_in_cluster(uint32_t barrier, uint32_t bytes) {

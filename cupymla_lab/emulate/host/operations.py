@@ -67,10 +67,10 @@ def _absolute(w: Writer) -> str:
 def _divide(w: Writer) -> str:
     kind = _type(w.parts)
     a, b = (w.read(operand, kind) for operand in w.operands[1:3])
-    symbol = "/" if w.parts[0] == "div" else "%"
     if kind[0] == "f":
         return w.write(w.operands[0], f"{a} / {b}", kind)
-    return w.write(w.operands[0], f"static_cast<{CPP[kind]}>({b} == 0 ? -1 : {a} {symbol} {b})", kind)
+    function = "quotient" if w.parts[0] == "div" else "remainder_of"
+    return w.write(w.operands[0], f"{function}<{CPP[kind]}>({a}, {b})", kind)
 
 
 def _extreme(w: Writer) -> str:
@@ -395,20 +395,14 @@ def _insert(w: Writer) -> str:
     kind = "u" + _type(w.parts)[1:]
     a, b = (w.read(operand, kind) for operand in w.operands[1:3])
     at, count = (w.read(operand, "u32") for operand in w.operands[3:5])
-    one, width = f"static_cast<{CPP[kind]}>(1)", 8 * _bytes(kind)
-    mask = f"((({count} & 255) >= {width} ? 0 : ({one} << ({count} & 255))) - {one}) << ({at} & 255)"
-    return w.write(w.operands[0], f"(({a} << ({at} & 255)) & ({mask})) | ({b} & ~({mask}))", kind)
+    return w.write(w.operands[0], f"insert_bits<{CPP[kind]}>({a}, {b}, {at}, {count})", kind)
 
 
 def _extract(w: Writer) -> str:
     kind = _type(w.parts)
-    value = w.read(w.operands[1], "u" + kind[1:])
+    value = w.read(w.operands[1], kind)
     at, count = (w.read(operand, "u32") for operand in w.operands[2:4])
-    field = f"(({value} >> {at}) & ((({CPP['u' + kind[1:]]})1 << {count}) - 1))"
-    if kind[0] == "s":
-        width = 8 * _bytes(kind)
-        field = f"(static_cast<{CPP[kind]}>({field} << ({width} - {count})) >> ({width} - {count}))"
-    return w.write(w.operands[0], field, kind)
+    return w.write(w.operands[0], f"extract_bits<{CPP[kind]}>({value}, {at}, {count})", kind)
 
 
 def _lookup(w: Writer) -> str:

@@ -6,6 +6,7 @@
 // the CTA's rank in its cluster in bits 24-31 and the offset below; the first 1024 bytes belong to the system.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -396,6 +397,46 @@ inline uint32_t bit_mask(uint32_t first, uint32_t count, bool clamps) {
   if (!clamps) first &= 31, count &= 31;
   if (first >= 32) return 0;
   return (count >= 32 ? ~0u : (1u << count) - 1u) << first;
+}
+
+// bfe and bfi: a field of that many bits, of which those past the highest one are its sign; a field put in.
+template <typename T>
+inline T extract_bits(T value, uint32_t at, uint32_t count) {
+  using Plain = std::make_unsigned_t<T>;
+  constexpr uint32_t kBits = 8 * sizeof(T);
+  at &= 255, count &= 255;
+  const auto plain = static_cast<Plain>(value);
+  const bool sign = std::is_signed_v<T> && count && plain >> std::min(at + count - 1, kBits - 1) & 1;
+  const uint32_t there = at < kBits ? std::min(count, kBits - at) : 0;
+  const Plain mask = there == kBits ? static_cast<Plain>(~Plain{0}) : static_cast<Plain>((Plain{1} << there) - 1);
+  const Plain field = there ? static_cast<Plain>(plain >> at & mask) : Plain{0};
+  return static_cast<T>(sign ? field | static_cast<Plain>(~mask) : field);
+}
+template <typename T>
+inline T insert_bits(T from, T into, uint32_t at, uint32_t count) {
+  constexpr uint32_t kBits = 8 * sizeof(T);
+  at &= 255, count &= 255;
+  const uint32_t there = at < kBits ? std::min(count, kBits - at) : 0;
+  if (there == 0) return into;
+  const T mask = static_cast<T>((there == kBits ? ~T{0} : (T{1} << there) - 1) << at);
+  return static_cast<T>((static_cast<T>(from << at) & mask) | (into & ~mask));
+}
+// Quotients that no number is: by zero anything, of the least number by -1 itself.
+template <typename T>
+inline T quotient(T a, T b) {
+  if (b == 0) return static_cast<T>(-1);
+  if constexpr (std::is_signed_v<T>) {
+    if (b == -1) return static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(a));
+  }
+  return static_cast<T>(a / b);
+}
+template <typename T>
+inline T remainder_of(T a, T b) {
+  if (b == 0) return static_cast<T>(-1);
+  if constexpr (std::is_signed_v<T>) {
+    if (b == -1) return 0;
+  }
+  return static_cast<T>(a % b);
 }
 
 // Warps and CTAs --------------------------------------------------------------------------------------------------

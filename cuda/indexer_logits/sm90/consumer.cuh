@@ -1,0 +1,270 @@
+// A consumer warpgroup: every second key tile, with all queries of the query tile.
+#pragma once
+
+#include "../../common/indexer_score.cuh"
+#include "../../common/matrix.cuh"
+#include "../../common/ring.cuh"
+#include "../../common/store_if.cuh"
+#include "work.cuh"
+
+namespace cupymla::indexer_logits {
+
+struct Consumer {
+  using Config = ThisConfig;
+
+  // Scores of one key tile with a group of queries: products, until they are summed over heads.
+  using Scores = float[Config::kRowTiles][Config::kScores];
+  // A lane's sums over its heads, two of each eight, for its two keys of a row tile. Four lanes have all heads.
+  using Sums = float[Config::kGroupQueries][Config::kRowTiles][2];
+
+  // A lane's weights of a group of queries.
+  struct Weights {
+    static constexpr int kQueryWeights = Config::kHeads / 4;
+    float of[Config::kGroupQueries][kQueryWeights];
+
+    __device__ __forceinline__ Weights(const Storage& storage, uint32_t buffer, int group, int lane) {
+      const float* weights = storage.weights[buffer] + group * Config::kColumns;
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; ++query) {
+        if constexpr (kQueryWeights == 2) {
+          const float2 two = *reinterpret_cast<const float2*>(weights + query * Config::kHeads + lane % 4 * 2);
+          of[query][0] = two.x, of[query][1] = two.y;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kQueryWeights; i += 4) {
+            const float4 four =
+                *reinterpret_cast<const float4*>(weights + query * Config::kHeads + i * 4 + lane % 4 * 4);
+            of[query][i] = four.x, of[query][i + 1] = four.y, of[query][i + 2] = four.z, of[query][i + 3] = four.w;
+          }
+        }
+      }
+    }
+  };
+
+  Storage& storage;
+  const Parameters& params;
+  const int who;
+  const int warp = static_cast<int>(threadIdx.x / 32 % 4);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  // Sums are handed out four to four lanes: this lane's key in a tile is always the same, and its query in a group the
+  // first, or where there is one row tile the first or the second.
+  const int own_key;
+  const int own_query;
+
+  uint32_t keys[Config::kRowTiles][Config::kSteps][4];
+
+  __device__ __forceinline__ Consumer(Storage& storage, const Parameters& params, int who)
+      : storage(storage),
+        params(params),
+        who(who),
+        own_key(warp * 16 + lane / 4 + (lane & 1) * 8 + (Config::kRowTiles == 2 ? (lane & 2) * 32 : 0)),
+        own_query(Config::kRowTiles == 1 && Config::kGroupQueries > 1 ? lane / 2 % 2 : 0) {}
+
+  // A bit for each query of the query tile, from this lane's first one on.
+  using Queries = conditional_t<Config::kQueries <= 32, uint32_t, uint64_t>;
+  static constexpr Queries kAllQueries = ~Queries{0} >> (sizeof(Queries) * 8 - Config::kQueries);
+
+  // Where this lane's sums of a key tile go.
+  struct Target {
+    float* logits;    // of `own_query` of the query tile, and this lane's key
+    float k_scale;
+    Queries seen;     // queries that see the key
+    Queries written;  // that this lane writes
+  };
+
+  __device__ __forceinline__ void run() {
+    Ring<Config::kQueryBuffers> buffers;
+    uint32_t use = 0;  // of this consumer's stages
+    Scores scores[2] = {};
+    Sums sums = {};
+    Walk walk(params);
+    for (Run run; walk.next(run); buffers.advance()) {
+      storage.q_full[buffers.stage].wait(buffers.full);
+      const Visible visible(run, storage.any[buffers.stage]);
+      const int32_t queries = min(Config::kQueries, params.queries - run.first_query());
+      float* logits = params.logits + run.batch * params.logits_batch + run.first_query() * params.logits_query;
+      fill(logits, queries, run.first, visible.first);
+      fill(logits, queries, visible.end, run.end);
+      // The same in all lanes: computed once per warp.
+      const uint64_t heads = descriptor(__shfl_sync(0xffffffffu, smem_address(storage.q[buffers.stage][0]), 0));
+
+      // Of the tile whose last group is still to be summed, and its last two to be written. Before the first one there
+      // is none: nothing is written.
+      Target before{logits, 1.0f, 0, 0};
+      for (int32_t tile = visible.first + who; tile < visible.end; tile += Config::kConsumers) {
+        const Target target = make_target(run, buffers.stage, tile, logits, queries);
+        load_keys(use);
+#pragma unroll
+        for (int group = 0; group < Config::kGroups; ++group) {
+          const int last = (group + Config::kGroups - 1) % Config::kGroups;
+          const int older = (group + 2 * Config::kGroups - 2) % Config::kGroups;
+          // Loads of weights are under way while the products are issued.
+          const Weights weights(storage, buffers.stage, last, lane);
+          issue(scores[group % 2], heads, group);
+          if (group == 0) free_keys(use++);
+          sm90::wgmma_wait<1>();
+          pin(scores[last % 2]);
+          write(sums, group < 2 ? before : target, older);
+          sum_heads(scores[last % 2], weights, sums);
+        }
+        // The last group's product reads the keys: the next ones have to wait for it, its sums have not.
+        sm90::wgmma_wait<0>();
+        pin(scores[1]);
+        before = target;
+      }
+      write(sums, before, Config::kGroups - 2);
+      sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
+      write(sums, before, Config::kGroups - 1);
+      __syncwarp();
+      if (lane == 0) storage.q_free[buffers.stage].arrive();
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
+    if constexpr (Config::kSpan == 64) return sm90::narrow_k_major_descriptor(address);
+    return sm90::k_major_descriptor(address);
+  }
+
+  static __device__ __forceinline__ void pin(Scores& scores) {
+#pragma unroll
+    for (int i = 0; i < Config::kRowTiles; ++i) sm90::pin_registers(scores[i]);
+  }
+
+  // Key tiles that no query sees, every second one.
+  __device__ __forceinline__ void fill(float* logits, int32_t queries, int32_t first, int32_t end) const {
+    const int thread = static_cast<int>(threadIdx.x) % Config::kWarpgroup;
+    for (int32_t tile = first; tile < end; ++tile) {
+      if (tile % Config::kConsumers != who) continue;
+      const int32_t key = tile * Config::kKeyRows + thread % Config::kKeyRows;
+      if (key >= params.keys) continue;
+      for (int query = thread / Config::kKeyRows; query < queries; query += Config::kWarpgroup / Config::kKeyRows) {
+        logits[query * params.logits_query + key] = negative_infinity();
+      }
+    }
+  }
+
+  // Waits for this consumer's next key tile and takes in a warp's fragments of it.
+  __device__ __forceinline__ void load_keys(uint32_t use) {
+    const uint32_t stage = key_stage(use, who);
+    storage.k_full[stage].wait(key_parity(use));
+    const uint32_t base = smem_address(storage.k[stage][0]);
+#pragma unroll
+    for (int tile = 0; tile < Config::kRowTiles; ++tile) {
+      const uint32_t row = tile * 64 + warp * 16 + lane % 16;
+#pragma unroll
+      for (int step = 0; step < Config::kSteps; ++step) {
+        constexpr int kSpanSteps = Config::kSpan / 32;
+        const uint32_t chunk = step % kSpanSteps * 2 + lane / 16;
+        const uint32_t column = base + step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.k[0][0]));
+        load_matrix_x4(keys[tile][step],
+                       column + (Config::kSpan == 64 ? swizzle_64(row, chunk) : swizzle_128(row, chunk)));
+      }
+    }
+  }
+
+  // Lets go of a stage. Products of what was loaded from it have been issued: so it is in registers, of the whole warp.
+  __device__ __forceinline__ void free_keys(uint32_t use) const {
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) storage.k_free[key_stage(use, who)].arrive();
+  }
+
+  __device__ __forceinline__ Target make_target(const Run& run, uint32_t buffer, int32_t tile, float* logits,
+                                                int32_t queries) const {
+    const int32_t key = tile * Config::kKeyRows + own_key;
+    Target target{logits + own_query * params.logits_query + key, 1.0f, kAllQueries, 0};
+    if (key < params.keys) {
+      if (params.k_scale != nullptr) {
+        target.k_scale = params.k_scale[run.batch * params.k_scale_batch + key * params.k_scale_key];
+      }
+      // Of a product with the heads of one query, two lanes of four have the sums.
+      const bool one_query = Config::kRowTiles == 1 && Config::kGroupQueries == 1;
+      if (!one_query || lane % 4 < 2) target.written = kAllQueries >> (Config::kQueries - queries) >> own_query;
+    }
+    const Bounds all = storage.all[buffer];
+    if (all.begin > tile * Config::kKeyRows || (tile + 1) * Config::kKeyRows > all.end) {
+      target.seen = 0;
+#pragma unroll 1
+      for (int query = 0; query < Config::kQueries; ++query) {
+        const Bounds bounds = storage.bounds[buffer][query];
+        if (bounds.begin <= key && key < bounds.end) target.seen |= Queries{1} << query;
+      }
+      target.seen >>= own_query;
+    }
+    return target;
+  }
+
+  // Issues the products of the keys with the heads of a group of queries.
+  __device__ __forceinline__ void issue(Scores& scores, uint64_t heads, int group) {
+    pin(scores);
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int tile = 0; tile < Config::kRowTiles; ++tile) {
+#pragma unroll
+      for (int step = 0; step < Config::kSteps; ++step) {
+        constexpr int kSpanSteps = Config::kSpan / 32;
+        const uint32_t offset = step / kSpanSteps * static_cast<uint32_t>(sizeof(storage.q[0][0])) +
+                                group * Config::kColumns * Config::kSpan + step % kSpanSteps * 32;
+        sm90::mma<typename Config::Atom>(scores[tile], keys[tile][step], sm90::descriptor_advance(heads, offset),
+                                         step == 0);
+      }
+    }
+    sm90::wgmma_commit();
+  }
+
+  // Sums a group's products over the heads that this lane has.
+  __device__ __forceinline__ void sum_heads(const Scores& scores, const Weights& weights, Sums& sums) const {
+    constexpr int kColumnGroups = Config::kHeads / 8;  // columns 8j to 8j + 7 of a product are heads of one query
+#pragma unroll
+    for (int query = 0; query < Config::kGroupQueries; ++query) {
+#pragma unroll
+      for (int tile = 0; tile < Config::kRowTiles; ++tile) sums[query][tile][0] = sums[query][tile][1] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * kColumnGroups; ++i) {
+#pragma unroll
+        for (int tile = 0; tile < Config::kRowTiles; ++tile) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float product = scores[tile][(query * kColumnGroups + i / 2) * 4 + half * 2 + i % 2];
+            // A head that is not there is zero, but its product with an infinite key is not.
+            if (Config::kFilled && i / 2 * 8 + lane % 4 * 2 + i % 2 >= params.heads) product = 0.0f;
+            float& sum = sums[query][tile][half];
+            sum = indexer::add_head<Config::kRelu>(sum, weights.of[query][i], product);
+          }
+        }
+      }
+    }
+  }
+
+  // Adds what four lanes have, and writes the scores.
+  __device__ __forceinline__ void write(const Sums& sums, const Target& target, int group) const {
+    const int quad_lane = lane % 4;
+    const int first = group * Config::kGroupQueries;
+    if constexpr (Config::kRowTiles == 2) {
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; ++query) {
+        const float four[4] = {sums[query][0][0], sums[query][0][1], sums[query][1][0], sums[query][1][1]};
+        write_score(indexer::add_sums_of_four(four, quad_lane), target, first + query);
+      }
+    } else if constexpr (Config::kGroupQueries >= 2) {
+#pragma unroll
+      for (int query = 0; query < Config::kGroupQueries; query += 2) {
+        const float four[4] = {sums[query][0][0], sums[query][0][1], sums[query + 1][0][0], sums[query + 1][0][1]};
+        write_score(indexer::add_sums_of_four(four, quad_lane), target, first + query);
+      }
+    } else {
+      const float two[2] = {sums[0][0][0], sums[0][0][1]};
+      write_score(indexer::add_sums_of_two(two, quad_lane), target, first);
+    }
+  }
+
+  // `query`: in the query tile, from this lane's first one on.
+  __device__ __forceinline__ void write_score(float sum, const Target& target, int query) const {
+    const float scaled = __fmul_rn(sum, target.k_scale);
+    store_if((target.written >> query & 1u) != 0, target.logits + query * params.logits_query,
+             (target.seen >> query & 1u) != 0 ? scaled : negative_infinity());
+  }
+};
+
+}  // namespace cupymla::indexer_logits

@@ -1,0 +1,63 @@
+// Shared memory and barriers of the kernel.
+//
+// barrier      | arrivals                              | who waits        | what it says
+// -------------+---------------------------------------+------------------+-------------------------------------------
+// q_full[b]    | 32 lanes of the query warp, and one   | consumers, key   | heads of a query tile, weights and visible
+//              | again with TMA's bytes                | warp             | keys are in buffer b
+// q_free[b]    | 8 consumer warps, the key warp        | query warp       | buffer b may be refilled
+// k_full[s]    | one lane of the key warp, with TMA's  | consumer s % 2   | a key tile is in stage s
+//              | bytes                                 |                  |
+// k_free[s]    | 4 warps of consumer s % 2             | key warp         | stage s may be refilled
+//
+//   query warp          | key warp          | consumer 0                   | consumer 1
+//   --------------------+-------------------+------------------------------+------------------------------
+//   query tile i + 1    | key tile j + 4    | key tile j to registers      | group 5 of tile j - 1: issue
+//   when it is free     | when it is free   | group 0: issue               | group 4: sum over heads, write
+//                       |                   | group 7 of j - 2: sum, write | group 6: issue
+//                       |                   | group 1: issue               | group 5: sum over heads, write
+//
+// Key tiles that no query of the tile sees are not loaded: consumers write -inf.
+#pragma once
+
+#include "../../common/barrier.cuh"
+#include "../../common/ring.cuh"
+#include "config.cuh"
+
+namespace cupymla::indexer_logits {
+
+// Consumers take the key tiles of a run in turn, the first one first, and each has stages of its own. `use` counts a
+// consumer's key tiles, of which eight bits are enough.
+__device__ __forceinline__ uint32_t key_stage(uint32_t use, uint32_t who) {
+  return use % ThisConfig::kOwnStages * ThisConfig::kConsumers + who;
+}
+__device__ __forceinline__ uint32_t key_parity(uint32_t use) { return use / ThisConfig::kOwnStages & 1u; }
+
+// Visible keys of a query: `begin` <= key < `end`.
+struct Bounds {
+  int32_t begin, end;
+};
+
+struct alignas(1024) Storage {
+  uint8_t q[ThisConfig::kQueryBuffers][ThisConfig::kColumnTiles]
+           [ThisConfig::kQueries * ThisConfig::kHeads * ThisConfig::kSpan];
+  uint8_t k[ThisConfig::kKeyStages][ThisConfig::kColumnTiles][ThisConfig::kKeyRows * ThisConfig::kSpan];
+
+  // In the order in which lanes take them: see `weight_place`.
+  alignas(16) float weights[ThisConfig::kQueryBuffers][ThisConfig::kQueries * ThisConfig::kHeads];
+  Bounds bounds[ThisConfig::kQueryBuffers][ThisConfig::kQueries];
+  Bounds any[ThisConfig::kQueryBuffers];  // from the first to the last key that any query of the tile sees
+  Bounds all[ThisConfig::kQueryBuffers];  // keys that all of them see
+
+  Mbarrier q_full[ThisConfig::kQueryBuffers], q_free[ThisConfig::kQueryBuffers];
+  Mbarrier k_full[ThisConfig::kKeyStages], k_free[ThisConfig::kKeyStages];
+};
+
+// A lane sums heads 8j + 2c and 8j + 2c + 1, c its number among the four of a row: for two values of j it finds them in
+// 16 bytes.
+__device__ __forceinline__ int weight_place(int query, int head) {
+  const int column = head % 8;
+  if constexpr (ThisConfig::kHeads == 8) return query * 8 + column;
+  return query * ThisConfig::kHeads + head / 16 * 16 + column / 2 * 4 + head / 8 % 2 * 2 + column % 2;
+}
+
+}  // namespace cupymla::indexer_logits

@@ -1,0 +1,121 @@
+"""Binding indexer_logits to its kernel: tensor maps, parameter record, output, launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from ... import build, driver
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ...tensormap import TileMap
+from ..gpu import KernelCall, Launches, OutputArrays, check_record, tiles
+from ..indexer_door import batched_strides
+from . import plan
+from .spec import OPERATOR, Problem, Views
+
+_HEADED = ("weights", "q_scale")
+_ARRAYS = (*_HEADED, "k_scale", "starts", "ends", "logits")
+
+
+class Parameters(ctypes.Structure):
+    """Twin of `Parameters` in cuda/indexer_logits/sm90/params.cuh; its size is compared with the kernel's own."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((f"{name}_{axis}", ctypes.c_int64) for name in _HEADED for axis in ("batch", "query", "head")),
+        *((f"k_scale_{axis}", ctypes.c_int64) for axis in ("batch", "key")),
+        *((f"{name}_{axis}", ctypes.c_int64) for name in ("starts", "ends", "logits") for axis in ("batch", "query")),
+        *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "steps", "unit_steps")),
+        *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "query_tiles", "key_tiles")),
+        *((name, ctypes.c_int32) for name in ("bf16_weights", "causal")),
+    )
+
+
+def record(problem: Problem, dealt: plan.Deal, views: Views, logits: View) -> Parameters:
+    """The parameters of a launch."""
+    made = Parameters(
+        q_start=problem.q_start,
+        k_stride=problem.k_stride,
+        batch=problem.batch,
+        queries=problem.queries,
+        keys=problem.keys,
+        heads=problem.heads,
+        bf16_weights=int(views.weights.dtype == "bfloat16"),
+        causal=int(problem.causal),
+        **dealt.fields,
+    )
+    axes = {"weights": "batch query head", "q_scale": "batch query head", "k_scale": "batch key"}
+    for name in _ARRAYS:
+        seen = logits if name == "logits" else getattr(views, name)
+        setattr(made, name, None if seen is None else seen.ptr)
+        own = axes.get(name, "batch query").split()
+        rank = 3 if name == "logits" else len(own)
+        for axis, stride in zip(own, batched_strides(seen, rank), strict=False):
+            setattr(made, f"{name}_{axis}", stride)
+    return made
+
+
+def q_tiles(problem: Problem, q: View, facts: Mapping[str, int]) -> TileMap:
+    """Tiles of q: channels, heads, queries, batch."""
+    batch, query, head, _ = (stride * q.itemsize for stride in batched_strides(q, 4))
+    shape = (problem.channels, problem.heads, problem.queries, problem.batch)
+    box = (facts["tile_bytes"] // q.itemsize, facts["tile_heads"], facts["tile_queries"], 1)
+    return _map(problem, q, shape, (head, query, batch), box, facts["tile_bytes"])
+
+
+def k_tiles(problem: Problem, k: View, facts: Mapping[str, int]) -> TileMap:
+    """Tiles of k: channels, keys, batch, and an axis of extent 1."""
+    batch, key, _ = (stride * k.itemsize for stride in batched_strides(k, 3))
+    shape = (problem.channels, problem.keys, problem.batch, 1)
+    box = (facts["tile_bytes"] // k.itemsize, facts["tile_keys"], 1, 1)
+    return _map(problem, k, shape, (key, batch, 0), box, facts["tile_bytes"])
+
+
+def _map(
+    problem: Problem,
+    view: View,
+    shape: tuple[int, ...],
+    strides_bytes: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+) -> TileMap:
+    # An axis of extent 1 may have any stride, and drivers need not take all.
+    strides = tuple(
+        stride if extent > 1 else problem.channels * view.itemsize
+        for stride, extent in zip(strides_bytes, shape[1:], strict=True)
+    )
+    return TileMap(view.ptr, problem.dtype, shape, strides, box, swizzle)
+
+
+def _launcher(views: Views, problem: Problem, logits: View) -> Launcher | None:
+    if 0 in problem.shape:
+        return None
+    index = problem.device.index
+    source = plan.plan(problem, driver.arch_of(problem.device))
+    kernel = build.kernel(source, index)
+    facts = kernel.facts
+    check_record(source, facts, Parameters)
+    dealt = plan.deal(problem, facts, driver.multiprocessor_count(index))
+    geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
+    maps = (
+        tiles(q_tiles(problem, views.q, facts), "q", OPERATOR),
+        tiles(k_tiles(problem, views.k, facts), "k", OPERATOR),
+    )
+    return Launcher(kernel, geometry, (*maps, record(problem, dealt, views, logits)))
+
+
+def call(views: Views, problem: Problem, stream: object) -> KernelCall[Any]:
+    """A call on a GPU. Running it raises UnsupportedError, DriverError."""
+
+    def outputs(own: int | None) -> OutputArrays:
+        return OutputArrays(views.q, ((problem.shape, "float32"),), (views.logits,), own)
+
+    def bind(arrays: OutputArrays, stream: int) -> tuple[Launches, None]:
+        return Launches(_launcher(views, problem, arrays.views[0])), None
+
+    def result(arrays: OutputArrays) -> Any:
+        return arrays.finish()[0]
+
+    return KernelCall(views.given, stream, outputs, bind, result)

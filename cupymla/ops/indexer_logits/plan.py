@@ -1,0 +1,144 @@
+"""Which kernel serves a problem, and how its key tiles are dealt to CTAs. Pure: no array, no driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from .spec import CHANNELS, DTYPES, MAX_HEADS, OPERATOR, Problem
+
+SOURCE = "indexer_logits/sm90/indexer_logits.cu"
+TARGETS = ("sm_90a",)
+
+HEADS = (8, 16, 32, 64, 128)
+"""Heads of a query with those that fill it up to a power of two."""
+
+AHEAD = (
+    *(("float8_e4m3fn", 128, heads) for heads in (16, 32, 64)),
+    *(("bfloat16", 128, heads) for heads in (16, 32, 64)),
+)
+"""Variants that are compiled ahead of use: dtype, channels, heads."""
+
+_LEAST_UNITS, _MOST_UNIT_STEPS = 16, 32
+"""Where queries see different keys: units that a CTA takes at least, and key tiles of a unit at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How the key tiles of all query tiles are dealt to CTAs; fields are those of the parameter record.
+
+    Attributes:
+        query_tiles: of a batch entry.
+        key_tiles: of a query tile.
+        steps: key tiles of all query tiles.
+        unit_steps: of them a CTA takes at a time.
+        ctas: all of them; each takes every ctas'th unit.
+    """
+
+    query_tiles: int
+    key_tiles: int
+    steps: int
+    unit_steps: int
+    ctas: int
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What the parameter record has of it."""
+        return {name: getattr(self, name) for name in ("query_tiles", "key_tiles", "steps", "unit_steps")}
+
+
+def plan(problem: Problem, arch: Arch) -> KernelSource:
+    """Choose the kernel. Raises UnsupportedError when the architecture has none."""
+    heads = next(heads for heads in HEADS if problem.heads <= heads)
+    return variant(
+        arch,
+        dtype=problem.dtype,
+        channels=problem.channels,
+        heads=heads,
+        filled=problem.heads != heads and problem.dtype != "float8_e4m3fn",
+        relu=problem.relu,
+    )
+
+
+def deal(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> Deal:
+    """Deal out the key tiles of a call. Where every query sees every key, each CTA takes as many, side by side."""
+    query_tiles = -(-problem.queries // facts["tile_queries"])
+    key_tiles = -(-problem.keys // facts["tile_keys"])
+    steps = problem.batch * query_tiles * key_tiles
+    if problem.masked:
+        unit = max(2, min(_MOST_UNIT_STEPS, steps // (multiprocessors * _LEAST_UNITS)))
+    else:
+        unit = max(1, -(-steps // multiprocessors))
+    # Consumers take the key tiles of a unit in turn.
+    consumers = facts["consumers"]
+    unit = -(-unit // consumers) * consumers
+    return Deal(query_tiles, key_tiles, steps, unit, min(multiprocessors, -(-steps // unit)))
+
+
+def variant(
+    arch: Arch,
+    *,
+    dtype: str = "float8_e4m3fn",
+    channels: int = 128,
+    heads: int = 64,
+    filled: bool = False,
+    relu: bool = True,
+) -> KernelSource:
+    """A kernel variant.
+
+    Args:
+        arch: the target.
+        dtype: of q and k.
+        channels: 64 or 128.
+        heads: of a query, with those that only fill up: 8, 16, 32, 64 or 128.
+        filled: whether there are such; fp8 has no infinities, and does not care.
+        relu: the option.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    if arch.name not in TARGETS:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", "Hopper (sm_90a), or the CPU")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise InputError("dtype", " or ".join(map(repr, DTYPES)), shown(dtype), OPERATOR)
+    if type(channels) is not int or channels not in CHANNELS:
+        raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
+    if type(heads) is not int or heads not in HEADS:
+        raise InputError("heads", f"8, 16, 32, 64 or {MAX_HEADS}", shown(heads), OPERATOR)
+    for name, flag in (("filled", filled), ("relu", relu)):
+        if type(flag) is not bool:
+            raise InputError(name, "True or False", shown(flag), OPERATOR)
+    defines = (
+        ("CUPYMLA_TYPE", DTYPES.index(dtype)),
+        ("CUPYMLA_D", channels),
+        ("CUPYMLA_HEADS", heads),
+        ("CUPYMLA_FILLED", int(filled)),
+        ("CUPYMLA_RELU", int(relu)),
+    )
+    return KernelSource(SOURCE, OPERATOR, defines, arch.name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """The kernel variants that are compiled ahead of use, of one target or of all."""
+    return tuple(
+        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads)
+        for name in TARGETS
+        if arch_name in (None, name)
+        for dtype, channels, heads in AHEAD
+    )
+
+
+def variants() -> tuple[KernelSource, ...]:
+    """Every kernel variant that a call may want."""
+    return tuple(
+        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads, filled=filled, relu=relu)
+        for name in TARGETS
+        for dtype in DTYPES
+        for channels in CHANNELS
+        for heads in HEADS
+        for filled in ((False,) if dtype == "float8_e4m3fn" else (False, True))
+        for relu in (True, False)
+    )

@@ -1,0 +1,146 @@
+"""indexer_logits in NumPy: what the operator means, in float64 or as a kernel accumulates."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .. import indexer_score, tensor_cores
+
+Array = npt.NDArray[Any]
+Precision = Literal["float64", "same", "rounded"]
+
+_BLOCK_ELEMENTS = 1 << 23
+"""Of the largest temporary of a block of queries."""
+
+
+def indexer_logits(
+    q: Array,
+    k: Array,
+    weights: Array,
+    *,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    starts: Array | None = None,
+    ends: Array | None = None,
+    causal: bool = False,
+    q_start: int = 0,
+    k_stride: int = 1,
+    relu: bool = True,
+    precision: Precision = "rounded",
+) -> Array:
+    """logits; arguments and shapes as the public function's.
+
+    precision="float64": in float64 and returned in float64. "rounded": every product q.k is its exact value rounded to
+    fp32, and all else is what a kernel does, in its order (`indexer_score`). "same": the same with products as tensor
+    cores round them: of 16-bit operands as `tensor_cores.product`, of fp8 as `_fp8_product`.
+    """
+    narrow = q.dtype.itemsize == 1
+    if narrow:
+        q, k = (array.view(ml_dtypes.float8_e4m3fn) for array in (q, k))
+    has_batch = q.ndim == 4
+    if not has_batch:
+        q, k, weights = q[None], k[None], weights[None]
+        q_scale, k_scale, starts, ends = (
+            None if array is None else array[None] for array in (q_scale, k_scale, starts, ends)
+        )
+    batch, queries, heads, _ = q.shape
+    keys = k.shape[-2]
+    out = np.empty((batch, queries, keys), np.float64 if precision == "float64" else np.float32)
+    step = max(1, _BLOCK_ELEMENTS // max(1, heads * keys * (32 if narrow and precision == "same" else 1)))
+    for entry in range(batch):
+        for first in range(0, queries, step):
+            rows = slice(first, first + step)
+            scale = None if q_scale is None else q_scale[entry, rows]
+            out[entry, rows] = _block(
+                q[entry, rows],
+                k[entry],
+                weights[entry, rows],
+                scale,
+                None if k_scale is None else k_scale[entry],
+                relu,
+                precision,
+            )
+    seen = visible(batch, queries, keys, starts, ends, causal, q_start, k_stride)
+    out[~seen] = -np.inf
+    return out if has_batch else out[0]
+
+
+def visible(
+    batch: int,
+    queries: int,
+    keys: int,
+    starts: Array | None,
+    ends: Array | None,
+    causal: bool,
+    q_start: int,
+    k_stride: int,
+) -> Array:
+    """Which keys each query sees, [batch, queries, keys] bool."""
+    key = np.arange(keys)
+    seen = np.ones((batch, queries, keys), bool)
+    if starts is not None:
+        seen &= key >= starts[..., None]
+    if ends is not None:
+        seen &= key < ends[..., None]
+    if causal:
+        limit = (q_start + np.arange(queries, dtype=np.int64) + 1) // k_stride
+        seen &= key < limit[:, None]
+    return seen
+
+
+def _block(
+    q: Array,
+    k: Array,
+    weights: Array,
+    q_scale: Array | None,
+    k_scale: Array | None,
+    relu: bool,
+    precision: Precision,
+) -> Array:
+    wide_q, wide_k = q.astype(np.float32).astype(np.float64), k.astype(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if precision == "float64":
+            products = wide_q @ wide_k.T
+            factors = weights.astype(np.float64)
+            if q_scale is not None:
+                factors = factors * q_scale.astype(np.float64)
+            if relu:
+                products = np.maximum(products, 0)
+            score: Array = np.einsum("th,thl->tl", factors, products)
+            return score if k_scale is None else score * k_scale.astype(np.float64)
+        if precision == "rounded":
+            exact = (wide_q @ wide_k.T).astype(np.float32)
+        elif q.dtype.itemsize == 1:
+            exact = _fp8_product(wide_q, wide_k)
+        else:
+            exact = tensor_cores.product(wide_q, wide_k.T)
+        factor = weights.astype(np.float32)
+        if q_scale is not None:
+            factor = factor * q_scale
+        return indexer_score.scores(exact, factor, k_scale, relu)
+
+
+_FP8_STEP = 32
+_FP8_FRACTION_BITS = 13
+
+
+def _fp8_product(q: Array, k: Array) -> Array:
+    """Products of fp8 operands as Hopper's tensor cores sum them, [T, H, L] float32.
+
+    The products of thirty-two channels and the sum so far are cut, toward zero, to 13 bits below the leading bit of the
+    largest among them, and added. Source: DeepSeek-V3 technical report, section 3.3.2, for products aligned by their
+    largest exponent with about 14 bits kept.
+    """
+    total = np.zeros((*q.shape[:-1], len(k)), np.float64)
+    for first in range(0, q.shape[-1], _FP8_STEP):
+        step = slice(first, first + _FP8_STEP)
+        terms = q[:, :, None, step] * k[None, None, :, step]
+        largest = np.maximum(np.abs(terms).max(axis=-1), np.abs(total))
+        _, exponent = np.frexp(largest)
+        grain = np.ldexp(1.0, exponent - 1 - _FP8_FRACTION_BITS)
+        total = grain * (np.trunc(terms / grain[..., None]).sum(axis=-1) + np.trunc(total / grain))
+    return total.astype(np.float32)

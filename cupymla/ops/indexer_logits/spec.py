@@ -1,0 +1,150 @@
+"""The door of indexer_logits: every check a caller can meet, and the problem that is left when they all pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...tensor import Device, View
+from ..arguments import Flag, Integer
+from ..indexer_door import Door
+from ..mla import MAX_POSITION
+
+OPERATOR = "indexer_logits"
+FP8 = ("float8_e4m3fn", "uint8")
+"""fp8 e4m3fn, where the framework has it, or its bytes."""
+
+DTYPES = ("float8_e4m3fn", "bfloat16", "float16")
+CHANNELS = (64, 128)
+MAX_HEADS = 128
+
+
+@dataclass(slots=True)
+class Views:
+    """The arrays, seen; None where one was left out."""
+
+    q: View
+    k: View
+    weights: View
+    q_scale: View | None
+    k_scale: View | None
+    starts: View | None
+    ends: View | None
+    logits: View | None
+
+    @property
+    def given(self) -> list[View]:
+        """Every array of the caller's, q first."""
+        every = (self.q, self.k, self.weights, self.q_scale, self.k_scale, self.starts, self.ends, self.logits)
+        return [view for view in every if view is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that a plan may depend on.
+
+    Attributes:
+        lead: the batch axis, as a tuple of one extent or of none.
+        queries: T, of each batch entry.
+        keys: L, of each batch entry.
+        heads: H.
+        channels: D.
+        dtype: of q and k: "float8_e4m3fn", also of bytes, "bfloat16" or "float16".
+        masked: whether some query may not see all keys.
+        causal, q_start, k_stride, relu: the options.
+        device: where every array is.
+    """
+
+    lead: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+    channels: int
+    dtype: str
+    masked: bool
+    causal: bool
+    q_start: int
+    k_stride: int
+    relu: bool
+    device: Device
+
+    @property
+    def batch(self) -> int:
+        """Batch entries; 1 without a batch axis."""
+        return self.lead[0] if self.lead else 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the logits."""
+        return (*self.lead, self.queries, self.keys)
+
+
+def read(
+    q: Any,
+    k: Any,
+    weights: Any,
+    *,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    starts: Any = None,
+    ends: Any = None,
+    causal: Any = False,
+    q_start: Any = 0,
+    k_stride: Any = 1,
+    relu: Any = True,
+    logits: Any = None,
+) -> tuple[Views, Problem]:
+    """Check a call. Raises InputError."""
+    door = Door(OPERATOR)
+    q_seen = door.view(q, "q", (*DTYPES, "uint8"))
+    lead = door.rank(q_seen, "q", "[T, H, D]", 3)
+    heads, channels = q_seen.shape[-2:]
+    if channels not in CHANNELS:
+        raise door.error("q", "64 or 128 channels, D in [T, H, D]", channels)
+    if not 1 <= heads <= MAX_HEADS:
+        raise door.error("q", f"1 to {MAX_HEADS} heads, H in [T, H, D]", heads)
+    door.check_layout(q_seen, "q", "rows")
+    queries = door.extent(q_seen, "q", -3, "queries")
+    narrow = q_seen.dtype in FP8
+    k_seen = door.view(k, "k", FP8 if narrow else (q_seen.dtype,))
+    if k_seen.ndim != len(lead) + 2 or k_seen.shape[: len(lead)] != lead or k_seen.shape[-1] != channels:
+        raise door.error("k", f"shape {[*lead, 'L', channels]}", list(k_seen.shape))
+    door.check_layout(k_seen, "k", "rows")
+    keys = door.extent(k_seen, "k", -2, "keys")
+    if not narrow:
+        for argument, given in (("q_scale", q_scale), ("k_scale", k_scale)):
+            if given is not None:
+                raise door.error(argument, f"None with {q_seen.dtype} q and k", type(given).__name__)
+    row = (*lead, queries)
+    weights_seen = door.shaped(weights, "weights", (*row, heads), ("float32", "bfloat16"))
+    if weights_seen is None:
+        raise door.error("weights", f"an array of shape {[*row, heads]}", None)
+    views = Views(
+        q=q_seen,
+        k=k_seen,
+        weights=weights_seen,
+        q_scale=door.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
+        k_scale=door.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
+        starts=door.shaped(starts, "starts", row, ("int32",)),
+        ends=door.shaped(ends, "ends", row, ("int32",)),
+        logits=door.shaped(logits, "logits", (*row, keys), ("float32",), "lists", output=True),
+    )
+    causal_flag = door.option("causal", Flag(), causal)
+    start = door.option("q_start", Integer(-MAX_POSITION, MAX_POSITION), q_start)
+    stride = door.option("k_stride", Integer(1, MAX_POSITION), k_stride)
+    relu_flag = door.option("relu", Flag(), relu)
+    door.separate()
+    return views, Problem(
+        lead=lead,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        channels=channels,
+        dtype=FP8[0] if narrow else q_seen.dtype,
+        masked=causal_flag or starts is not None or ends is not None,
+        causal=causal_flag,
+        q_start=start,
+        k_stride=stride,
+        relu=relu_flag,
+        device=q_seen.device,
+    )

@@ -1,0 +1,124 @@
+"""Which kernel serves a problem, and the shared memory and threads that it gets. Pure: no array, no driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ... import arch as arches
+from ...arch import Arch
+from ...build.source import KernelSource
+from ...errors import InputError, UnsupportedError, shown
+from .spec import DTYPES, OPERATOR, Problem
+
+SOURCE = "topk/sm80/topk.cu"
+TARGETS = ("sm_80", "sm_90", "sm_100f")
+
+MAX_CTAS = 2**31 - 1
+"""The extent of grid.x, on which rows lie (CUDA C++ Programming Guide)."""
+
+# Bytes of an entry's place, and entries that shared memory has room for: the threshold from a sample lets about half as
+# many again through as are wanted, with a deviation of a tenth of that (cuda/topk/sm80/stream.cuh).
+_PLACE_BYTES = 8
+_LEAST_CAPACITY = 4096
+_MOST_STREAMED = 4096  # topk
+_SMALL_THREADS, _THREADS, _MOST_THREADS = 256, 512, 1024
+
+_SMALL_ROW = 16384
+"""Columns up to which a CTA of few threads has its row's time in barriers, not in loads."""
+
+_CLUSTER = 8
+_CLUSTER_ROW = 32768
+"""Columns from which on a cluster shares a row, where clusters are for all rows at once."""
+
+_RESERVED_BYTES = 1024
+"""Of shared memory, that the system takes for each CTA (CUDA C++ Programming Guide)."""
+
+_MOST_SORTED = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A launch of one kernel.
+
+    Attributes:
+        source: what to compile.
+        ctas: all of them, clusters included.
+        threads: of a CTA.
+        cluster: CTAs that share a row.
+        capacity: candidates that shared memory holds.
+        streamed: whether rows may be read once with a threshold from a sample.
+        bitmap_words: of 32 columns.
+        sorted: entries that are sorted in one piece; 0 where none are.
+    """
+
+    source: KernelSource
+    ctas: int
+    threads: int
+    cluster: int
+    capacity: int
+    streamed: bool
+    bitmap_words: int
+    sorted: int
+
+    @property
+    def array_bytes(self) -> int:
+        """Shared memory behind what the kernel itself has."""
+        return (self.capacity + self.sorted) * _PLACE_BYTES + (self.bitmap_words + 1) * 4
+
+
+def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
+    """Choose. Raises UnsupportedError when the architecture has no kernel, or the grid cannot be that large."""
+    source = variant(arch, scores=problem.dtype)
+    rows = problem.batch * problem.rows
+    if rows * _CLUSTER > MAX_CTAS:
+        raise UnsupportedError(f"{OPERATOR} on {rows} rows", arch.name, f"up to {MAX_CTAS // _CLUSTER}")
+    columns, topk = problem.columns, min(problem.topk, max(problem.columns, 1))
+    clusters = has_clusters(arch) and columns >= _CLUSTER_ROW and rows * _CLUSTER <= multiprocessors
+    large = _MOST_THREADS if rows <= multiprocessors else _THREADS
+    threads = _SMALL_THREADS if columns <= _SMALL_ROW else large
+    capacity = max(_LEAST_CAPACITY, -(-topk * 5 // 2 // 128) * 128)
+    # 16-byte groups may begin before the first column.
+    words = -(-(columns + 2 * 8) // 32)
+    piece = 0
+    if problem.order == "score":
+        piece = 1 << max(5, (min(topk, _MOST_SORTED) - 1).bit_length())
+    room = arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES
+    chosen = Plan(source, rows, threads, 1, capacity, True, words, piece)
+    if topk > _MOST_STREAMED or (piece and piece < topk) or chosen.array_bytes > room:
+        while piece and (_LEAST_CAPACITY + piece) * _PLACE_BYTES + 4 > room:
+            piece //= 2
+        return Plan(source, rows, threads, 1, _LEAST_CAPACITY, False, 0, piece)
+    return replace(chosen, ctas=rows * _CLUSTER, cluster=_CLUSTER) if clusters else chosen
+
+
+STORAGE_BYTES = 10240
+"""Bound of `sizeof(Storage)` in cuda/topk/sm80/storage.cuh."""
+
+
+def has_clusters(arch: Arch) -> bool:
+    """Whether CTAs of a target can share memory."""
+    return arch.capability >= (9, 0)
+
+
+def variant(arch: Arch, *, scores: str = "float32") -> KernelSource:
+    """A kernel variant.
+
+    Args:
+        arch: the target; sm_90 stands for sm_90a, too.
+        scores: their dtype.
+
+    Raises InputError, and UnsupportedError when the target has no kernel.
+    """
+    name = next((name for name in TARGETS if arches.named(name).runs_on(arch.capability)), None)
+    if name is None:
+        raise UnsupportedError(OPERATOR, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
+    if type(scores) is not str or scores not in DTYPES:
+        raise InputError("scores", " or ".join(map(repr, DTYPES)), shown(scores), OPERATOR)
+    return KernelSource(SOURCE, OPERATOR, (("CUPYMLA_SCORES", DTYPES.index(scores)),), name)
+
+
+def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
+    """Every kernel variant, of one target or of all."""
+    return tuple(
+        variant(arches.named(name), scores=dtype) for name in TARGETS if arch_name in (None, name) for dtype in DTYPES
+    )

@@ -1,0 +1,107 @@
+"""The door of topk: every check a caller can meet, and the problem that is left when they all pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import shown
+from ...tensor import Device, View
+from ..arguments import Flag, Integer
+from ..indexer_door import MAX_EXTENT, Door, word
+
+OPERATOR = "topk"
+DTYPES = ("float32", "bfloat16", "float16")
+ORDERS = ("index", "score")
+
+
+@dataclass(slots=True)
+class Views:
+    """The arrays, seen; None where one was left out."""
+
+    scores: View
+    starts: View | None
+    ends: View | None
+    indices: View | None
+    count: View | None
+    values: View | None
+
+    @property
+    def given(self) -> list[View]:
+        """Every array of the caller's, the scores first."""
+        every = (self.scores, self.starts, self.ends, self.indices, self.count, self.values)
+        return [view for view in every if view is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that a plan may depend on.
+
+    Attributes:
+        lead: the batch axis, as a tuple of one extent or of none.
+        rows: T, of each batch entry.
+        columns: L.
+        topk: entries wanted of each row.
+        dtype: of the scores.
+        order: "index" or "score".
+        return_values: whether the selected scores are wanted, too.
+        device: where every array is.
+    """
+
+    lead: tuple[int, ...]
+    rows: int
+    columns: int
+    topk: int
+    dtype: str
+    order: str
+    return_values: bool
+    device: Device
+
+    @property
+    def batch(self) -> int:
+        """Batch entries; 1 without a batch axis."""
+        return self.lead[0] if self.lead else 1
+
+    @property
+    def results(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Shape and dtype of indices, count and, where wanted, values."""
+        row = (*self.lead, self.rows)
+        indices, count = ((*row, self.topk), "int32"), (row, "int32")
+        return (indices, count, ((*row, self.topk), self.dtype)) if self.return_values else (indices, count)
+
+
+def read(
+    scores: Any,
+    topk: Any,
+    *,
+    starts: Any = None,
+    ends: Any = None,
+    order: Any = "index",
+    return_values: Any = False,
+    indices: Any = None,
+    count: Any = None,
+    values: Any = None,
+) -> tuple[Views, Problem]:
+    """Check a call. Raises InputError."""
+    door = Door(OPERATOR)
+    seen = door.view(scores, "scores", DTYPES)
+    lead = door.rank(seen, "scores", "[T, L]", 2)
+    door.check_layout(seen, "scores", "lists")
+    rows = door.extent(seen, "scores", -2, "rows")
+    columns = door.extent(seen, "scores", -1, "columns")
+    wanted = door.option("topk", Integer(1, MAX_EXTENT), topk)
+    by = word(order, "order", OPERATOR, ORDERS)
+    return_flag = door.option("return_values", Flag(), return_values)
+    if values is not None and not return_flag:
+        raise door.error("values", "None without return_values", shown(values))
+    row = (*lead, rows)
+    views = Views(
+        scores=seen,
+        starts=door.shaped(starts, "starts", row, ("int32",)),
+        ends=door.shaped(ends, "ends", row, ("int32",)),
+        indices=door.shaped(indices, "indices", (*row, wanted), ("int32",), "lists", output=True),
+        count=door.shaped(count, "count", row, ("int32",), output=True),
+        values=door.shaped(values, "values", (*row, wanted), (seen.dtype,), "lists", output=True),
+    )
+    door.separate()
+    return views, Problem(lead, rows, columns, wanted, seen.dtype, by, return_flag, seen.device)

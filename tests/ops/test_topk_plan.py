@@ -1,0 +1,71 @@
+"""Plans of topk: what fits shared memory, who gets clusters, and a record that is the kernel's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cupymla import arch
+from cupymla.device import Device
+from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops.topk import cuda, plan
+from cupymla.ops.topk.spec import Problem
+
+PROBLEM = Problem((), 4096, 32768, 2048, "float32", "index", False, Device("cuda", 0))
+SM90 = arch.named("sm_90a")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_100f"])
+@pytest.mark.parametrize("columns", [0, 1, 4096, 32768, 131072, 1 << 20, 1 << 24, 2**31 - 1])
+@pytest.mark.parametrize("topk", [1, 2048, 4096, 4097, 100000])
+@pytest.mark.parametrize("order", ["index", "score"])
+def test_shared_memory_fits(target: str, columns: int, topk: int, order: str) -> None:
+    for rows in (1, 200):
+        chosen = plan.plan(
+            replace(PROBLEM, rows=rows, columns=columns, topk=topk, order=order), arch.named(target), 132
+        )
+        assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes
+        wanted = min(topk, max(columns, 1))
+        if chosen.streamed:
+            # Candidates are more than what is wanted, columns have a bit each, and all can be sorted at once.
+            assert chosen.capacity > wanted and chosen.capacity >= 4096
+            assert 32 * chosen.bitmap_words >= columns + 14
+            assert order == "index" or chosen.sorted >= wanted
+        if order == "score":
+            assert chosen.sorted & (chosen.sorted - 1) == 0 < chosen.sorted
+        # The kernel's histogram has 2048 bins, dealt to all threads.
+        assert 2048 % chosen.threads == 0 and chosen.ctas == rows * chosen.cluster
+
+
+def test_few_long_rows_get_clusters_where_there_are_any() -> None:
+    few = replace(PROBLEM, rows=16, columns=131072)
+    assert plan.plan(few, SM90, 132).cluster == 8
+    assert plan.plan(few, arch.named("sm_80"), 108).cluster == 1
+    assert plan.plan(replace(few, rows=17), SM90, 132).cluster == 1
+    assert plan.plan(replace(few, columns=4096), SM90, 132).cluster == 1
+    assert plan.plan(replace(few, topk=5000), SM90, 132).cluster == 1  # read whole, by one CTA
+
+
+def test_a_kernel_of_sm_90_serves_the_target_with_an_a() -> None:
+    assert plan.variant(SM90, scores="float16").arch == "sm_90"
+
+
+def test_what_no_kernel_serves_is_refused() -> None:
+    with pytest.raises(InputError, match="scores"):
+        plan.variant(SM90, scores="float64")
+    with pytest.raises(UnsupportedError, match="rows"):
+        plan.plan(replace(PROBLEM, rows=2**30), SM90, 132)
+
+
+def test_the_record_is_the_kernels() -> None:
+    text = (Path(__file__).parents[2] / "cuda/topk/sm80/params.cuh").read_text()
+    body = re.sub(r"//.*", "", text[text.index("struct Parameters {") : text.index("};")])
+    declared = [
+        name
+        for line in re.findall(r"(?:const )?u?int\d+_t\*? ([^;]+);", body)
+        for name in re.split(r",\s*", line.strip())
+    ]
+    assert declared == [name for name, *_ in cuda.Parameters._fields_]
