@@ -36,6 +36,7 @@ FACTS: dict[str, Any] = {
     "vector_bytes": 41472,
     "phase_elements": 16384,
     "rows": 16,
+    "tile_bytes": 128,
     **dict.fromkeys(("scale_block_bytes", "vector_block_bytes"), 512),
     "pair_queries": 1 << 30,
 }

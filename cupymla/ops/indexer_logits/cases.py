@@ -94,7 +94,7 @@ CASES: tuple[LogitsCase, ...] = (
     _case(3, 0, 16, "no_keys"),
 )
 
-DEMO = _case(16, 8192, scales=True)
+DEMO = _case(2, 8192, scales=True)
 """A problem of the timing cases' heads and channels, which takes the references a second or two."""
 
 LARGE: tuple[LogitsCase, ...] = (

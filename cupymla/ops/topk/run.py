@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ... import tensor
+from ...arch import Gpu
+from ...build import KernelSource
 from ..mla import CpuOutput
 from ..operator import CpuCall, Prepared
-from . import cuda, reference
-from .spec import Problem, Views
+from . import cuda, plan, reference
+from .spec import Problem, Views, read
 
 Result = tuple[Any, ...]
 
@@ -25,6 +27,14 @@ def prepare(views: Views, problem: Problem, stream: object) -> Prepared[Result]:
     if problem.device.kind == "cpu":
         return _on_cpu(views, problem)
     return cuda.call(views, problem, stream).prepared()
+
+
+def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
+    """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError."""
+    _, problem = read(**arguments)
+    if not problem.batch * problem.rows:
+        return ()
+    return (plan.plan(problem, gpu.arch, gpu.multiprocessors).source,)
 
 
 def _on_cpu(views: Views, problem: Problem) -> CpuCall[Result]:
