@@ -13,10 +13,11 @@ from build_kit import private, python
 
 from cupymla import evidence
 from cupymla.build import pack, source
+from cupymla.ops import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MOST_BYTES = 2_100_000
+MOST_BYTES = 2_100_000 + 100_000 * (len(registry.OPERATORS) - 6)
 
 USES_CUTE = """\
 #include <common/entry.cuh>
@@ -98,7 +99,8 @@ def test_a_folder_can_be_packed_by_command(tmp_path: Path) -> None:
 
 
 def require_light(site: Path) -> None:
-    """A wheel holds what users call: no laboratory, no pages, and no more than 2.1 MB beside CUTLASS's headers."""
+    """A wheel holds what users call: no laboratory, no pages, and no more than 2.1 MB beside CUTLASS's headers; operators
+    past the first six may add 100 KB each."""
     files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
     assert {file.parts[0] for file in files if not file.parts[0].endswith(".dist-info")} == {"cupymla"}
     assert [file for file in files if file.suffix == ".md" and file.parts[0] == "cupymla"] == []
