@@ -99,8 +99,10 @@ def test_a_folder_can_be_packed_by_command(tmp_path: Path) -> None:
 
 
 def require_light(site: Path) -> None:
-    """A wheel holds what users call: no laboratory, no pages, and no more than 2.1 MB beside CUTLASS's headers; operators
-    past the first six may add 100 KB each."""
+    """A wheel holds what users call: no laboratory, no pages, and no more than 2.1 MB beside CUTLASS's headers.
+
+    Operators past the first six may add 100 KB each.
+    """
     files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
     assert {file.parts[0] for file in files if not file.parts[0].endswith(".dist-info")} == {"cupymla"}
     assert [file for file in files if file.suffix == ".md" and file.parts[0] == "cupymla"] == []
