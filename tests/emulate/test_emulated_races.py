@@ -108,7 +108,6 @@ def counted(found: Array) -> bool:
     return bool((found[:64] == np.arange(64)).all())
 
 
-@pytest.mark.xfail(reason="the engine names another fault first, or one too many; open", strict=False)
 @CLAIMS.test()
 def test_what_tma_loads_is_known_to_who_waited_and_whom_they_told() -> Iterator[Claim]:
     everyone = LOADED.format(who="%p4", between="", behind="")
@@ -258,7 +257,6 @@ def runner() -> gemm.Runner:
     return gemm.Runner("host")
 
 
-@pytest.mark.xfail(reason="the engine names another fault first, or one too many; open", strict=False)
 @pytest.mark.parametrize(("instruction", "what"), LOST)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gemm_without_its_waits_and_fences(instruction: str, what: str, mode: Mode) -> None:
@@ -278,7 +276,6 @@ WAITS = (
 )
 
 
-@pytest.mark.xfail(reason="the engine names another fault first, or one too many; open", strict=False)
 @pytest.mark.parametrize(("number", "what"), WAITS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gemm_without_one_of_its_waits(number: int, what: str, mode: Mode) -> None:

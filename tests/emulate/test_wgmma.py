@@ -228,7 +228,6 @@ def refused(what: str, *parts: str, **options: Any) -> None:
             run("\n".join(parts) + STORE, np.zeros(128, np.float32), threads=128, shared=16384, mode=mode, **options)
 
 
-@pytest.mark.xfail(reason="the engine names another fault first, or one too many; open", strict=False)
 def test_products_of_a_warpgroup_wait_for_each_other() -> None:
     sixteen(READY, GROUP, DONE)
     sixteen(READY, GROUP, DONE, races="letter")
