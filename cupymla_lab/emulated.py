@@ -46,7 +46,6 @@ _CONTEXT = 0xC0
 _ALIGNMENT = 512  # of what CUDA allocators give
 _FREE_SMEM_BYTES, _PORTABLE_CLUSTER = 48 * 1024, 8  # what a kernel may use without leave
 _HOPPER, _BLACKWELL = (9, 0), (10, 0)
-_TURNS = 2_000_000  # of threads in a launch that should take some seconds at most
 
 _programs: dict[tuple[KernelSource, str], HostProgram] = {}
 _lock = threading.Lock()

@@ -55,27 +55,20 @@ def disassembler() -> str | None:
     return next(map(str, programs), None)
 
 
-def disassembled(made: Cubin, folder: Path, *options: str) -> str | None:
+def disassembled(made: Cubin, folder: Path) -> str | None:
     """SASS of a kernel, one instruction a line, by way of a file in `folder`; None where there is no disassembler.
 
     Args:
         made: the kernel.
         folder: for the file.
-        options: of nvdisasm, beside the one that asks for SASS.
     """
     program = disassembler()
     if program is None:
         return None
     image = folder / "kernel.cubin"
     image.write_bytes(made.data)
-    command = [program, "--print-code", *options, str(image)]
+    command = [program, "--print-code", str(image)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def by_ptx_line(made: Cubin) -> str | None:
-    """SASS of a kernel with the lines of PTX that instructions come from; None where there is no disassembler."""
-    with tempfile.TemporaryDirectory() as folder:
-        return disassembled(made, Path(folder), "--print-line-info-ptx")
 
 
 def opcodes(sass: str) -> Counter[str]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from .. import tensor
-from ..errors import InputError, shown
+from ..errors import InputError
 from ..tensor import View
 from .arguments import Check
-
-Layout = Literal["rows", "lists", "free"]
+from .mla import ROW_ALIGNMENT_BYTES, Layout
 
 MAX_EXTENT = 2**31 - 1
 """Bound of a number of queries, of keys and of topk: ids are int32."""
-
-ROW_ALIGNMENT_BYTES = 16
 
 
 class Door:
@@ -123,11 +120,3 @@ def batched_strides(seen: View | None, axes: int) -> tuple[int, ...]:
     if seen is None:
         return (0,) * axes
     return seen.strides if seen.ndim == axes else (0, *seen.strides)
-
-
-def word(value: object, argument: str, operator: str, words: Sequence[str]) -> str:
-    """One of a few words. Raises InputError."""
-    # A subclass of str may compare as it likes; its characters are what counts.
-    if isinstance(value, str) and (plain := str.__str__(value)) in words:
-        return plain
-    raise InputError(argument, " or ".join(map(repr, words)), shown(value), operator=operator)

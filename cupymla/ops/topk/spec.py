@@ -7,8 +7,8 @@ from typing import Any
 
 from ...errors import shown
 from ...tensor import Device, View
-from ..arguments import Flag, Integer
-from ..indexer_door import MAX_EXTENT, Door, word
+from ..arguments import Choice, Flag, Integer
+from ..indexer_door import MAX_EXTENT, Door
 
 OPERATOR = "topk"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -90,7 +90,7 @@ def read(
     rows = door.extent(seen, "scores", -2, "rows")
     columns = door.extent(seen, "scores", -1, "columns")
     wanted = door.option("topk", Integer(1, MAX_EXTENT), topk)
-    by = word(order, "order", OPERATOR, ORDERS)
+    by = door.option("order", Choice(ORDERS), order)
     return_flag = door.option("return_values", Flag(), return_values)
     if values is not None and not return_flag:
         raise door.error("values", "None without return_values", shown(values))
