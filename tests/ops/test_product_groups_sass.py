@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sass_kit import require_groups_end_where_products_are_marked
+from sass_kit import machine_code, marked_products, product_waits, require_groups_end_where_products_are_marked
 
-from cupymla import arch
+from cupymla import arch, build
 from cupymla.ops.attn_dist import plan as dist
 from cupymla.ops.mla import D_QK
 from cupymla.ops.sparse_mla_bwd import plan as bwd
+from cupymla.ops.sparse_mla_fwd import plan as fwd
 
 pytestmark = pytest.mark.compile
+
+PARTS = 4  # of the values, where heads are few
 
 
 @pytest.mark.parametrize("pass_heads", dist.PASS_HEADS)
@@ -34,3 +37,13 @@ def test_the_joint_distribution_waits_for_the_left_half_alone(d_qk: int, tmp_pat
 def test_gradients_wait_for_dq_without_the_first_sums(d_qk: int, pass_heads: int, tmp_path: Path) -> None:
     source = bwd.variant(arch.named("sm_90a"), d_qk=d_qk, pass_heads=pass_heads)
     require_groups_end_where_products_are_marked(source, {0, 1}, tmp_path)
+
+
+@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("d_qk", D_QK)
+def test_a_part_is_given_back_before_the_next_ones_products_are_done(d_qk: int, heads: int, tmp_path: Path) -> None:
+    """One product of each part of the values is marked, so a wait for all parts but one is for no more."""
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    code = machine_code(build.cubin(fwd.variant(arch.named("sm_90a"), d_qk=d_qk, heads=heads)), tmp_path)
+    assert marked_products(code, f"64x{heads}x16") == PARTS
+    assert product_waits(code) == {0, 1}
