@@ -14,6 +14,8 @@ all the same, for those who read it; tests/ops/test_options.py holds the two tog
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter, index
@@ -86,29 +88,41 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """Where the batch axis is: -1 for the last place, 0 for the first."""
+
+    def __call__(self, argument: str, value: object) -> int:
+        """The axis. Raises InputError."""
+        axis = whole(value)
+        if axis not in (-1, 0):
+            raise InputError(argument, "-1 (last) or 0 (first)", shown(value))
+        return axis  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """A finite number of at most 2**bits, sign aside; a bool or a text is none.
 
     Attributes:
-        bits: of the bound.
+        bits: of the bound; None for none.
         optional: whether None is good, too.
     """
 
-    bits: int
+    bits: int | None = None
     optional: bool = False
 
     def __call__(self, argument: str, value: object) -> float | None:
         """The value as float. Raises InputError."""
         if value is None and self.optional:
             return None
-        expected = f"a finite number, |{argument}| <= 2**{self.bits}"
+        expected = "a finite number" + ("" if self.bits is None else f", |{argument}| <= 2**{self.bits}")
         if isinstance(value, bool | np.bool_ | str | bytes):
             raise InputError(argument, expected, shown(value))
         try:
             number = float(value)  # type: ignore[arg-type]
         except Exception:
             raise InputError(argument, expected, shown(value)) from None
-        if not abs(number) <= 2.0**self.bits:
+        if not (math.isfinite(number) if self.bits is None else abs(number) <= 2.0**self.bits):
             raise InputError(argument, expected, number)
         return number
 
@@ -130,8 +144,37 @@ class Choice:
         raise InputError(argument, " or ".join(repr(word) for word in self.words), shown(value))
 
 
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A dtype as its label, or as NumPy's, JAX's, CuPy's or torch's own object.
+
+    Attributes:
+        labels: those that are good.
+        optional: whether None is good, too.
+    """
+
+    labels: tuple[str, ...]
+    optional: bool = False
+
+    def __call__(self, argument: str, value: object) -> str | None:
+        """The label. Raises InputError."""
+        if value is None and self.optional:
+            return None
+        word = Choice(self.labels)
+        if isinstance(value, str):
+            return word(argument, value)
+        label: str = shown(value, str).removeprefix("torch.")
+        if label not in self.labels:
+            try:
+                label = np.dtype(value).name  # type: ignore[call-overload]
+            except Exception:
+                # NumPy asks the object for its dtype, which may fail in any way.
+                label = type(value).__name__
+        return word(argument, label)
+
+
 def option(default: Any, check: Check) -> Any:
-    """A field of an operator's `Options`: its default in the public signature, and what it may be."""
+    """A field of an operator's `Options`: its default in the public signature, MISSING for none, and what it may be."""
     return field(default=default, metadata={"check": check})
 
 
@@ -142,6 +185,11 @@ def is_plain(value: object) -> bool:
     """Whether a value of an option is what it is equal to. What else a caller comes with may change behind its hash."""
     kind = type(value)
     return kind in _PLAIN or isinstance(value, np.dtype) or (kind is type and issubclass(value, np.generic))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of operators that have none."""
 
 
 # Arguments -----------------------------------------------------------------------------------------------------------
@@ -156,9 +204,13 @@ class Arguments(Generic[ViewsT, OptionsT]):
         required: how many must be.
         results: the output parameters, in the order in which the call returns them.
         written: arrays that a call writes beside its results when it is given them.
+        updates: inputs that are written in place, and returned.
+        numbers: inputs in whose place there may be a number, which a kernel is only given: what it is counts for nothing
+            else, but for whether it is 1.
         has_workspace: whether it can be given memory to work in.
         outputs: `written`, `results`, and the workspace, if there is one.
-        roles: of all arrays, `inputs` and `outputs`, the name and whether it is an output.
+        names: of all arrays, `inputs` and `outputs`.
+        roles: the same, each with whether it is an output.
         arrays: them, of a `Views`, in the same order.
         options: everything else that a call depends on.
         defaults: of the options, in order.
@@ -173,34 +225,34 @@ class Arguments(Generic[ViewsT, OptionsT]):
         results: tuple[str, ...],
         written: tuple[str, ...] = (),
         has_workspace: bool = False,
+        updates: tuple[str, ...] = (),
+        numbers: tuple[str, ...] = (),
     ) -> None:
         """Join the declarations.
 
         Args:
             operator: its name.
-            views: a dataclass, a field per array: the inputs that must be given; with None as default those that may be
-                left out, and the outputs.
+            views: a dataclass, a field per array: the inputs that must be given; with a default those that may be left
+                out, and the outputs.
             options: a frozen dataclass, whose fields `option` made.
-            results: see above.
-            written: see above.
-            has_workspace: see above.
+            results: see above, as for the others.
         """
         self.operator = operator
-        self.results = results
-        self.written = written
+        self.results, self.written, self.updates, self.numbers = results, written, updates, numbers
         self.has_workspace = has_workspace
         arrays: tuple[Any, ...] = fields(views)  # type: ignore[arg-type]
-        names = tuple(entry.name for entry in arrays)
+        self.names = names = tuple(entry.name for entry in arrays)
         self.outputs = (*written, *results, *(("workspace",) if has_workspace else ()))
-        self.inputs = names[: -len(self.outputs)]
+        self.inputs = names[: len(names) - len(self.outputs)]
         if names != (*self.inputs, *self.outputs):
             raise TypeError(f"{operator}: views end in {', '.join(self.outputs)}")
         self.roles = tuple((name, name in self.outputs) for name in names)
-        self.arrays: Callable[[ViewsT], tuple[View | None, ...]] = attrgetter(*names)
+        self.arrays: Callable[[ViewsT], tuple[View | None, ...]] = _getter(names)
         self.required = sum(entry.default is MISSING for entry in arrays)
+        self._array_defaults = {e.name: None if e.default is MISSING else e.default for e in arrays}
         chosen: tuple[Any, ...] = fields(options)  # type: ignore[arg-type]
         self.options = tuple(entry.name for entry in chosen)
-        self.defaults = tuple(entry.default for entry in chosen)
+        self.defaults = tuple(None if entry.default is MISSING else entry.default for entry in chosen)
         self.checks: tuple[Check, ...] = tuple(entry.metadata["check"] for entry in chosen)
         self._optional = frozenset(self.inputs[self.required :])
         self._views = views
@@ -213,21 +265,44 @@ class Arguments(Generic[ViewsT, OptionsT]):
 
         Raises TypeError for a name that is none of these.
         """
-        unknown = given.keys() - {*self.inputs, *self.outputs, *self.options}
+        unknown = given.keys() - {*self.names, *self.options}
         if unknown:
             raise TypeError(f"{self.operator}() has no argument {', '.join(sorted(unknown))}")
+        left_out = map(self._array_defaults.get, self.inputs)
         return (
-            tuple(map(given.get, self.inputs)),
+            tuple(map(given.get, self.inputs, left_out)),
             tuple(map(given.get, self.options, self.defaults)),
             tuple(map(given.get, self.outputs)),
         )
 
+    def named(self, arrays: Sequence[Any], options: Sequence[Any]) -> dict[str, Any]:
+        """Arguments by name, from arrays in the order of `names` and options in theirs; without outputs that are None.
+
+        Arrays that come last may be missing.
+        """
+        given = zip(self.names, arrays)  # noqa: B905
+        named = {name: array for name, array in given if array is not None or name in self.inputs}
+        return named | dict(zip(self.options, options, strict=True))
+
+    def viewed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Views, numbers and Nones in the order of `names`; outputs that come last may be missing.
+
+        Raises InputError, without an operator's name.
+        """
+        views: list[Any] = []
+        for name, array in zip(self.inputs, inputs, strict=True):
+            if (array is None and name in self._optional) or (name in self.numbers and _is_no_array(array)):
+                views.append(array)
+            else:
+                look = tensor.view_output if name in self.updates else tensor.view
+                views.append(look(array, name))
+        for name, array in zip(self.outputs, outputs):  # noqa: B905
+            views.append(None if array is None else tensor.view_output(array, name))
+        return [*views, *(None,) * (len(self.names) - len(views))]
+
     def seen(self, inputs: Sequence[Any]) -> ViewsT:
         """Views of the inputs, in order, and no outputs. Raises InputError, without an operator's name."""
-        view, views = tensor.view, []
-        for name, array in zip(self.inputs, inputs, strict=True):
-            views.append(None if array is None and name in self._optional else view(array, name))
-        return self._views(*views)
+        return self._views(*self.viewed(inputs, ())[: len(self.inputs)])
 
     def chosen(self, values: Sequence[object]) -> OptionsT:
         """The options, checked in order. Raises InputError, without an operator's name."""
@@ -236,17 +311,18 @@ class Arguments(Generic[ViewsT, OptionsT]):
 
     # On the way out --------------------------------------------------------------------------------------------------
 
-    def given(self, views: ViewsT) -> list[View]:
-        """Every array of the caller's, the first input first."""
-        given = []
-        for view in self.arrays(views):
-            if view is not None:
-                given.append(view)
-        return given
-
     def by_name(self, views: ViewsT, options: object) -> dict[str, Any]:
         """What the operator's reference takes: arrays in NumPy, those that are written among them, and all options."""
         # `written` come first among the outputs.
-        arrays = zip((*self.inputs, *self.written), self.arrays(views), strict=False)
-        taken: dict[str, Any] = {name: tensor.to_numpy(seen) for name, seen in arrays if seen is not None}
+        arrays = zip((*self.inputs, *self.written), self.arrays(views))  # noqa: B905
+        taken = {n: tensor.to_numpy(v) if isinstance(v, View) else v for n, v in arrays if v is not None}
         return taken | {name: getattr(options, name) for name in self.options}
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*names) if len(names) > 1 else lambda views: (getattr(views, names[0]),)
+
+
+def _is_no_array(value: object) -> bool:
+    """Whether this is a number, or what nobody takes for an array."""
+    return value is None or isinstance(value, numbers.Real | str | list | tuple)

@@ -8,7 +8,7 @@ from typing import Any
 from .. import tensor
 from ..errors import InputError
 from ..tensor import View
-from .arguments import Check
+from .arguments import Arguments, OptionsT
 from .mla import ROW_ALIGNMENT_BYTES, Layout
 
 MAX_EXTENT = 2**31 - 1
@@ -30,10 +30,10 @@ class Door:
         """A refusal, ready to be raised."""
         return InputError(argument, expected, got, operator=self.operator)
 
-    def option(self, argument: str, check: Check, value: object) -> Any:
-        """An option's value as its check gives it back."""
+    def chosen(self, arguments: Arguments[Any, OptionsT], values: Sequence[object]) -> OptionsT:
+        """An operator's options, checked."""
         try:
-            return check(argument, value)
+            return arguments.chosen(values)
         except InputError as refused:
             raise self.error(refused.argument, refused.expected, refused.got) from None
 

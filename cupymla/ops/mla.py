@@ -8,11 +8,9 @@ and masks follow DeepSeek-V3.2's sparse attention: each query attends to the `to
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +18,10 @@ import numpy.typing as npt
 from .. import tensor
 from ..errors import InputError
 from ..tensor import View
-from .arguments import Arguments, Choice, Flag, Integer, Number, is_plain, option
-from .operator import Operator, Prepared
-from .operator import operator as make_operator
+from ..tensor.types import NUMPY_DTYPES
+from .arguments import Arguments, Choice, Flag, Integer, Number, option
 
-P = ParamSpec("P")
-R = TypeVar("R")
-ViewsT = TypeVar("ViewsT", bound="Selection")
+ViewsT = TypeVar("ViewsT")
 ProblemT = TypeVar("ProblemT")
 Array = npt.NDArray[Any]
 Layout = Literal["rows", "lists", "free"]
@@ -146,25 +141,6 @@ class MlaProblem(Generic[OptionsT_co]):
         return self._hash
 
 
-class _ProblemMemo:
-    """Problems already checked, by the facts they were checked on. Bounded: it is emptied when full."""
-
-    def __init__(self, limit: int) -> None:
-        self._known: dict[object, MlaProblem[Any]] = {}
-        self._limit = limit
-        self._lock = threading.Lock()
-        self.get = self._known.get
-
-    def put(self, facts: object, problem: MlaProblem[Any]) -> None:
-        with self._lock:
-            if len(self._known) >= self._limit:
-                self._known.clear()
-            self._known[facts] = problem
-
-
-_memo = _ProblemMemo(4096)
-
-
 # Reading a problem ---------------------------------------------------------------------------------------------------
 
 
@@ -177,56 +153,22 @@ class Selection(Protocol):
     topk_length: View | None
 
 
-def read_problem(
-    arguments: Arguments[Any, OptionsT], views: Selection, attn_sink: View | None, values: tuple[object, ...]
-) -> MlaProblem[OptionsT]:
-    """Check the arguments every MLA operator has, and its options, and name the problem they make.
+def read_problem(views: Selection, attn_sink: View | None, options: OptionsT) -> MlaProblem[OptionsT]:
+    """Check the arrays every MLA operator has, and name the problem they make.
 
-    Facts that passed once are remembered, so a repeated call pays for one dictionary lookup. Raises InputError without
-    an operator's name; see `attributed`.
+    Raises InputError without an operator's name.
 
     Args:
-        arguments: the operator's.
         views: its arrays.
         attn_sink: the sink; None also for an operator that has none.
-        values: its options, in order, as they were given.
+        options: its options.
     """
     q, kv, indices, topk_length = views.q, views.kv, views.indices, views.topk_length
-    # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
-    facts: tuple[object, ...] = (
-        (q.shape, q.strides, q.dtype, kv.shape, kv.strides, kv.dtype, indices.shape, indices.strides, indices.dtype),
-        arguments.operator,
-        values,
-        tuple(map(type, values)),
-    )
-    device = q.device
-    if kv.device is not device:
-        _same_device(kv, "kv", q)
-    if indices.device is not device:
-        _same_device(indices, "indices", q)
-    addresses = q.ptr | kv.ptr
-    words = indices.ptr
-    if topk_length is not None:
-        if topk_length.device is not device:
-            _same_device(topk_length, "topk_length", q)
-        facts = (*facts, "topk_length", topk_length.shape, topk_length.strides, topk_length.dtype)
-        words |= topk_length.ptr
-    if attn_sink is not None:
-        if attn_sink.device is not device:
-            _same_device(attn_sink, "attn_sink", q)
-        facts = (*facts, "attn_sink", attn_sink.shape, attn_sink.strides, attn_sink.dtype)
-        words |= attn_sink.ptr
-    try:
-        problem = _memo.get(facts)
-    except Exception:
-        # Options of a caller's own kind may refuse to be hashed or compared in any way.
-        problem = None
-    if problem is None:
-        problem = _checked(q, kv, indices, topk_length, attn_sink, arguments.chosen(values))
-        if all(map(is_plain, values)):
-            _memo.put(facts, problem)
-    if addresses & 15 or words & 3:
-        _refuse_misaligned(q, kv, indices, topk_length, attn_sink)
+    for view, argument in ((kv, "kv"), (indices, "indices"), (topk_length, "topk_length"), (attn_sink, "attn_sink")):
+        if view is not None:
+            _same_device(view, argument, q)
+    problem = _checked(q, kv, indices, topk_length, attn_sink, options)
+    _refuse_misaligned(q, kv, indices, topk_length, attn_sink)
     return problem
 
 
@@ -431,12 +373,10 @@ def _show(numbers: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, numbers)) + "]"
 
 
-def check_index_values(check_indices: object, views: Selection, s_kv: int, stream: object) -> None:
-    """What `check_indices` asks for: True, or False for nothing. Raises InputError naming the first index outside
-    [-1, s_kv) among the slots within topk_length. Waits for `stream`, None for the current one, when the arrays are on
-    a GPU."""
-    if not Flag()("check_indices", check_indices):
-        return
+def check_index_values(views: Selection, problem: MlaProblem[MaskOptions], stream: object) -> None:
+    """Raise InputError naming the first index outside [-1, s_kv) among the slots within topk_length. Waits for
+    `stream`, None for the current one, when the arrays are on a GPU."""
+    s_kv = problem.s_kv
     indices, topk_length = views.indices, views.topk_length
     values = tensor.fetched(indices, stream)
     rows = values.reshape(*values.shape[:-2], values.shape[-1]) if _has_singleton(indices, topk_length) else values
@@ -474,32 +414,27 @@ class Door(Generic[ViewsT, OptionsT, ProblemT]):
         """
         self._arguments = arguments
         self._problem = problem
-        self._sink: Callable[[ViewsT], View | None] = (
-            attrgetter("attn_sink") if "attn_sink" in arguments.inputs else lambda views: None
-        )
 
-    def read(self, *, check_indices: Any = False, stream: Any = None, **arguments: Any) -> tuple[ViewsT, ProblemT]:
+    def read(self, *, check_indices: object = False, stream: object = None, **given: Any) -> tuple[ViewsT, ProblemT]:
         """Check the arguments of the public function, by name. Raises InputError."""
-        return self.checked(*self._arguments.placed(arguments), check_indices, stream)
-
-    def checked(
-        self,
-        inputs: tuple[Any, ...],
-        options: tuple[Any, ...],
-        outputs: tuple[Any, ...],
-        check_indices: Any,
-        stream: Any,
-    ) -> tuple[ViewsT, ProblemT]:
-        """The same for arguments in the order in which they are declared. Raises InputError."""
+        arguments = self._arguments
+        inputs, options, outputs = arguments.placed(given)
         try:
-            views = self._arguments.seen(inputs)
-            shared = read_problem(self._arguments, views, self._sink(views), options)
+            views: Any = arguments.seen(inputs)
+            shared = read_problem(views, getattr(views, "attn_sink", None), arguments.chosen(options))
             problem = self._problem(views, shared, outputs)
-            if check_indices is not False:
-                check_index_values(check_indices, views, shared.s_kv, stream)
+            if check_indices is not False and Flag()("check_indices", check_indices):
+                check_index_values(views, shared, stream)
+        except InputError as error:
+            raise attributed(error, arguments.operator) from None
+        return views, problem
+
+    def look(self, views: Selection, problem: Any, stream: object) -> None:
+        """Look at the values of indices. Raises InputError; see `check_index_values`."""
+        try:
+            check_index_values(views, getattr(problem, "shared", problem), stream)
         except InputError as error:
             raise attributed(error, self._arguments.operator) from None
-        return views, problem
 
 
 def record_fields(problem: MlaProblem[MaskOptions]) -> dict[str, int]:
@@ -519,17 +454,6 @@ def record_fields(problem: MlaProblem[MaskOptions]) -> dict[str, int]:
         "topk": problem.topk,
         "causal": int(problem.options.causal),
     }
-
-
-def public(
-    prepare: Callable[..., Prepared[R]], workspace_bytes: Callable[..., int] | None = None
-) -> Callable[[Callable[P, R]], Operator[P, R]]:
-    """Decorator that makes a public call the `Operator` whose prepared form `prepare` makes."""
-
-    def joined(call: Callable[P, R]) -> Operator[P, R]:
-        return make_operator(call, prepare, workspace_bytes)
-
-    return joined
 
 
 # Results on the CPU --------------------------------------------------------------------------------------------------
@@ -557,3 +481,38 @@ class CpuOutput:
         else:
             tensor.to_numpy(tensor.view_output(self._made, self._argument))[...] = value
         return self._made
+
+
+def by_reference(
+    arguments: Arguments[Any, Any],
+    reference: Callable[..., Any],
+    wanted: Callable[[Any, Any], Sequence[tuple[tuple[int, ...], str]]],
+) -> Callable[[Any, Any], Callable[[], Any]]:
+    """What makes calls of an operator's NumPy reference ready, which takes arrays and options by name.
+
+    Args:
+        arguments: the operator's.
+        reference: returns the results, or the only one, before they are rounded to their dtypes.
+        wanted: the results' shapes and dtypes, of views and problem.
+    """
+
+    def ready(views: Any, problem: Any) -> Callable[[], Any]:
+        like, *_ = arguments.arrays(views)
+        assert like is not None
+        outputs = [
+            (CpuOutput(name, getattr(views, name), like), NUMPY_DTYPES[dtype])
+            for name, (_, dtype) in zip(arguments.results, wanted(views, problem))  # noqa: B905 - some are not wanted
+        ]
+
+        def run() -> Any:
+            made = reference(**arguments.by_name(views, getattr(problem, "options", problem)))
+            values = made if isinstance(made, tuple) else (made,)
+            with np.errstate(over="ignore", invalid="ignore"):
+                written = [
+                    output.write(value.astype(dtype)) for (output, dtype), value in zip(outputs, values, strict=True)
+                ]
+            return written[0] if len(written) == 1 else tuple(written)
+
+        return run
+
+    return ready

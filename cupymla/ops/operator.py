@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,62 +27,59 @@ class Prepared(Protocol[R_co]):
         """Run once more."""
 
 
-class Operator(Protocol[P, R_co]):
+class Operator(functools.partial[R], Generic[P, R]):
     """A public operator: `op(...)` runs once, `op.prepare(...)` takes the same arguments and returns a `Prepared`.
 
-    It is the public function itself with attributes, because a wrapper would cost every call half a microsecond.
+    A call of it is a call of the public function that it was made of.
 
     Attributes:
         name: the operator's one name, the same in Python, `cuda/`, tests and docs.
+        calls: what is behind it.
+        prepare: does everything of a call but the launch.
+        workspace_bytes: how large a `workspace` the call needs, in bytes; of operators that take none, 0.
     """
 
     name: str
+    calls: Any
+    prepare: Callable[P, Prepared[R]]
+    workspace_bytes: Callable[P, int]
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run once."""
+    if TYPE_CHECKING:
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R_co]:
-        """Do everything of a call but the launch; see `Prepared`."""
-
-    def workspace_bytes(self, *args: P.args, **kwargs: P.kwargs) -> int:
-        """How large a `workspace` the call needs, in bytes; only operators with that parameter have this."""
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
 
 
-def operator(
-    call: Callable[P, R],
-    prepare: Callable[..., Prepared[R]],
-    workspace_bytes: Callable[..., int] | None = None,
-) -> Operator[P, R]:
-    """Make a public function the operator whose prepared form `prepare` makes.
+def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Decorator that makes a public function the operator of `calls`, an `ops.bound.Calls`."""
 
-    `prepare` and `workspace_bytes` get the arguments by name, those that were left out not at all.
-    """
-    made = cast("Operator[P, R]", call)
-    made.name = call.__name__
-    # Methods to those who call them, attributes here.
-    setattr(made, "prepare", _bound(call, "prepare", prepare, Prepared[Any]))  # noqa: B010
-    if workspace_bytes is not None:
-        setattr(made, "workspace_bytes", _bound(call, "workspace_bytes", workspace_bytes, int))  # noqa: B010
-    return made
+    def made_of(call: Callable[P, R]) -> Operator[P, R]:
+        made: Operator[P, R] = Operator(call)
+        functools.update_wrapper(made, call)
+        made.name, made.calls = call.__name__, calls
+        made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any])
+        made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int)
+        return made
+
+    return made_of
 
 
-def _bound(call: Callable[P, R], method: str, work: Callable[..., T], returns: object) -> Callable[P, T]:
+class _Method(Generic[P, T]):
     """`work` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
-    name = f"{call.__name__}.{method}"
-    signature = inspect.signature(call)
 
-    @functools.wraps(call)
-    def bound(*args: P.args, **kwargs: P.kwargs) -> T:
+    def __init__(self, call: Callable[P, Any], method: str, work: Callable[..., T], returns: object) -> None:
+        functools.update_wrapper(self, call)
+        self.__name__ = self.__qualname__ = f"{call.__name__}.{method}"
+        self.__annotations__ = {**call.__annotations__, "return": returns}
+        self._signature = inspect.signature(call)
+        self.__signature__ = self._signature.replace(return_annotation=returns)
+        self._work = work
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            given = signature.bind(*args, **kwargs)
+            given = self._signature.bind(*args, **kwargs)
         except TypeError as refused:
-            raise TypeError(f"{name}(): {refused}") from None
-        return work(**given.arguments)
-
-    bound.__name__ = bound.__qualname__ = name
-    bound.__annotations__ = {**call.__annotations__, "return": returns}
-    setattr(bound, "__signature__", signature.replace(return_annotation=returns))  # noqa: B010
-    return bound
+            raise TypeError(f"{self.__name__}(): {refused}") from None
+        return self._work(**given.arguments)
 
 
 class CpuCall(Generic[R_co]):

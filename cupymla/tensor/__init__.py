@@ -5,15 +5,16 @@
   framework, on the caller's device (`make`);
 - `launch_stream`, `current_stream`, `cupy_stream`, `stream_pointer`, `hold`, `release`: whose stream a kernel runs on
   (`streams`);
-- `overlap`: whether two views may share memory (`checks`).
+- `overlap`, `reach`: whether two views may share memory, and what a view spans (`checks`);
+- `fast`: arrays of a loop, without a `View`.
 """
 
 from __future__ import annotations
 
 from ..device import Device
-from .checks import overlap
+from .checks import overlap, reach
 from .make import Allocation, CupyMaker, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
-from .read import cupy_kinds, view, view_output
+from .read import view, view_output
 from .streams import cupy_stream, current_stream, hold, launch_stream, release, stream_pointer
 from .types import View, contiguous
 
@@ -25,7 +26,6 @@ __all__ = [
     "allocate",
     "contiguous",
     "cupy_arrays",
-    "cupy_kinds",
     "cupy_stream",
     "current_stream",
     "empty",
@@ -34,6 +34,7 @@ __all__ = [
     "hold",
     "launch_stream",
     "overlap",
+    "reach",
     "release",
     "stream_pointer",
     "to_numpy",

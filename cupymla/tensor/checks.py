@@ -57,3 +57,12 @@ def _meet(a: _Axes, a_item: int, b: _Axes, b_item: int, distance: int) -> bool:
 def _outermost(axes: _Axes, period: int) -> tuple[int, _Axes]:
     """How often an array repeats every `period` bytes, and the axes of what repeats."""
     return (axes[0][1], axes[1:]) if axes and axes[0][0] == period else (1, axes)
+
+
+def reach(seen: View) -> tuple[int, int]:
+    """Where a view's memory begins and ends, in bytes from its address; it must have some."""
+    low = high = 0
+    for stride, extent in zip(seen.strides_bytes, seen.shape, strict=True):
+        step = stride * (extent - 1)
+        low, high = low + min(step, 0), high + max(step, 0)
+    return low, high + seen.itemsize

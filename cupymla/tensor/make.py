@@ -106,10 +106,10 @@ def _torch_from_numpy(array: np.ndarray, label: str) -> Any:
     if array.dtype.isbuiltin == 1 and label == LABELS[array.dtype]:
         return torch.from_numpy(array)
     carrier = np.dtype("uint8") if array.dtype.itemsize == 1 else np.dtype("int16")
-    return torch.from_numpy(array.view(carrier)).view(_torch_dtype(label))
+    return torch.from_numpy(array.view(carrier)).view(torch_dtype(label))
 
 
-def _torch_dtype(label: str) -> Any:
+def torch_dtype(label: str) -> Any:
     """The torch dtype of that label; bytes where this torch does not know a narrow float."""
     torch: Any = sys.modules["torch"]
     return getattr(torch, label, torch.uint8) if label in BYTE_LABELS else getattr(torch, label)
@@ -328,7 +328,7 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
     torch: Any = sys.modules["torch"]
     owner: Any = like.owner
     if stream is None or stream == current_stream(like):
-        array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
+        array = torch.empty(shape, dtype=torch_dtype(dtype), device=owner.device)
     else:
         default = stream in (0, driver.LEGACY_STREAM)
         foreign = (
@@ -337,7 +337,7 @@ def _allocate_torch(like: View, shape: tuple[int, ...], dtype: str, stream: int 
             else torch.cuda.ExternalStream(stream, device=owner.device)
         )
         with torch.cuda.stream(foreign):
-            array = torch.empty(shape, dtype=_torch_dtype(dtype), device=owner.device)
+            array = torch.empty(shape, dtype=torch_dtype(dtype), device=owner.device)
     return _relabelled(array.data_ptr(), array, dtype)
 
 

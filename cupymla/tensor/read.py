@@ -39,9 +39,6 @@ _readers: dict[type, Reader] = {}
 _exchanges: dict[type, dlpack.Exchange | None] = {}
 _lock = threading.Lock()
 
-cupy_kinds: set[type] = set()
-"""The types seen so far whose arrays are CuPy's."""
-
 
 def view(array: Any, argument: str, label: str | None = None) -> View:
     """Look at an array without copying it.
@@ -128,9 +125,6 @@ def _choose(kind: type) -> Reader:
         return _read_numpy
     for base in kind.__mro__:
         known = _KNOWN.get((base.__module__.partition(".")[0], base.__name__))
-        if known is _read_cupy:
-            with _lock:
-                cupy_kinds.add(kind)
         if known is not None:
             return known
     if exchange(kind) is not None:

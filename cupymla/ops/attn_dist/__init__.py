@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import mla
-from ..operator import Prepared
-from ..repeat import Repeats
-from . import run, spec
+from ..operator import operator
+from .run import CALLS
 
 __all__ = ["attn_dist"]
 
 
-def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    views, problem = spec.read(**arguments, stream=stream)
-    return run.prepare(views, problem, stream)
-
-
-_repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
-
-
-@mla.public(_prepare)
+@operator(CALLS)
 def attn_dist(
     q: Any,
     kv: Any,
@@ -77,9 +67,4 @@ def attn_dist(
     """
     inputs = (q, kv, indices, lse, topk_length)
     options = (causal, q_start, k_stride, sm_scale, lse_base, normalize)
-    if stream is None and dist is None and check_indices is False:
-        again = _repeats(inputs, options)
-        if again is not None:
-            return again
-    views, problem = spec.checked(inputs, options, (dist,), check_indices, stream)
-    return run.call(views, problem, stream)
+    return CALLS(inputs, options, (dist,), check_indices, stream)  # type: ignore[no-any-return]

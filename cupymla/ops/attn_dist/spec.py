@@ -54,4 +54,3 @@ def _checked(views: Views, problem: Problem, outputs: tuple[Any, ...]) -> Proble
 
 DOOR = mla.Door(ARGUMENTS, _checked)
 read = DOOR.read
-checked = DOOR.checked

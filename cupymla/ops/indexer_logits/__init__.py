@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..mla import public
-from ..operator import Prepared
-from . import run, spec
+from ..operator import operator
+from .run import CALLS
 
 __all__ = ["indexer_logits"]
 
 
-def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(**arguments), stream)
-
-
-@public(_prepare)
+@operator(CALLS)
 def indexer_logits(
     q: Any,
     k: Any,
@@ -68,18 +63,5 @@ def indexer_logits(
 
     Source: the lightning indexer of DeepSeek-V3.2, section 2.1.
     """
-    views, problem = spec.read(
-        q,
-        k,
-        weights,
-        q_scale=q_scale,
-        k_scale=k_scale,
-        starts=starts,
-        ends=ends,
-        causal=causal,
-        q_start=q_start,
-        k_stride=k_stride,
-        relu=relu,
-        logits=logits,
-    )
-    return run.call(views, problem, stream)
+    arrays = (q, k, weights, q_scale, k_scale, starts, ends)
+    return CALLS(arrays, (causal, q_start, k_stride, relu), (logits,), False, stream)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ... import build, driver
+from ...build.source import KernelSource
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap
-from ..gpu import KernelCall, Launches, OutputArrays, check_record, tiles
+from ..bound import Launches, Results, planned
+from ..gpu import check_record, tiles
 from ..indexer_door import batched_strides
 from . import plan
 from .spec import OPERATOR, Problem, Views
@@ -36,14 +37,14 @@ class Parameters(ctypes.Structure):
 def record(problem: Problem, dealt: plan.Deal, views: Views, logits: View) -> Parameters:
     """The parameters of a launch."""
     made = Parameters(
-        q_start=problem.q_start,
-        k_stride=problem.k_stride,
+        q_start=problem.options.q_start,
+        k_stride=problem.options.k_stride,
         batch=problem.batch,
         queries=problem.queries,
         keys=problem.keys,
         heads=problem.heads,
         bf16_weights=int(views.weights.dtype == "bfloat16"),
-        causal=int(problem.causal),
+        causal=int(problem.options.causal),
         **dealt.fields,
     )
     axes = {"weights": "batch query head", "q_scale": "batch query head", "k_scale": "batch key"}
@@ -89,33 +90,44 @@ def _map(
     return TileMap(view.ptr, problem.dtype, shape, strides, box, swizzle)
 
 
-def _launcher(views: Views, problem: Problem, logits: View) -> Launcher | None:
-    if 0 in problem.shape:
-        return None
-    index = problem.device.index
-    source = plan.plan(problem, driver.arch_of(problem.device))
-    kernel = build.kernel(source, index)
-    facts = kernel.facts
-    check_record(source, facts, Parameters)
-    dealt = plan.deal(problem, facts, driver.multiprocessor_count(index))
-    geometry = Geometry((dealt.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
-    maps = (
-        tiles(q_tiles(problem, views.q, facts), "q", OPERATOR),
-        tiles(k_tiles(problem, views.k, facts), "k", OPERATOR),
-    )
-    return Launcher(kernel, geometry, (*maps, record(problem, dealt, views, logits)))
+class Binding(Launches):
+    """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key."""
+
+    def __init__(self, views: Views, problem: Problem, logits: View) -> None:
+        self._problem = problem
+        launcher = None
+        if 0 not in problem.shape:
+            index = problem.device.index
+            source: KernelSource = planned(plan.plan, problem, driver.arch_of(problem.device))
+            kernel = build.kernel(source, index)
+            self._facts = facts = kernel.facts
+            check_record(source, facts, Parameters)
+            work = plan.deal(problem, facts, driver.multiprocessor_count(index))
+            geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
+            self._record = record(problem, work, views, logits)
+            launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
+        super().__init__(launcher)
+
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        if self.launcher is None:
+            return
+        self.launcher.replace(0, tiles(q_tiles(self._problem, views.q, self._facts), "q", OPERATOR))
+        self.launcher.replace(1, tiles(k_tiles(self._problem, views.k, self._facts), "k", OPERATOR))
+        for name in _ARRAYS[:-1]:
+            seen: View | None = getattr(views, name)
+            setattr(self._record, name, None if seen is None else seen.ptr)
+        (self._record.logits,) = results
 
 
-def call(views: Views, problem: Problem, stream: object) -> KernelCall[Any]:
-    """A call on a GPU. Running it raises UnsupportedError, DriverError."""
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shape and dtype of the result."""
+    return ((problem.shape, "float32"),)
 
-    def outputs(own: int | None) -> OutputArrays:
-        return OutputArrays(views.q, ((problem.shape, "float32"),), (views.logits,), own)
 
-    def bind(arrays: OutputArrays, stream: int) -> tuple[Launches, None]:
-        return Launches(_launcher(views, problem, arrays.views[0])), None
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
 
-    def result(arrays: OutputArrays) -> Any:
-        return arrays.finish()[0]
-
-    return KernelCall(views.given, stream, outputs, bind, result)
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    return Binding(views, problem, results[0])

@@ -60,7 +60,7 @@ def plan(problem: Problem, arch: Arch) -> KernelSource:
         channels=problem.channels,
         heads=heads,
         filled=problem.heads != heads and problem.dtype != "float8_e4m3fn",
-        relu=problem.relu,
+        relu=problem.options.relu,
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...tensor import Device, View
-from ..arguments import Flag, Integer
+from ..arguments import Arguments, Flag, option
 from ..indexer_door import Door
-from ..mla import MAX_POSITION
+from ..mla import MaskOptions
 
 OPERATOR = "indexer_logits"
 FP8 = ("float8_e4m3fn", "uint8")
@@ -26,17 +26,25 @@ class Views:
     q: View
     k: View
     weights: View
-    q_scale: View | None
-    k_scale: View | None
-    starts: View | None
-    ends: View | None
-    logits: View | None
+    q_scale: View | None = None
+    k_scale: View | None = None
+    starts: View | None = None
+    ends: View | None = None
+    logits: View | None = None
 
-    @property
-    def given(self) -> list[View]:
-        """Every array of the caller's, q first."""
-        every = (self.q, self.k, self.weights, self.q_scale, self.k_scale, self.starts, self.ends, self.logits)
-        return [view for view in every if view is not None]
+
+@dataclass(frozen=True, slots=True)
+class Options(MaskOptions):
+    """The options: those of every operator with a causal mask, and its own.
+
+    Attributes:
+        relu: whether products below zero count as zero.
+    """
+
+    relu: bool = option(True, Flag())
+
+
+ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("logits",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Problem:
         channels: D.
         dtype: of q and k: "float8_e4m3fn", also of bytes, "bfloat16" or "float16".
         masked: whether some query may not see all keys.
-        causal, q_start, k_stride, relu: the options.
+        options: the options.
         device: where every array is.
     """
 
@@ -62,10 +70,7 @@ class Problem:
     channels: int
     dtype: str
     masked: bool
-    causal: bool
-    q_start: int
-    k_stride: int
-    relu: bool
+    options: Options
     device: Device
 
     @property
@@ -129,10 +134,7 @@ def read(
         ends=door.shaped(ends, "ends", row, ("int32",)),
         logits=door.shaped(logits, "logits", (*row, keys), ("float32",), "lists", output=True),
     )
-    causal_flag = door.option("causal", Flag(), causal)
-    start = door.option("q_start", Integer(-MAX_POSITION, MAX_POSITION), q_start)
-    stride = door.option("k_stride", Integer(1, MAX_POSITION), k_stride)
-    relu_flag = door.option("relu", Flag(), relu)
+    options = door.chosen(ARGUMENTS, (causal, q_start, k_stride, relu))
     door.separate()
     return views, Problem(
         lead=lead,
@@ -141,10 +143,7 @@ def read(
         heads=heads,
         channels=channels,
         dtype=FP8[0] if narrow else q_seen.dtype,
-        masked=causal_flag or starts is not None or ends is not None,
-        causal=causal_flag,
-        q_start=start,
-        k_stride=stride,
-        relu=relu_flag,
+        masked=options.causal or starts is not None or ends is not None,
+        options=options,
         device=q_seen.device,
     )

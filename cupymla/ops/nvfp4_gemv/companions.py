@@ -1,18 +1,19 @@
-"""Binding the companions of nvfp4_gemv to their kernels: parameter records, outputs, calls."""
+"""Bindings of the companions of nvfp4_gemv to their kernels."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ... import build, driver, tensor
+from ... import build, driver
 from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import KernelCall, Launches, OutputArrays, check_record
+from ..bound import Launches, Results
+from ..gpu import check_record
 from . import plan
 from .door import Operand
 from .formats import padded
@@ -120,55 +121,28 @@ def _launcher(
     return Launcher(kernel, geometry, (record,))
 
 
-def _call(
-    given: Sequence[View],
-    stream: object,
-    outputs: Sequence[_Matrix],
-    bind: Callable[[OutputArrays, int], tuple[Launches, object]],
-) -> KernelCall[Any]:
-    """A call that writes these outputs and returns them; where there is one, it alone."""
-
-    def arrays(own: int | None) -> OutputArrays:
-        wanted = [(output.memory, output.label) for output in outputs]
-        provided = tuple(None if output.given is None else output.given.view for output in outputs)
-        return OutputArrays(given[0], wanted, provided, own)
-
-    def result(made: OutputArrays) -> Any:
-        results = tuple(output.handed_back(one) for output, one in zip(outputs, made.finish(), strict=True))
-        return results if len(results) > 1 else results[0]
-
-    return KernelCall(given, stream, arrays, bind, result)
+def _wanted(*outputs: _Matrix) -> Results:
+    return [(output.memory, output.label) for output in outputs]
 
 
-def _factor(scale: GlobalScale) -> tuple[int | None, float]:
-    """A per-tensor scale as an address and a number, of which the kernel takes the address where there is one."""
-    return (None if scale.operand is None else scale.operand.view.ptr), scale.value
+def _handed(outputs: Sequence[_Matrix], arrays: Sequence[Any]) -> list[Any]:
+    return [output.handed_back(array) for output, array in zip(outputs, arrays, strict=True)]
 
 
-def _views(*operands: Operand | None) -> list[View]:
-    return [operand.view for operand in operands if operand is not None]
+def _address(scale: GlobalScale) -> int | None:
+    """Of a per-tensor scale, which the kernel takes in the place of a number where there is one."""
+    return None if scale.operand is None else scale.operand.view.ptr
 
 
-def quantize(views: QuantizeViews, stream: object) -> KernelCall[tuple[Any, ...]]:
-    """`quantize_nvfp4` on a GPU. What runs or prepares it raises UnsupportedError and DriverError."""
-    like, first = views.x.view, views.batch_first
-    device = like.device
-    m, k, batches = views.x.shape
-    columns = views.format.scale_columns(k)
-    swizzled = views.scale_layout != "linear"
-    scale_rows, scale_columns = padded(m, columns) if swizzled else (m, columns)
-    packed = _Matrix(views.packed, (m, k // 2, batches), "uint8", first)
-    scales = _Matrix(views.scales, (scale_rows, scale_columns, batches), "uint8", first)
-    finds_factor = views.global_scale.kind == "amax"
-    outputs = [packed, scales, *([_Matrix(None, (), "float32", None)] if finds_factor else [])]
+class Quantize(Launches):
+    """`quantize_nvfp4` on a GPU: a binding; see `cupymla.ops.bound`."""
 
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Launches, _Partials | None]:
-        factor, value = _factor(views.global_scale)
-        parameters = QuantizeParameters(
-            x=like.ptr,
-            packed=arrays.pointers[0],
-            scales=arrays.pointers[1],
-            factor=factor,
+    def __init__(self, views: QuantizeViews, problem: object, results: Sequence[View], recorded: bool) -> None:
+        like, device = views.x.view, views.x.view.device
+        m, k, batches = views.x.shape
+        packed, scales, *_ = self._outputs(views)
+        scale_rows, scale_columns, _ = scales.shape
+        self._record = QuantizeParameters(
             x_batch=views.x.strides[-1],
             x_row=views.x.strides[0],
             packed_batch=packed.strides[0],
@@ -178,66 +152,80 @@ def quantize(views: QuantizeViews, stream: object) -> KernelCall[tuple[Any, ...]
             m=m,
             k=k,
             batches=batches,
-            factor_value=value,
+            factor_value=views.global_scale.value,
             type=OUT_DTYPES.index(like.dtype),
-            swizzled=int(swizzled),
+            swizzled=int(views.scale_layout != "linear"),
         )
-        found = _Partials(views.x, like, pointer) if finds_factor else None
-        if found is not None:
-            parameters.made_factor = arrays.pointers[2]
-            parameters.partial, parameters.partials = found.ptr, found.count
+        self._amax = _amax(views.x) if views.global_scale.kind == "amax" else None
+        first = None
+        if self._amax is not None:
+            _, first, self._record.partials = self._amax
+            self.workspace_bytes = 4 * self._record.partials
         source = plan.companion("quantize", driver.arch_of(device), views.format)
         units = scale_rows * scale_columns * batches
-        quantised = _launcher(source, parameters, units, device, follows=found is not None)
-        return Launches(None if found is None else found.launcher, quantised), found
+        super().__init__(first, _launcher(source, self._record, units, device, follows=first is not None))
 
-    given = _views(views.x, views.global_scale.operand, views.packed, views.scales)
-    return _call(given, stream, outputs, bind)
+    @staticmethod
+    def _outputs(views: QuantizeViews) -> list[_Matrix]:
+        m, k, batches = views.x.shape
+        columns = views.format.scale_columns(k)
+        rows, columns = padded(m, columns) if views.scale_layout != "linear" else (m, columns)
+        packed = _Matrix(views.packed, (m, k // 2, batches), "uint8", views.batch_first)
+        scales = _Matrix(views.scales, (rows, columns, batches), "uint8", views.batch_first)
+        factor = [_Matrix(None, (), "float32", None)] if views.global_scale.kind == "amax" else []
+        return [packed, scales, *factor]
+
+    @classmethod
+    def wanted(cls, views: QuantizeViews, problem: object) -> Results:
+        """Shapes and dtypes of the results, as they are allocated."""
+        return _wanted(*cls._outputs(views))
+
+    @classmethod
+    def handed(cls, views: QuantizeViews, problem: object, arrays: Sequence[Any]) -> list[Any]:
+        """The results in the caller's axis order."""
+        return _handed(cls._outputs(views), arrays)
+
+    def scale(self, *numbers: float) -> None:
+        """Set a per-tensor scale that is a number."""
+        (self._record.factor_value,) = numbers
+
+    def point(self, views: QuantizeViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        record = self._record
+        record.x = views.x.view.ptr
+        record.packed, record.scales, *made = results
+        record.factor = _address(views.global_scale)
+        if self._amax is not None:
+            self._amax[0].x, self._amax[0].partial = record.x, workspace
+            (record.made_factor,), record.partial = made, workspace
 
 
-class _Partials:
-    """The largest finite magnitudes of parts of a matrix.
-
-    Attributes:
-        ptr, count: where they are, and how many.
-        launcher: what computes them.
-    """
-
-    def __init__(self, x: Operand, like: View, stream: int) -> None:
-        device = like.device
-        m, k, batches = x.shape
-        source = plan.companion("amax", driver.arch_of(device))
-        facts = build.kernel(source, device.index).facts
-        units = m * batches * -(-k // facts["span"])
-        self.count = _ctas(units, facts["threads"], device)
-        self._memory = tensor.allocate(like, (self.count,), "float32", stream)
-        self.ptr = self._memory.ptr
-        parameters = AmaxParameters(
-            x=like.ptr,
-            partial=self.ptr,
-            x_batch=x.strides[-1],
-            x_row=x.strides[0],
-            m=m,
-            k=k,
-            batches=batches,
-            type=OUT_DTYPES.index(like.dtype),
-        )
-        self.launcher = _launcher(source, parameters, units, device)
+def _amax(x: Operand) -> tuple[AmaxParameters, Launcher, int]:
+    """The launch that finds the largest finite magnitudes of parts of a matrix: its record, itself, how many parts."""
+    device = x.view.device
+    m, k, batches = x.shape
+    source = plan.companion("amax", driver.arch_of(device))
+    facts = build.kernel(source, device.index).facts
+    units = m * batches * -(-k // facts["span"])
+    parameters = AmaxParameters(
+        x_batch=x.strides[-1],
+        x_row=x.strides[0],
+        m=m,
+        k=k,
+        batches=batches,
+        type=OUT_DTYPES.index(x.view.dtype),
+    )
+    return parameters, _launcher(source, parameters, units, device), _ctas(units, facts["threads"], device)
 
 
-def dequantize(views: DequantizeViews, stream: object) -> KernelCall[Any]:
-    """`dequantize_nvfp4` on a GPU. What runs or prepares it raises UnsupportedError and DriverError."""
-    like = views.packed.view
-    m, half, batches = views.packed.shape
-    out = _Matrix(views.out, (m, 2 * half, batches), views.out_dtype, views.batch_first)
+class Dequantize(Launches):
+    """`dequantize_nvfp4` on a GPU: a binding; see `cupymla.ops.bound`."""
 
-    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
-        factor, value = _factor(views.global_scale)
-        parameters = DequantizeParameters(
-            packed=like.ptr,
-            scales=views.scales.view.ptr,
-            factor=factor,
-            out=arrays.pointers[0],
+    def __init__(self, views: DequantizeViews, problem: object, results: Sequence[View], recorded: bool) -> None:
+        device = views.packed.view.device
+        m, half, batches = views.packed.shape
+        (out,) = self._outputs(views)
+        self._record = DequantizeParameters(
             packed_batch=views.packed.strides[-1],
             packed_row=views.packed.strides[0],
             scales_batch=views.scales.strides[-1],
@@ -247,28 +235,51 @@ def dequantize(views: DequantizeViews, stream: object) -> KernelCall[Any]:
             m=m,
             k=2 * half,
             batches=batches,
-            factor_value=value,
+            factor_value=views.global_scale.value,
             type=OUT_DTYPES.index(views.out_dtype),
             swizzled=int(views.scale_layout != "linear"),
         )
-        source = plan.companion("dequantize", driver.arch_of(like.device), views.format)
+        source = plan.companion("dequantize", driver.arch_of(device), views.format)
         units = m * views.format.scale_columns(2 * half) * batches
-        return Launches(_launcher(source, parameters, units, like.device)), None
+        super().__init__(_launcher(source, self._record, units, device))
 
-    given = _views(views.packed, views.scales, views.global_scale.operand, views.out)
-    return _call(given, stream, [out], bind)
+    @staticmethod
+    def _outputs(views: DequantizeViews) -> list[_Matrix]:
+        m, half, batches = views.packed.shape
+        return [_Matrix(views.out, (m, 2 * half, batches), views.out_dtype, views.batch_first)]
+
+    @classmethod
+    def wanted(cls, views: DequantizeViews, problem: object) -> Results:
+        """Shape and dtype of the result, as it is allocated."""
+        return _wanted(*cls._outputs(views))
+
+    @classmethod
+    def handed(cls, views: DequantizeViews, problem: object, arrays: Sequence[Any]) -> list[Any]:
+        """The result in the caller's axis order."""
+        return _handed(cls._outputs(views), arrays)
+
+    def scale(self, *numbers: float) -> None:
+        """Set a per-tensor scale that is a number."""
+        (self._record.factor_value,) = numbers
+
+    def point(self, views: DequantizeViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        record = self._record
+        record.packed, record.scales = views.packed.view.ptr, views.scales.view.ptr
+        record.factor = _address(views.global_scale)
+        (record.out,) = results
 
 
-def swizzle(views: SwizzleViews, stream: object, *, backwards: bool) -> KernelCall[Any]:
-    """`swizzle_scales` on a GPU, or `unswizzle_scales`. What runs it raises UnsupportedError and DriverError."""
-    like = views.scales.view
-    out = _Matrix(views.out, views.out_shape, like.dtype, views.batch_first)
-    batches = views.out_shape[-1]
+class Swizzle(Launches):
+    """`swizzle_scales` on a GPU: a binding; see `cupymla.ops.bound`."""
 
-    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
-        parameters = SwizzleParameters(
-            source=like.ptr,
-            target=arrays.pointers[0],
+    _backwards = False
+
+    def __init__(self, views: SwizzleViews, problem: object, results: Sequence[View], recorded: bool) -> None:
+        device = views.scales.view.device
+        (out,) = self._outputs(views)
+        batches = views.out_shape[-1]
+        self._record = SwizzleParameters(
             source_batch=views.scales.strides[-1],
             source_row=views.scales.strides[0],
             target_batch=out.strides[0],
@@ -276,11 +287,33 @@ def swizzle(views: SwizzleViews, stream: object, *, backwards: bool) -> KernelCa
             rows=views.rows,
             columns=views.columns,
             batches=batches,
-            backwards=int(backwards),
+            backwards=int(self._backwards),
         )
         all_rows, all_columns = padded(views.rows, views.columns)
-        units = all_rows * all_columns // 4 * batches
-        source = plan.companion("swizzle", driver.arch_of(like.device))
-        return Launches(_launcher(source, parameters, units, like.device)), None
+        source = plan.companion("swizzle", driver.arch_of(device))
+        super().__init__(_launcher(source, self._record, all_rows * all_columns // 4 * batches, device))
 
-    return _call(_views(views.scales, views.out), stream, [out], bind)
+    @staticmethod
+    def _outputs(views: SwizzleViews) -> list[_Matrix]:
+        return [_Matrix(views.out, views.out_shape, views.scales.view.dtype, views.batch_first)]
+
+    @classmethod
+    def wanted(cls, views: SwizzleViews, problem: object) -> Results:
+        """Shape and dtype of the result, as it is allocated."""
+        return _wanted(*cls._outputs(views))
+
+    @classmethod
+    def handed(cls, views: SwizzleViews, problem: object, arrays: Sequence[Any]) -> list[Any]:
+        """The result in the caller's axis order."""
+        return _handed(cls._outputs(views), arrays)
+
+    def point(self, views: SwizzleViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        self._record.source = views.scales.view.ptr
+        (self._record.target,) = results
+
+
+class Unswizzle(Swizzle):
+    """`unswizzle_scales` on a GPU: a binding; see `cupymla.ops.bound`."""
+
+    _backwards = True

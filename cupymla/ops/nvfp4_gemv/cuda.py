@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
-from ... import build, driver, tensor
+from ... import build, driver
 from ...arch import Arch
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, check_record
-from ..repeat import Run
+from ..bound import Results
+from ..gpu import check_record
 from . import plan
 from .door import Operand
 from .spec import OUT_DTYPES, Problem, Views
@@ -76,6 +75,8 @@ class StreamBinding:
         launcher: the laid-out launch, of the variant that the addresses of the last `point` allow.
     """
 
+    workspace_bytes = 0
+
     def __init__(self, views: Views, problem: Problem, c_strides: tuple[int, int, int]) -> None:
         self._problem = problem
         arch, device = driver.arch_of(problem.device), problem.device.index
@@ -94,12 +95,11 @@ class StreamBinding:
         self._launchers = {likely: Launcher(kernel, self._geometry, (self._parameters,))}
         self.launcher = self._launchers[likely]
 
-    def point(self, views: Views, c: int) -> None:
-        """Set every address, what their alignment allows, and alpha. The views' layouts are those of the binding.
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address, and what their alignment allows. The views' layouts are those of the binding.
 
         Raises CompileError where the variant that they ask for is not compiled yet and cannot be.
         """
-        self.scale(views.alpha_value)
         parameters = self._parameters
         parameters.a = a = views.a.view.ptr
         parameters.b = b = views.b.view.ptr
@@ -107,7 +107,7 @@ class StreamBinding:
         parameters.sfb = None if views.sfb is None else views.sfb.view.ptr
         parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
         parameters.bias = None if views.bias is None else views.bias.view.ptr
-        parameters.c = c
+        (parameters.c,) = results
         parameters.a_aligned = (a | self._steps.a) % 16 == 0
         parameters.b_aligned = (b | self._steps.b) % 16 == 0
         parameters.sfa_access = access = self._steps.sfa_access(sfa)
@@ -115,9 +115,9 @@ class StreamBinding:
         whole = _WHOLE[access] if fits else "no"
         self.launcher = self._launchers.get(whole) or self._laid_out(whole)
 
-    def scale(self, alpha: float) -> None:
+    def scale(self, *numbers: float) -> None:
         """Set an alpha that is a number."""
-        self._parameters.alpha_value = alpha
+        (self._parameters.alpha_value,) = numbers
 
     def _laid_out(self, whole: str) -> Launcher:
         device = self._problem.device
@@ -166,13 +166,13 @@ def _parameters(views: Views, problem: Problem, work: plan.Work, c_strides: tupl
         k=problem.k,
         n=problem.n,
         **work.fields,
+        alpha_value=views.alpha_value,
         out_type=OUT_DTYPES.index(problem.out_dtype),
         swizzled=int(problem.scale_layout != "linear"),
     )
 
 
 Binding = StreamBinding | TileBinding
-_memo: ThreadMemo[Binding] = ThreadMemo()
 
 
 def _bind(views: Views, problem: Problem, tiled: bool) -> Binding:
@@ -186,18 +186,13 @@ def _bind(views: Views, problem: Problem, tiled: bool) -> Binding:
     return StreamBinding(views, problem, c_strides)
 
 
-def _wanted(views: Views, problem: Problem) -> tuple[tuple[tuple[int, ...], str]]:
+def wanted(views: Views, problem: Problem) -> Results:
     """Shape and dtype of c."""
     m, n, batches = problem.m, problem.n, problem.batches
     shape: tuple[int, ...] = (m, n)
     if views.batch_first is not None:
         shape = (batches, m, n) if views.batch_first else (m, n, batches)
     return ((shape, problem.out_dtype),)
-
-
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
-    given = None if views.c is None else views.c.view
-    return OutputArrays(views.a.view, _wanted(views, problem), (given,), stream)
 
 
 def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
@@ -211,79 +206,9 @@ def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
     return n * batches, batches, 1
 
 
-def _operands(views: Views) -> list[Operand]:
-    """Every array of the caller's, a first."""
-    every = (views.a, views.b, views.sfa, views.sfb, views.alpha, views.bias, views.c)
-    return [operand for operand in every if operand is not None]
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernel for these layouts, and for addresses with the same remainders by 16; see `cupymla.ops.bound.Calls`.
 
-
-def _launch(views: Views, problem: Problem, arrays: OutputArrays, stream: int) -> None:
-    strides = [operand.strides for operand in _operands(views)]
-    tiled = fits(views, problem)
-    # A number in the place of alpha is no part of it.
-    key = (problem, views.batch_first, views.c is None, tiled, *strides)
-    binding = _memo.take(key) or _bind(views, problem, tiled)
-    binding.point(views, arrays.pointers[0])
-    binding.launch(stream)
-    _memo.add(key, binding)
-
-
-def call(views: Views, problem: Problem, stream: object) -> Any:
-    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    given: list[View] = [operand.view for operand in _operands(views)]
-    pointer = tensor.launch_stream(given, stream)
-    arrays = _outputs(views, problem, None if stream is None else pointer)
-    index = problem.device.index
-    if driver.is_current(index):
-        _launch(views, problem, arrays, pointer)
-    else:
-        with driver.on_device(index):
-            _launch(views, problem, arrays, pointer)
-    tensor.hold(given, pointer)
-    return arrays.finish()[0]
-
-
-def ready(views: Views, problem: Problem) -> Run:
-    """A call that allocates c, to be run with the addresses that its views have by then, and with an alpha that is a
-    number; see `cupymla.ops.repeat`.
-
-    Addresses are multiples of 16 bytes each time, which is all that a choice of kernel asks of them.
+    Raises UnsupportedError, CompileError, DriverError.
     """
-    alpha_value = views.alpha_value
-
-    def bind(outputs: tuple[View, ...]) -> Ready:
-        binding = _bind(views, problem, fits(views, problem))
-
-        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
-            if moved:
-                binding.point(views, pointers[0])
-            binding.scale(alpha_value)
-            binding.launch(stream)
-
-        return launch, 0
-
-    kernel = ReadyKernel(views.a.view, _wanted(views, problem), bind)
-    if problem.alpha != "host":
-        return kernel
-
-    def run(moved: bool, alpha: float) -> Any:
-        nonlocal alpha_value
-        alpha_value = alpha
-        return kernel(moved)
-
-    return run
-
-
-def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
-    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
-    given = [operand.view for operand in _operands(views)]
-
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, None]:
-        binding = _bind(views, problem, fits(views, problem))
-        binding.point(views, arrays.pointers[0])
-        return binding, None
-
-    def result(arrays: OutputArrays) -> Any:
-        return arrays.finish()[0]
-
-    return PreparedKernel(given, stream, lambda own: _outputs(views, problem, own), bind, result)
+    return _bind(views, problem, fits(views, problem))

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
-from ..arguments import whole
-from .formats import FORMATS, BlockFormat, named, padded
+from ..arguments import Arguments, OptionsT
+from .formats import BlockFormat, padded
 
 Dim = tuple[str, int | None]
 """An axis in the public terms, and its extent when it is already known."""
@@ -26,9 +26,6 @@ Dim = tuple[str, int | None]
 E2M1_DTYPES = ("uint8", "float4_e2m1fn_x2")
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 SCALE_LAYOUTS = ("linear", "128x4")
-
-MAX_SIZE = 2**63 - 1
-"""Bound of a number of rows or columns: the extents that an array can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,55 +64,18 @@ class Door:
     Every failure is an `InputError` that names the operator and the argument.
     """
 
-    def __init__(self, operator: str, batch_axis: object) -> None:
+    def __init__(self, operator: str, batch_axis: int = -1) -> None:
         self.operator = operator
         self.device: Device | None = None
         self.batches = 1
         self.batched = False
+        self.batch_first = batch_axis == 0
         self._inputs: list[tuple[str, View]] = []
         self._outputs: list[tuple[str, View]] = []
-        axis = whole(batch_axis)
-        if axis not in (-1, 0):
-            raise self.error("batch_axis", "-1 (last) or 0 (first)", shown(batch_axis))
-        self.batch_first = axis == 0
 
     def error(self, argument: str, expected: str, got: object) -> InputError:
         """A refusal, ready to be raised."""
         return InputError(argument, expected, got, operator=self.operator)
-
-    def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
-        """One of a few words."""
-        # A subclass of str may compare as it likes; its characters are what counts.
-        if isinstance(value, str) and (word := str.__str__(value)) in options:
-            return word
-        raise self.error(argument, " or ".join(map(repr, options)), shown(value))
-
-    def format(self, value: object) -> BlockFormat:
-        """The 4-bit format of that name."""
-        return named(self.choice(value, "format", [known.name for known in FORMATS]))
-
-    def dtype_label(self, value: object, argument: str, options: Sequence[str]) -> str:
-        """The label of a dtype given as a label or as NumPy's, JAX's, CuPy's or torch's own object."""
-        if isinstance(value, str):
-            return self.choice(value, argument, options)
-        label = shown(value, str).removeprefix("torch.")
-        if label not in options:
-            try:
-                label = np.dtype(value).name  # type: ignore[call-overload]
-            except Exception:
-                # NumPy asks the object for its dtype, which may fail in any way.
-                label = type(value).__name__
-        return self.choice(label, argument, options)
-
-    def size(self, value: object, argument: str) -> int:
-        """A number of rows or columns."""
-        expected = f"an int from 0 to {MAX_SIZE}"
-        number = whole(value)
-        if number is None:
-            raise self.error(argument, expected, shown(value))
-        if not 0 <= number <= MAX_SIZE:
-            raise self.error(argument, expected, number)
-        return number
 
     def view(self, array: object, argument: str, dtypes: Sequence[str], why: str = "", output: bool = False) -> View:
         """An array of one of these dtypes on the device of the call."""
@@ -249,6 +209,14 @@ class Door:
         if np.isinf(rounded) != np.isinf(exact):
             raise self.error(argument, expected, shown(value))
         return rounded
+
+
+def chosen(arguments: Arguments[Any, OptionsT], *values: object) -> OptionsT:
+    """An operator's options, in their order, checked. Raises InputError."""
+    try:
+        return arguments.chosen(values)
+    except InputError as refused:
+        raise InputError(refused.argument, refused.expected, refused.got, arguments.operator) from None
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

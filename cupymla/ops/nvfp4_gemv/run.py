@@ -14,14 +14,11 @@ from ... import tensor
 from ...arch import Gpu
 from ...build import KernelSource
 from ...tensor import View
-from ..gpu import KernelCall
-from ..operator import CpuCall, Operator, Prepared
-from ..operator import operator as make_operator
-from ..repeat import Repeats, Run
+from ..bound import Calls
+from ..operator import operator
 from . import companions, cuda, formats, plan, reference, spec, tiles
 from .door import Operand
 
-R = TypeVar("R")
 V = TypeVar("V")
 
 _ONE_BYTE_DTYPES: dict[str, npt.DTypeLike] = {
@@ -88,14 +85,6 @@ class _Target:
         return self._result
 
 
-def prepare(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
-    """Everything of `nvfp4_gemv` but the arithmetic; the same arguments, by name, and the same errors."""
-    views, problem = spec.read(**arguments)
-    if problem.device.kind != "cpu":
-        return cuda.prepare(views, problem, stream)
-    return _on_cpu(views, problem)
-
-
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call of `nvfp4_gemv` on such a GPU compiles, of arrays that begin at multiples of 16 bytes.
 
@@ -110,7 +99,7 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     return (plan.plan(problem, gpu.arch, steps.whole),)
 
 
-def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
+def _on_cpu(views: spec.Views, problem: spec.Problem) -> Callable[[], Any]:
     shape = (problem.m, problem.n, problem.batches)
     dtype = reference.numpy_dtype(problem.out_dtype)
     target = _Target(views.c, shape, dtype, views.batch_first, views.a.view, rows=False)
@@ -119,18 +108,121 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> Prepared[Any]:
         reference.gemv(views, problem, "float32", out=target.array())
         return target.result()
 
-    return CpuCall(compute)
+    return compute
 
 
-def _ready(**arguments: Any) -> Run:
-    """A call of CuPy arrays that allocates c, made ready; see `cupymla.ops.repeat`. Raises InputError."""
-    views, problem = spec.read(**arguments)
-    return cuda.ready(views, problem)
+def _quantize_on_cpu(views: spec.QuantizeViews, problem: object) -> Callable[[], tuple[Any, ...]]:
+    like, first = views.x.view, views.batch_first
+    m, k, batches = views.x.shape
+    columns = views.format.scale_columns(k)
+    swizzled = views.scale_layout == "128x4"
+    scales_shape = (*(formats.padded(m, columns) if swizzled else (m, columns)), batches)
+    packed = _Target(views.packed, (m, k // 2, batches), np.uint8, first, like)
+    scales = _Target(views.scales, scales_shape, np.uint8, first, like)
+    made_factor = _Target(None, (1,), np.float32, None, like) if views.global_scale.kind == "amax" else None
+
+    def compute() -> tuple[Any, ...]:
+        values = views.x.array()
+        target = scales.array().view(np.uint8)
+        linear = np.empty((m, columns, batches), np.uint8) if swizzled else target
+        factor = reference.global_scale(views.global_scale) if made_factor is None else reference.tensor_scale(values)
+        reference.quantize(values, views.format, factor, packed.array().view(np.uint8), linear)
+        if swizzled:
+            _map_batches(formats.swizzle, linear, target)
+        results = packed.result(), scales.result()
+        if made_factor is None:
+            return results
+        made_factor.array()[...] = factor
+        return (*results, made_factor.result())
+
+    return compute
 
 
-_repeats = Repeats(spec.INPUTS, spec.OPTIONS, _ready)
+def _dequantize_on_cpu(views: spec.DequantizeViews, problem: object) -> Callable[[], Any]:
+    like = views.packed.view
+    m, half, batches = views.packed.shape
+    dtype = reference.numpy_dtype(views.out_dtype)
+    target = _Target(views.out, (m, 2 * half, batches), dtype, views.batch_first, like)
+
+    def compute() -> Any:
+        reference.dequantize(views, target.array())
+        return target.result()
+
+    return compute
 
 
+def _swizzle_on_cpu(views: spec.SwizzleViews, problem: object, *, backwards: bool = False) -> Callable[[], Any]:
+    like = views.scales.view
+    target = _Target(views.out, views.out_shape, _ONE_BYTE_DTYPES[like.dtype], views.batch_first, like)
+
+    def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        return formats.unswizzle(blocks, views.rows, views.columns)
+
+    def compute() -> Any:
+        change = linear if backwards else formats.swizzle
+        _map_batches(change, views.scales.bytes(), target.array().view(np.uint8))
+        return target.result()
+
+    return compute
+
+
+def _map_batches(
+    function: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]],
+    source: npt.NDArray[np.uint8],
+    target: npt.NDArray[np.uint8],
+) -> None:
+    """Apply `function` to each batch; a flat target is filled in the result's order."""
+    for batch in range(source.shape[-1]):
+        one = target[..., batch]
+        one[...] = function(source[..., batch]).reshape(one.shape)
+
+
+def _alone(read: Callable[..., V]) -> Callable[..., tuple[V, V]]:
+    """Checks whose views say all about a problem."""
+
+    def both(**arguments: Any) -> tuple[V, V]:
+        views = read(**arguments)
+        return views, views
+
+    return both
+
+
+GEMV = Calls(spec.ARGUMENTS, spec.read, cuda.wanted, cuda.bind, _on_cpu)
+QUANTIZE = Calls(
+    spec.QUANTIZE,
+    _alone(spec.read_quantize),
+    companions.Quantize.wanted,
+    companions.Quantize,
+    _quantize_on_cpu,
+    handed=companions.Quantize.handed,
+)
+DEQUANTIZE = Calls(
+    spec.DEQUANTIZE,
+    _alone(spec.read_dequantize),
+    companions.Dequantize.wanted,
+    companions.Dequantize,
+    _dequantize_on_cpu,
+    handed=companions.Dequantize.handed,
+)
+SWIZZLE = Calls(
+    spec.SWIZZLE,
+    _alone(spec.read_swizzle),
+    companions.Swizzle.wanted,
+    companions.Swizzle,
+    _swizzle_on_cpu,
+    handed=companions.Swizzle.handed,
+)
+UNSWIZZLE = Calls(
+    spec.UNSWIZZLE,
+    _alone(spec.read_unswizzle),
+    companions.Swizzle.wanted,
+    companions.Unswizzle,
+    functools.partial(_swizzle_on_cpu, backwards=True),
+    handed=companions.Swizzle.handed,
+)
+
+
+@operator(GEMV)
 def nvfp4_gemv(
     a: Any,
     b: Any,
@@ -188,28 +280,11 @@ def nvfp4_gemv(
             overlaps; before anything is computed.
         UnsupportedError: there is no kernel for the arrays' device.
     """
-    if c is None and stream is None:
-        again = _repeats((a, b, sfa, sfb, alpha, bias), (out_dtype, format, scale_layout, batch_axis))
-        if again is not None:
-            return again
-    views, problem = spec.read(
-        a,
-        b,
-        sfa,
-        sfb,
-        alpha=alpha,
-        bias=bias,
-        out_dtype=out_dtype,
-        format=format,
-        scale_layout=scale_layout,
-        batch_axis=batch_axis,
-        c=c,
-    )
-    if problem.device.kind != "cpu":
-        return cuda.call(views, problem, stream)
-    return _on_cpu(views, problem)()
+    options = (format, scale_layout, batch_axis, out_dtype)
+    return GEMV((a, b, sfa, sfb, alpha, bias), options, (c,), False, stream)
 
 
+@operator(QUANTIZE)
 def quantize_nvfp4(
     x: Any,
     *,
@@ -252,48 +327,11 @@ def quantize_nvfp4(
         InputError: an argument that cannot be used.
         UnsupportedError: there is no kernel for the arrays' device.
     """
-    views = spec.read_quantize(
-        x,
-        global_scale=global_scale,
-        format=format,
-        scale_layout=scale_layout,
-        batch_axis=batch_axis,
-        packed=packed,
-        scales=scales,
-    )
-    return quantize(views, stream)()
+    options = (format, scale_layout, batch_axis)
+    return QUANTIZE((x, global_scale), options, (packed, scales), False, stream)  # type: ignore[no-any-return]
 
 
-def quantize(views: spec.QuantizeViews, stream: object) -> Prepared[tuple[Any, ...]]:
-    """A checked call of `quantize_nvfp4`, to be run or prepared."""
-    like, first = views.x.view, views.batch_first
-    if like.device.kind != "cpu":
-        return companions.quantize(views, stream)
-    m, k, batches = views.x.shape
-    columns = views.format.scale_columns(k)
-    swizzled = views.scale_layout == "128x4"
-    scales_shape = (*(formats.padded(m, columns) if swizzled else (m, columns)), batches)
-    packed = _Target(views.packed, (m, k // 2, batches), np.uint8, first, like)
-    scales = _Target(views.scales, scales_shape, np.uint8, first, like)
-    made_factor = _Target(None, (1,), np.float32, None, like) if views.global_scale.kind == "amax" else None
-
-    def compute() -> tuple[Any, ...]:
-        values = views.x.array()
-        target = scales.array().view(np.uint8)
-        linear = np.empty((m, columns, batches), np.uint8) if swizzled else target
-        factor = reference.global_scale(views.global_scale) if made_factor is None else reference.tensor_scale(values)
-        reference.quantize(values, views.format, factor, packed.array().view(np.uint8), linear)
-        if swizzled:
-            _map_batches(formats.swizzle, linear, target)
-        results = packed.result(), scales.result()
-        if made_factor is None:
-            return results
-        made_factor.array()[...] = factor
-        return (*results, made_factor.result())
-
-    return CpuCall(compute)
-
-
+@operator(DEQUANTIZE)
 def dequantize_nvfp4(
     packed: Any,
     scales: Any,
@@ -328,35 +366,11 @@ def dequantize_nvfp4(
         InputError: an argument that cannot be used.
         UnsupportedError: there is no kernel for the arrays' device.
     """
-    views = spec.read_dequantize(
-        packed,
-        scales,
-        global_scale=global_scale,
-        format=format,
-        scale_layout=scale_layout,
-        batch_axis=batch_axis,
-        out_dtype=out_dtype,
-        out=out,
-    )
-    return dequantize(views, stream)()
+    options = (format, scale_layout, batch_axis, out_dtype)
+    return DEQUANTIZE((packed, scales, global_scale), options, (out,), False, stream)
 
 
-def dequantize(views: spec.DequantizeViews, stream: object) -> Prepared[Any]:
-    """A checked call of `dequantize_nvfp4`, to be run or prepared."""
-    like = views.packed.view
-    if like.device.kind != "cpu":
-        return companions.dequantize(views, stream)
-    m, half, batches = views.packed.shape
-    dtype = reference.numpy_dtype(views.out_dtype)
-    target = _Target(views.out, (m, 2 * half, batches), dtype, views.batch_first, like)
-
-    def compute() -> Any:
-        reference.dequantize(views, target.array())
-        return target.result()
-
-    return CpuCall(compute)
-
-
+@operator(SWIZZLE)
 def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> Any:
     """Scales in cuBLASLt's 128x4 layout.
 
@@ -377,28 +391,10 @@ def swizzle_scales(scales: Any, *, batch_axis: int = -1, out: Any = None, stream
         InputError: an argument that cannot be used.
         UnsupportedError: there is no kernel for the arrays' device.
     """
-    views = spec.read_swizzle(scales, batch_axis=batch_axis, out=out)
-    return swizzle(views, stream)()
+    return SWIZZLE((scales,), (batch_axis,), (out,), False, stream)
 
 
-def swizzle(views: spec.SwizzleViews, stream: object, *, backwards: bool = False) -> Prepared[Any]:
-    """A checked call of `swizzle_scales`, or `unswizzle_scales`, to be run or prepared."""
-    like = views.scales.view
-    if like.device.kind != "cpu":
-        return companions.swizzle(views, stream, backwards=backwards)
-    target = _Target(views.out, views.out_shape, _ONE_BYTE_DTYPES[like.dtype], views.batch_first, like)
-
-    def linear(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        return formats.unswizzle(blocks, views.rows, views.columns)
-
-    def compute() -> Any:
-        change = linear if backwards else formats.swizzle
-        _map_batches(change, views.scales.bytes(), target.array().view(np.uint8))
-        return target.result()
-
-    return CpuCall(compute)
-
-
+@operator(UNSWIZZLE)
 def unswizzle_scales(
     swizzled: Any, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None, stream: object = None
 ) -> Any:
@@ -420,28 +416,4 @@ def unswizzle_scales(
         InputError: an argument that cannot be used.
         UnsupportedError: there is no kernel for the arrays' device.
     """
-    views = spec.read_unswizzle(swizzled, rows, columns, batch_axis=batch_axis, out=out)
-    return swizzle(views, stream, backwards=True)()
-
-
-def _map_batches(
-    function: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]],
-    source: npt.NDArray[np.uint8],
-    target: npt.NDArray[np.uint8],
-) -> None:
-    """Apply `function` to each batch; a flat target is filled in the result's order."""
-    for batch in range(source.shape[-1]):
-        one = target[..., batch]
-        one[...] = function(source[..., batch]).reshape(one.shape)
-
-
-def companion(
-    call: Callable[..., R], read: Callable[..., V], made: Callable[[V, object], Prepared[R]]
-) -> Operator[..., R]:
-    """A companion as an operator: `read` checks its arguments, `made` makes the call of what comes of that."""
-
-    def prepare(*, stream: object = None, **arguments: Any) -> Prepared[R]:
-        checked = made(read(**arguments), stream)
-        return checked.prepared() if isinstance(checked, KernelCall) else checked
-
-    return make_operator(call, prepare)
+    return UNSWIZZLE((swizzled,), (rows, columns, batch_axis), (out,), False, stream)

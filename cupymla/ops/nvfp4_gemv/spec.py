@@ -2,22 +2,152 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
 
 from ...errors import shown
-from ...tensor import Device
-from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, is_number
-from .formats import MXFP4, BlockFormat, padded
+from ...tensor import Device, View
+from ..arguments import Arguments, Axis, Choice, Dtype, Integer, option
+from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, chosen, is_number
+from .formats import FORMATS, MXFP4, BlockFormat, named, padded
 
 OPERATOR = "nvfp4_gemv"
 MAX_N = 16
 OUT_DTYPES = ("float16", "bfloat16", "float32")
 ACTIVATION_DTYPES = ("bfloat16", "float16")
 
-INPUTS = ("a", "b", "sfa", "sfb", "alpha", "bias")
-OPTIONS = ("out_dtype", "format", "scale_layout", "batch_axis")
-"""What else a call depends on."""
+MAX_SIZE = 2**63 - 1
+"""Bound of a number of rows or columns: the extents that an array can have."""
+
+_FORMAT = Choice(tuple(known.name for known in FORMATS))
+
+
+# What the operators take ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GemvArrays:
+    """The arrays of `nvfp4_gemv`."""
+
+    a: View
+    b: View
+    sfa: View
+    sfb: View | None = None
+    alpha: View | float | None = None
+    bias: View | None = None
+    c: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """What all that reads or writes block-scaled matrices has, but the layouts of scales.
+
+    Attributes:
+        format: "nvfp4" or "mxfp4".
+        scale_layout: "linear" or "128x4".
+        batch_axis: -1 or 0.
+    """
+
+    format: str = option("nvfp4", _FORMAT)
+    scale_layout: str = option("linear", Choice(SCALE_LAYOUTS))
+    batch_axis: int = option(-1, Axis())
+
+
+@dataclass(frozen=True, slots=True)
+class GemvOptions(BlockOptions):
+    """The options of `nvfp4_gemv`.
+
+    Attributes:
+        out_dtype: of c; None for its own, or float16.
+    """
+
+    out_dtype: Any = option(None, Dtype(OUT_DTYPES, optional=True))
+
+
+@dataclass(slots=True)
+class QuantizeArrays:
+    """The arrays of `quantize_nvfp4`."""
+
+    x: View
+    global_scale: View | float | str | None = None
+    packed: View | None = None
+    scales: View | None = None
+
+
+@dataclass(slots=True)
+class DequantizeArrays:
+    """The arrays of `dequantize_nvfp4`."""
+
+    packed: View
+    scales: View
+    global_scale: View | float | None = None
+    out: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizeOptions(BlockOptions):
+    """The options of `dequantize_nvfp4`.
+
+    Attributes:
+        out_dtype: of out; None for its own, or float32.
+    """
+
+    out_dtype: Any = option(None, Dtype(FLOAT_DTYPES, optional=True))
+
+
+@dataclass(slots=True)
+class SwizzleArrays:
+    """The arrays of `swizzle_scales`."""
+
+    scales: View
+    out: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwizzleOptions:
+    """The option of `swizzle_scales`.
+
+    Attributes:
+        batch_axis: -1 or 0.
+    """
+
+    batch_axis: int = option(-1, Axis())
+
+
+@dataclass(slots=True)
+class UnswizzleArrays:
+    """The arrays of `unswizzle_scales`."""
+
+    swizzled: View
+    out: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnswizzleOptions:
+    """The options of `unswizzle_scales`.
+
+    Attributes:
+        rows, columns: of the linear matrix.
+        batch_axis: -1 or 0.
+    """
+
+    rows: int = option(MISSING, Integer(0, MAX_SIZE))
+    columns: int = option(MISSING, Integer(0, MAX_SIZE))
+    batch_axis: int = option(-1, Axis())
+
+
+ARGUMENTS = Arguments(OPERATOR, GemvArrays, GemvOptions, results=("c",), numbers=("alpha",))
+QUANTIZE = Arguments(
+    "quantize_nvfp4", QuantizeArrays, BlockOptions, results=("packed", "scales"), numbers=("global_scale",)
+)
+DEQUANTIZE = Arguments(
+    "dequantize_nvfp4", DequantizeArrays, DequantizeOptions, results=("out",), numbers=("global_scale",)
+)
+SWIZZLE = Arguments("swizzle_scales", SwizzleArrays, SwizzleOptions, results=("out",))
+UNSWIZZLE = Arguments("unswizzle_scales", UnswizzleArrays, UnswizzleOptions, results=("out",))
+
+
+# What comes of them --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +224,8 @@ def read(
     c: object = None,
 ) -> tuple[Views, Problem]:
     """Check a call of `nvfp4_gemv`. Raises InputError."""
-    door = Door(OPERATOR, batch_axis)
-    fmt = door.format(format)
-    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    options = chosen(ARGUMENTS, format, scale_layout, batch_axis, out_dtype)
+    door, fmt, layout = Door(OPERATOR, options.batch_axis), named(options.format), options.scale_layout
     a_operand = door.first(door.view(a, "a", E2M1_DTYPES), "a", [("m", None), ("k/2", None)])
     m, k = a_operand.shape[0], 2 * a_operand.shape[1]
     b_operand, b_dtype = _read_b(door, b, k)
@@ -104,7 +233,7 @@ def read(
     sfa_operand = door.scales(sfa, "sfa", fmt, layout, ("m", m, k))
     sfb_operand = _read_sfb(door, sfb, b_dtype, fmt, layout, (n, k))
     alpha_kind, alpha_value, alpha_operand = _read_alpha(door, alpha, m)
-    label = None if out_dtype is None else door.dtype_label(out_dtype, "out_dtype", OUT_DTYPES)
+    label: str | None = options.out_dtype
     c_operand = None
     if c is not None:
         seen = door.view(c, "c", OUT_DTYPES if label is None else (label,), output=True)
@@ -239,9 +368,8 @@ def read_quantize(
     scales: object = None,
 ) -> QuantizeViews:
     """Check a call of `quantize_nvfp4`. Raises InputError."""
-    door = Door("quantize_nvfp4", batch_axis)
-    fmt = door.format(format)
-    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    options = chosen(QUANTIZE, format, scale_layout, batch_axis)
+    door, fmt, layout = Door("quantize_nvfp4", options.batch_axis), named(options.format), options.scale_layout
     x_operand = door.first(door.view(x, "x", FLOAT_DTYPES), "x", [("m", None), ("k", None)])
     m, k = x_operand.shape[:2]
     if k % 2:
@@ -284,14 +412,13 @@ def read_dequantize(
     out: object = None,
 ) -> DequantizeViews:
     """Check a call of `dequantize_nvfp4`. Raises InputError."""
-    door = Door("dequantize_nvfp4", batch_axis)
-    fmt = door.format(format)
-    layout = door.choice(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    options = chosen(DEQUANTIZE, format, scale_layout, batch_axis, out_dtype)
+    door, fmt, layout = Door("dequantize_nvfp4", options.batch_axis), named(options.format), options.scale_layout
     packed_operand = door.first(door.view(packed, "packed", E2M1_DTYPES), "packed", [("m", None), ("k/2", None)])
     m, k = packed_operand.shape[0], 2 * packed_operand.shape[1]
     scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k))
     factor = _read_global_scale(door, global_scale, fmt, amax=False)
-    label = None if out_dtype is None else door.dtype_label(out_dtype, "out_dtype", FLOAT_DTYPES)
+    label: str | None = options.out_dtype
     out_operand = None
     if out is not None:
         seen = door.view(out, "out", FLOAT_DTYPES if label is None else (label,), output=True)
@@ -325,7 +452,7 @@ _SCALE_DTYPES = ("uint8", "float8_e4m3fn", "float8_e8m0fnu")
 
 def read_swizzle(scales: object, *, batch_axis: object = -1, out: object = None) -> SwizzleViews:
     """Check a call of `swizzle_scales`. Raises InputError."""
-    door = Door("swizzle_scales", batch_axis)
+    door = Door("swizzle_scales", chosen(SWIZZLE, batch_axis).batch_axis)
     operand = door.first(door.view(scales, "scales", _SCALE_DTYPES), "scales", [("rows", None), ("columns", None)])
     rows, columns, batches = operand.shape
     out_operand = None
@@ -341,8 +468,8 @@ def read_unswizzle(
     swizzled: object, rows: object, columns: object, *, batch_axis: object = -1, out: object = None
 ) -> SwizzleViews:
     """Check a call of `unswizzle_scales`. Raises InputError."""
-    door = Door("unswizzle_scales", batch_axis)
-    row_count, column_count = door.size(rows, "rows"), door.size(columns, "columns")
+    options = chosen(UNSWIZZLE, rows, columns, batch_axis)
+    door, row_count, column_count = Door("unswizzle_scales", options.batch_axis), options.rows, options.columns
     seen = door.view(swizzled, "swizzled", _SCALE_DTYPES)
     all_rows, all_columns = padded(row_count, column_count)
     unbatched = seen.shape in ((all_rows, all_columns), (all_rows * all_columns,))

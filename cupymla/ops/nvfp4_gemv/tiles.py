@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from ... import build
 from ...build.source import KernelSource
@@ -67,6 +68,8 @@ class TileBinding:
         launcher: the laid-out launch.
     """
 
+    workspace_bytes = 0
+
     def __init__(
         self, views: Views, problem: Problem, c_strides: tuple[int, int, int], source: KernelSource, tiling: Tiling
     ) -> None:
@@ -86,13 +89,12 @@ class TileBinding:
         geometry = Geometry((tiling.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=tiling.splits)
         self.launcher = Launcher(kernel, geometry, (*(ctypes.c_byte() for _ in self._boxes), self._parameters))
 
-    def point(self, views: Views, c: int) -> None:
-        """Set every address, and alpha. The views' layouts are those of the binding."""
-        self.scale(views.alpha_value)
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those of the binding."""
         parameters = self._parameters
         parameters.alpha = None if views.alpha is None else views.alpha.view.ptr
         parameters.bias = None if views.bias is None else views.bias.view.ptr
-        parameters.c = c
+        (parameters.c,) = results
         assert views.sfb is not None  # or `fits` would have said no
         requests = (
             self._codes(views.a, self._boxes[0]),
@@ -103,9 +105,9 @@ class TileBinding:
         for index, request in enumerate(requests):
             self.launcher.replace(index, encoded(request))
 
-    def scale(self, alpha: float) -> None:
+    def scale(self, *numbers: float) -> None:
         """Set an alpha that is a number."""
-        self._parameters.alpha_value = alpha
+        (self._parameters.alpha_value,) = numbers
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
@@ -148,5 +150,6 @@ def _parameters(views: Views, problem: Problem, tiling: Tiling, c_strides: tuple
         k=problem.k,
         n=problem.n,
         tiles=tiling.tiles,
+        alpha_value=views.alpha_value,
         out_type=OUT_DTYPES.index(problem.out_dtype),
     )

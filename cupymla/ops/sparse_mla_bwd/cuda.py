@@ -5,36 +5,23 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from ... import build, driver, tensor
+from ... import build, driver
 from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
-from ...tensor import Allocation, View
+from ...tensor import View
 from ...tensormap import element_bytes, encoded
-from ..gpu import (
-    OutputArrays,
-    PreparedKernel,
-    Ready,
-    ReadyKernel,
-    ThreadMemo,
-    check_record,
-    launch_workspace,
-    missing_workspace,
-    tiles,
-    workspace,
-)
+from ..bound import Results, planned
+from ..gpu import check_record, tiles
 from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
 from ..mla import MaskOptions, MlaProblem, lead_strides, record_fields
 from ..rows_in_order import list_strides
 from . import plan
 from .launches import ATTENDING, Launch, Stage
-from .spec import ARGUMENTS, OPERATOR, Problem, Views
-
-Result = tuple[Any, ...]
+from .spec import OPERATOR, Problem, Views
 
 
 class Parameters(ctypes.Structure):
@@ -173,13 +160,16 @@ class Binding:
     Attributes:
         plan: how the problem is computed.
         launcher: the laid-out launch of the attention stage, or its first half; None when there is no query.
+        workspace_bytes: how large a workspace it needs.
     """
 
     def __init__(
         self, problem: Problem, device: Device, views: Views, outputs: Sequence[View], overlaps: bool = True
     ) -> None:
         """Bind arrays of these layouts; `overlaps`: whether kernels may overlap. Raises CompileError, DriverError."""
-        self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
+        self.plan: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
+        self.workspace_bytes = self.plan.workspace.bytes
         self._parameters = parameters(self.plan, views, outputs)
         self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's
         self._pointers: tuple[int, int, int] | None = None
@@ -210,6 +200,9 @@ class Binding:
         given: tuple[LaunchParameter, ...] = (*maps, record)
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
+
+    def scale(self, *numbers: float) -> None:
+        """There are none."""
 
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
@@ -258,28 +251,10 @@ class Binding:
         self._parameters.slot_list = slot_list + number * self.plan.chunk * shared.topk * 4
 
 
-_memo: ThreadMemo[Binding] = ThreadMemo()
-
-
-def _wanted(views: Views, problem: Problem) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of the outputs."""
-    wanted = [(views.q.shape, problem.shared.dtype), (problem.dkv_shape, problem.dkv_dtype)]
-    return [*wanted, ((problem.shared.h_q,), "float32")] if problem.shared.has_sink else wanted
-
-
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
-    given = (views.dq, views.dkv, views.d_sink)[: 2 + problem.shared.has_sink]
-    return OutputArrays(views.q, _wanted(views, problem), given, stream)
-
-
-def _strides(view: View | None) -> tuple[int, ...] | None:
-    return None if view is None else view.strides
-
-
-def _key(views: Views, problem: Problem, arrays: OutputArrays) -> object:
-    """What a binding depends on: the problem, and the layouts that are no part of it."""
-    layouts = (views.out.strides, views.dout.strides, views.lse.strides)
-    return problem, views.q.device.index, arrays.layouts, layouts, _strides(views.attn_sink), _strides(views.attn_dist)
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results."""
+    both = (views.q.shape, problem.shared.dtype), (problem.dkv_shape, problem.dkv_dtype)
+    return (*both, ((problem.shared.h_q,), "float32")) if problem.shared.has_sink else both
 
 
 def workspace_bytes(views: Views, problem: Problem) -> int:
@@ -288,54 +263,9 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
     return plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index)).workspace.bytes
 
 
-def call(views: Views, problem: Problem, stream: object, overlaps: bool = True) -> Result:
-    """One call on a GPU: launch and return, without waiting for the result. `overlaps`: whether its kernels overlap.
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernels for these layouts; see `cupymla.ops.bound.Calls`.
 
-    Raises InputError, UnsupportedError, DriverError.
+    Raises UnsupportedError, CompileError, DriverError.
     """
-    given = ARGUMENTS.given(views)
-    pointer = tensor.launch_stream(given, stream)
-    own_stream = None if stream is None else pointer
-    arrays = _outputs(views, problem, own_stream)
-    with driver.on_device(views.q.device.index):
-        key = _key(views, problem, arrays), overlaps
-        binding = _memo.take(key) or Binding(problem, views.q.device, views, arrays.views, overlaps)
-        size = binding.plan.workspace.bytes
-        memory = launch_workspace(views.workspace, size, views.q, own_stream, pointer, OPERATOR)
-        binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
-        binding.launch(pointer)
-        _memo.add(key, binding)
-    tensor.hold(given, pointer)
-    return arrays.finish()  # type: ignore[no-any-return]
-
-
-def ready(views: Views, problem: Problem) -> ReadyKernel:
-    """A call without outputs, to be run with the addresses that its views have by then; see `cupymla.ops.repeat`."""
-
-    def bind(outputs: tuple[View, ...]) -> Ready:
-        binding = Binding(problem, views.q.device, views, outputs)
-        given = views.workspace
-        size = missing_workspace(given, binding.plan.workspace.bytes, OPERATOR)
-
-        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
-            if moved:
-                memory = pointers[-1] if size else 0 if given is None else given.ptr
-                binding.point(views, pointers, memory)
-            binding.launch(stream)
-
-        return launch, size
-
-    return ReadyKernel(views.q, _wanted(views, problem), bind)
-
-
-def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
-    """A prepared call on a GPU, which keeps its workspace. Raises UnsupportedError, DriverError."""
-
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Allocation | None]:
-        binding = Binding(problem, views.q.device, views, arrays.views)
-        own = None if stream is None else pointer
-        memory = workspace(views.workspace, binding.plan.workspace.bytes, views.q, own, OPERATOR)
-        binding.point(views, arrays.pointers, 0 if memory is None else memory.ptr)
-        return binding, memory if isinstance(memory, Allocation) else None
-
-    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), bind)
+    return Binding(problem, views.q.device, views, results, overlaps=not recorded)

@@ -67,6 +67,11 @@ class Problem:
     dkv_dtype: str
     dkv_shape: tuple[int, ...]
 
+    @property
+    def options(self) -> Options:
+        """The options."""
+        return self.shared.options
+
 
 def _checked(views: Views, shared: mla.MlaProblem[Options], outputs: tuple[Any, ...]) -> Problem:
     mla.check_array(views.out, "out", shared.out_shape, shared.dtype, views.q, "rows")
@@ -96,4 +101,3 @@ def _read_outputs(
 
 DOOR = mla.Door(ARGUMENTS, _checked)
 read = DOOR.read
-checked = DOOR.checked

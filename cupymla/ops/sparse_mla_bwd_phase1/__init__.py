@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import mla
-from ..operator import Prepared
-from . import run, spec
+from ..operator import operator
+from .run import CALLS
 
 __all__ = ["sparse_mla_bwd_phase1"]
 
 
-def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    views, problem = spec.read(**arguments, stream=stream)
-    return run.prepare(views, problem, stream)
-
-
-@mla.public(_prepare)
+@operator(CALLS)
 def sparse_mla_bwd_phase1(
     q: Any,
     kv: Any,
@@ -69,5 +63,5 @@ def sparse_mla_bwd_phase1(
     Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), its lines up to the scores.
     """
     inputs = (q, kv, out, dout, indices, topk_length)
-    views, problem = spec.checked(inputs, (causal, q_start, k_stride), (p, delta), check_indices, stream)
-    return run.call(views, problem, stream)
+    options = (causal, q_start, k_stride)
+    return CALLS(inputs, options, (p, delta), check_indices, stream)  # type: ignore[no-any-return]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
-from ... import build, driver, tensor
+from ... import build, driver
 from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..gpu import OutputArrays, PreparedKernel, ThreadMemo, check_record, tiles
+from ..bound import Launches, Results, planned
+from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..mla import lead_strides, record_fields
 from . import plan
-from .spec import ARGUMENTS, OPERATOR, Problem, Views
-
-Result = tuple[Any, Any]
+from .spec import OPERATOR, Problem, Views
 
 
 class Parameters(ctypes.Structure):
@@ -65,22 +63,22 @@ def parameters(chosen: plan.Plan, problem: Problem, views: Views, outputs: Seque
     return record
 
 
-class Binding:
+class Binding(Launches):
     """A loaded kernel with everything that one problem fixes; `point` adds the addresses, `launch` runs it.
 
     One thread at a time may use it.
 
     Attributes:
         plan: how the problem is computed.
-        launcher: the laid-out launch; None when there is no query.
     """
 
     def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
-        self.plan = plan.plan(problem, driver.arch_of(device), driver.multiprocessor_count(device.index))
+        arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
+        self.plan: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
         self._problem = problem
         self._parameters = parameters(self.plan, problem, views, outputs)
         self._pointers: tuple[int, int] | None = None
-        self.launcher: Launcher | None = None
+        launcher = None
         if self.plan.tokens:
             source = self.plan.source
             kernel = build.kernel(source, device.index)
@@ -91,9 +89,10 @@ class Binding:
             if self.plan.shares.group_tokens > facts["pair_queries"]:
                 raise CompileError(source.path, f"pairs that take {self.plan.shares.group_tokens} queries")
             geometry = Geometry((self.plan.ctas, 1, 1), facts["threads"], facts["smem_bytes"], cluster=facts["cluster"])
-            self.launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._parameters))
+            launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._parameters))
+        super().__init__(launcher)
 
-    def point(self, views: Views, outputs: Sequence[int]) -> None:
+    def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         if self.launcher is None:
             return
@@ -113,41 +112,15 @@ class Binding:
             self.launcher.replace(1, encoded(self.plan.rows.tiles(kv)))
             self._pointers = pointers
 
-    def launch(self, stream: int) -> None:
-        """Run on `stream`, with the device's context current. Raises DriverError."""
-        if self.launcher is not None:
-            self.launcher(stream)
+
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results."""
+    return ((*problem.head_shape, problem.topk), "float32"), (problem.head_shape, "float32")
 
 
-_memo: ThreadMemo[Binding] = ThreadMemo()
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
 
-
-def _outputs(views: Views, problem: Problem, stream: int | None) -> OutputArrays:
-    wanted = ((*problem.head_shape, problem.topk), "float32"), (problem.head_shape, "float32")
-    return OutputArrays(views.q, wanted, (views.p, views.delta), stream)
-
-
-def call(views: Views, problem: Problem, stream: object) -> Result:
-    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    given = ARGUMENTS.given(views)
-    pointer = tensor.launch_stream(given, stream)
-    arrays = _outputs(views, problem, None if stream is None else pointer)
-    key = problem, views.q.device.index, arrays.layouts, views.out.strides, views.dout.strides
-    with driver.on_device(views.q.device.index):
-        binding = _memo.take(key) or Binding(problem, views.q.device, views, arrays.views)
-        binding.point(views, arrays.pointers)
-        binding.launch(pointer)
-        _memo.add(key, binding)
-    tensor.hold(given, pointer)
-    return arrays.finish()  # type: ignore[no-any-return]
-
-
-def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Result]:
-    """A prepared call on a GPU. Raises UnsupportedError, DriverError."""
-
-    def bind(arrays: OutputArrays, _: int) -> tuple[Binding, None]:
-        binding = Binding(problem, views.q.device, views, arrays.views)
-        binding.point(views, arrays.pointers)
-        return binding, None
-
-    return PreparedKernel(ARGUMENTS.given(views), stream, lambda own: _outputs(views, problem, own), bind)
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    return Binding(problem, views.q.device, views, results)

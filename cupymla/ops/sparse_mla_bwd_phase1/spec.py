@@ -54,4 +54,3 @@ def _read_outputs(views: Views, problem: Problem, p: Any, delta: Any) -> None:
 
 DOOR = mla.Door(ARGUMENTS, _checked)
 read = DOOR.read
-checked = DOOR.checked

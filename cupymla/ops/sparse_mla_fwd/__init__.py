@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import mla
-from ..operator import Prepared
-from ..repeat import Repeats
-from . import run, spec
+from ..operator import operator
+from .run import CALLS
 
 __all__ = ["sparse_mla_fwd"]
 
 
-def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    views, problem = spec.read(**arguments, stream=stream)
-    return run.prepare(views, problem, stream)
-
-
-def _workspace_bytes(*, stream: object = None, **arguments: Any) -> int:
-    views, problem = spec.read(**arguments, stream=stream)
-    return run.workspace_bytes(views, problem)
-
-
-_repeats = Repeats(spec.ARGUMENTS.inputs, spec.ARGUMENTS.options, run.ready)
-
-
-@mla.public(_prepare, _workspace_bytes)
+@operator(CALLS)
 def sparse_mla_fwd(
     q: Any,
     kv: Any,
@@ -96,10 +81,4 @@ def sparse_mla_fwd(
     """
     inputs = (q, kv, indices, topk_length, attn_sink)
     options = (causal, q_start, k_stride, sm_scale, lse_base)
-    fresh = out is None and max_logits is None and lse is None and workspace is None
-    if fresh and stream is None and check_indices is False:
-        again: tuple[Any, Any, Any] | None = _repeats(inputs, options)
-        if again is not None:
-            return again
-    views, problem = spec.checked(inputs, options, (out, max_logits, lse, workspace), check_indices, stream)
-    return run.call(views, problem, stream)
+    return CALLS(inputs, options, (out, max_logits, lse, workspace), check_indices, stream)  # type: ignore[no-any-return]

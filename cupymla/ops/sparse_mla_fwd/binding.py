@@ -16,6 +16,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
+from .. import bound
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
@@ -102,7 +103,7 @@ def running_plan(
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
     without: set[int] = set()
     while True:
-        chosen = planned(problem, arch, count, without)
+        chosen = bound.planned(planned, problem, arch, count, frozenset(without))
         if chosen.parts == 1 or not chosen.tokens:
             return chosen
         kernel = build.kernel(chosen.source, device.index)
@@ -160,6 +161,9 @@ class Binding(ABC):
             self.launcher.replace(0, tiles(request, "q", OPERATOR))
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
+
+    def scale(self, *numbers: float) -> None:
+        """There are none."""
 
     def _point_selection(self, views: Views, workspace: int) -> None:
         """Set the addresses of indices and topk_length."""

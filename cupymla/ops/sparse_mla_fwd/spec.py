@@ -55,4 +55,3 @@ def _read_outputs(views: Views, problem: Problem, out: Any, max_logits: Any, lse
 
 DOOR = mla.Door(ARGUMENTS, _checked)
 read = DOOR.read
-checked = DOOR.checked

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..mla import public
-from ..operator import Prepared
-from . import run, spec
+from ..operator import operator
+from .run import CALLS
 
 __all__ = ["topk"]
 
 
-def _prepare(*, stream: object = None, **arguments: Any) -> Prepared[run.Result]:
-    return run.prepare(*spec.read(**arguments), stream)
-
-
-@public(_prepare)
+@operator(CALLS)
 def topk(
     scores: Any,
     topk: int,
@@ -60,15 +55,5 @@ def topk(
     Source: the selection of DeepSeek-V3.2's lightning indexer (section 2.1); a threshold from a sample as in Floyd and
     Rivest, "Expected time bounds for selection", Communications of the ACM 18 (1975).
     """
-    views, problem = spec.read(
-        scores,
-        topk,
-        starts=starts,
-        ends=ends,
-        order=order,
-        return_values=return_values,
-        indices=indices,
-        count=count,
-        values=values,
-    )
-    return run.call(views, problem, stream)
+    options = (topk, order, return_values)
+    return CALLS((scores, starts, ends), options, (indices, count, values), False, stream)  # type: ignore[no-any-return]

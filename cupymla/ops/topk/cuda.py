@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
 
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import KernelCall, Launches, OutputArrays, check_record
+from ..bound import Launches, Results, planned
+from ..gpu import check_record
 from ..indexer_door import batched_strides
 from . import plan
 from .spec import Problem, Views
@@ -33,7 +34,7 @@ def record(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) 
         rows=problem.rows,
         columns=problem.columns,
         topk=problem.topk,
-        by_score=int(problem.order == "score"),
+        by_score=int(problem.options.order == "score"),
         capacity=chosen.capacity,
         streamed=int(chosen.streamed),
         bitmap_words=chosen.bitmap_words,
@@ -47,29 +48,46 @@ def record(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) 
     return made
 
 
-def _launcher(views: Views, problem: Problem, outputs: OutputArrays) -> Launcher | None:
-    if not problem.batch * problem.rows:
-        return None
-    index = problem.device.index
-    chosen = plan.plan(problem, driver.arch_of(problem.device), driver.multiprocessor_count(index))
-    kernel = build.kernel(chosen.source, index)
-    check_record(chosen.source, kernel.facts, Parameters)
-    made = (*outputs.views, None)
-    arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
-    arrays |= {"indices": made[0], "count": made[1], "values": made[2]}
-    smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
-    geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
-    return Launcher(kernel, geometry, (record(problem, chosen, arrays),))
+class Binding(Launches):
+    """The kernel with everything that one problem and its layouts fix; it launches nothing without a row."""
+
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View]) -> None:
+        launcher = None
+        if problem.batch * problem.rows:
+            index = problem.device.index
+            arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(index)
+            chosen: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
+            kernel = build.kernel(chosen.source, index)
+            check_record(chosen.source, kernel.facts, Parameters)
+            made = (*results, None)
+            arrays = {"scores": views.scores, "starts": views.starts, "ends": views.ends}
+            arrays |= {"indices": made[0], "count": made[1], "values": made[2]}
+            self._record = record(problem, chosen, arrays)
+            smem_bytes = kernel.facts["smem_bytes"] + chosen.array_bytes
+            geometry = Geometry((chosen.ctas, 1, 1), chosen.threads, smem_bytes, chosen.cluster)
+            launcher = Launcher(kernel, geometry, (self._record,))
+        super().__init__(launcher)
+
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
+        if self.launcher is None:
+            return
+        record = self._record
+        record.scores = views.scores.ptr
+        record.starts = None if views.starts is None else views.starts.ptr
+        record.ends = None if views.ends is None else views.ends.ptr
+        record.indices, record.count, *values = results
+        record.values = values[0] if values else None
 
 
-def call(views: Views, problem: Problem, stream: object) -> KernelCall[tuple[Any, ...]]:
-    """A call on a GPU. Running it raises UnsupportedError, DriverError."""
-    given = (views.indices, views.count, views.values)[: len(problem.results)]
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results."""
+    return problem.results
 
-    def outputs(own: int | None) -> OutputArrays:
-        return OutputArrays(views.scores, problem.results, given, own)
 
-    def bind(arrays: OutputArrays, stream: int) -> tuple[Launches, None]:
-        return Launches(_launcher(views, problem, arrays)), None
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
 
-    return KernelCall(views.given, stream, outputs, bind)
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    return Binding(views, problem, results)

@@ -80,7 +80,7 @@ def plan(problem: Problem, arch: Arch, multiprocessors: int) -> Plan:
     # 16-byte groups may begin before the first column.
     words = -(-(columns + 2 * 8) // 32)
     piece = 0
-    if problem.order == "score":
+    if problem.options.order == "score":
         piece = 1 << max(5, (min(topk, _MOST_SORTED) - 1).bit_length())
     room = arch.smem_bytes - STORAGE_BYTES - _RESERVED_BYTES
     chosen = Plan(source, rows, threads, 1, capacity, True, words, piece)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from ...errors import shown
 from ...tensor import Device, View
-from ..arguments import Choice, Flag, Integer
+from ..arguments import Arguments, Choice, Flag, Integer, option
 from ..indexer_door import MAX_EXTENT, Door
 
 OPERATOR = "topk"
@@ -20,17 +20,29 @@ class Views:
     """The arrays, seen; None where one was left out."""
 
     scores: View
-    starts: View | None
-    ends: View | None
-    indices: View | None
-    count: View | None
-    values: View | None
+    starts: View | None = None
+    ends: View | None = None
+    indices: View | None = None
+    count: View | None = None
+    values: View | None = None
 
-    @property
-    def given(self) -> list[View]:
-        """Every array of the caller's, the scores first."""
-        every = (self.scores, self.starts, self.ends, self.indices, self.count, self.values)
-        return [view for view in every if view is not None]
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options.
+
+    Attributes:
+        topk: entries wanted of each row.
+        order: "index" or "score".
+        return_values: whether the selected scores are wanted, too.
+    """
+
+    topk: int = option(MISSING, Integer(1, MAX_EXTENT))
+    order: str = option("index", Choice(ORDERS))
+    return_values: bool = option(False, Flag())
+
+
+ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("indices", "count", "values"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,7 @@ class Problem:
         columns: L.
         topk: entries wanted of each row.
         dtype: of the scores.
-        order: "index" or "score".
-        return_values: whether the selected scores are wanted, too.
+        options: the options.
         device: where every array is.
     """
 
@@ -53,8 +64,7 @@ class Problem:
     columns: int
     topk: int
     dtype: str
-    order: str
-    return_values: bool
+    options: Options
     device: Device
 
     @property
@@ -67,7 +77,7 @@ class Problem:
         """Shape and dtype of indices, count and, where wanted, values."""
         row = (*self.lead, self.rows)
         indices, count = ((*row, self.topk), "int32"), (row, "int32")
-        return (indices, count, ((*row, self.topk), self.dtype)) if self.return_values else (indices, count)
+        return (indices, count, ((*row, self.topk), self.dtype)) if self.options.return_values else (indices, count)
 
 
 def read(
@@ -89,19 +99,17 @@ def read(
     door.check_layout(seen, "scores", "lists")
     rows = door.extent(seen, "scores", -2, "rows")
     columns = door.extent(seen, "scores", -1, "columns")
-    wanted = door.option("topk", Integer(1, MAX_EXTENT), topk)
-    by = door.option("order", Choice(ORDERS), order)
-    return_flag = door.option("return_values", Flag(), return_values)
-    if values is not None and not return_flag:
+    options = door.chosen(ARGUMENTS, (topk, order, return_values))
+    if values is not None and not options.return_values:
         raise door.error("values", "None without return_values", shown(values))
     row = (*lead, rows)
     views = Views(
         scores=seen,
         starts=door.shaped(starts, "starts", row, ("int32",)),
         ends=door.shaped(ends, "ends", row, ("int32",)),
-        indices=door.shaped(indices, "indices", (*row, wanted), ("int32",), "lists", output=True),
+        indices=door.shaped(indices, "indices", (*row, options.topk), ("int32",), "lists", output=True),
         count=door.shaped(count, "count", row, ("int32",), output=True),
-        values=door.shaped(values, "values", (*row, wanted), (seen.dtype,), "lists", output=True),
+        values=door.shaped(values, "values", (*row, options.topk), (seen.dtype,), "lists", output=True),
     )
     door.separate()
-    return views, Problem(lead, rows, columns, wanted, seen.dtype, by, return_flag, seen.device)
+    return views, Problem(lead, rows, columns, options.topk, seen.dtype, options, seen.device)

@@ -1,55 +1,18 @@
-"""xl_paged_attention: one decode step over a paged KV cache with Transformer-XL relative positions; its companions.
-
-Each public name is an `Operator`: called, it runs once and returns what its docstring says; `.prepare(...)` takes the
-same arguments and returns the prepared call. Of the companions the functions below are the prepare halves, hence their
-annotations.
-"""
+"""xl_paged_attention: one decode step over a paged KV cache with Transformer-XL relative positions; its companions."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any
 
-from ..operator import Operator, Prepared
-from ..operator import operator as make_operator
-from ..repeat import Repeats
-from . import cache, relative, remembered, run, spec
-from .launches import prepared
+from ..operator import operator
+from .cache import COPY_BLOCKS, RESHAPE_AND_CACHE
+from .relative import MATRIX_BD, REL_SHIFT
+from .run import CALLS
 
 __all__ = ["copy_blocks", "matrix_bd", "rel_shift", "reshape_and_cache", "xl_paged_attention"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def _operator(prepare: Callable[P, Prepared[R]]) -> Operator[P, R]:
-    """The operator whose call is what `prepare` makes of its arguments, run once."""
-
-    @functools.wraps(prepare)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return prepare(*args, **kwargs)()
-
-    (result,) = get_args(get_type_hints(prepare)["return"])
-    call.__annotations__ = {**prepare.__annotations__, "return": result}
-    setattr(call, "__signature__", inspect.signature(prepare).replace(return_annotation=result))  # noqa: B010
-    return make_operator(call, functools.partial(prepared, prepare))
-
-
-def _prepare_attention(*, stream: object = None, **arguments: Any) -> Prepared[Any]:
-    views, outline = spec.read(**arguments)
-    return run.prepare(views, outline.problem, stream)
-
-
-_repeats = Repeats(spec.INPUTS, spec.OPTIONS, run.ready)
-
-
-def _with_prepare(call: Callable[P, R]) -> Operator[P, R]:
-    return make_operator(call, _prepare_attention)
-
-
-@_with_prepare
+@operator(CALLS)
 def xl_paged_attention(
     query: Any,
     k_cache: Any,
@@ -146,46 +109,15 @@ def xl_paged_attention(
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3, for the score; Kwon et al. 2023,
     arXiv:2309.06180, for the paged cache.
     """
-    if stream is None and out is None and lse is None and check_indices is False:
-        arrays = (
-            *(query, k_cache, v_cache, block_tables, context_lens, pos_bias_u, matrix_bd, rel_bias),
-            *(pos_bias_v, pos_emb, alibi_slopes, k_scale, v_scale),
-        )
-        options = (scale, rel_extend, bias_scaled, kv_layout, kv_dtype, return_lse, lse_base)
-        again = _repeats(arrays, options)
-        if again is not None:
-            return again
-    views, outline = remembered.read(
-        {
-            "query": query,
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "block_tables": block_tables,
-            "context_lens": context_lens,
-            "scale": scale,
-            "pos_bias_u": pos_bias_u,
-            "matrix_bd": matrix_bd,
-            "rel_bias": rel_bias,
-            "rel_extend": rel_extend,
-            "pos_bias_v": pos_bias_v,
-            "pos_emb": pos_emb,
-            "alibi_slopes": alibi_slopes,
-            "bias_scaled": bias_scaled,
-            "kv_layout": kv_layout,
-            "kv_dtype": kv_dtype,
-            "k_scale": k_scale,
-            "v_scale": v_scale,
-            "return_lse": return_lse,
-            "lse_base": lse_base,
-            "check_indices": check_indices,
-            "out": out,
-            "lse": lse,
-        }
+    arrays = (
+        *(query, k_cache, v_cache, block_tables, context_lens, pos_bias_u, matrix_bd, rel_bias),
+        *(pos_bias_v, pos_emb, alibi_slopes, k_scale, v_scale),
     )
-    return run.call(views, outline, stream)
+    options = (scale, rel_extend, bias_scaled, kv_layout, kv_dtype, return_lse, lse_base)
+    return CALLS(arrays, options, (out, lse), check_indices, stream)
 
 
-@_operator
+@operator(RESHAPE_AND_CACHE)
 def reshape_and_cache(
     key: Any,
     value: Any,
@@ -199,7 +131,7 @@ def reshape_and_cache(
     v_scale: Any = 1.0,
     check_indices: bool = False,
     stream: object = None,
-) -> Prepared[Any]:
+) -> Any:
     """Write new keys and values into the paged cache, in place.
 
     Token t goes to block slot // block_size at offset slot % block_size, slot = slot_mapping[t]; a slot outside the
@@ -228,25 +160,12 @@ def reshape_and_cache(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return cache.read_reshape_and_cache(
-        key,
-        value,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        kv_layout=kv_layout,
-        kv_dtype=kv_dtype,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        check_indices=check_indices,
-        stream=stream,
-    )
+    arrays = (key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return RESHAPE_AND_CACHE(arrays, (kv_layout, kv_dtype), (), check_indices, stream)
 
 
-@_operator
-def copy_blocks(
-    k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None
-) -> Prepared[Any]:
+@operator(COPY_BLOCKS)
+def copy_blocks(k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None) -> Any:
     """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
     Pairs that name a block outside the cache are skipped. A destination that appears twice, or that is also a source,
@@ -267,11 +186,11 @@ def copy_blocks(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return cache.read_copy_blocks(k_cache, v_cache, mapping, check_indices=check_indices, stream=stream)
+    return COPY_BLOCKS((k_cache, v_cache, mapping), (), (), check_indices, stream)
 
 
-@_operator
-def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Prepared[Any]:
+@operator(REL_SHIFT)
+def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Any:
     """Align scores against reversed relative positions with keys: Transformer-XL's shift.
 
     Row i of x [..., q_len, k_len] holds query i's score at column c for the distance k_len - 1 - c, the order in
@@ -298,10 +217,10 @@ def rel_shift(x: Any, *, out: Any = None, stream: object = None) -> Prepared[Any
 
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, appendix B.
     """
-    return relative.read_rel_shift(x, out=out, stream=stream)
+    return REL_SHIFT((x,), (), (out,), False, stream)
 
 
-@_operator
+@operator(MATRIX_BD)
 def matrix_bd(
     query: Any,
     pos_emb: Any,
@@ -313,7 +232,7 @@ def matrix_bd(
     out_dtype: str = "float32",
     out: Any = None,
     stream: object = None,
-) -> Prepared[Any]:
+) -> Any:
     """The dense relative bias of a decode step, as xl_paged_attention takes it: terms (b) + (d) of Transformer-XL.
 
     With n = context_lens[s] held to 0 .. max_context:
@@ -341,14 +260,5 @@ def matrix_bd(
 
     Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3.
     """
-    return relative.read_matrix_bd(
-        query,
-        pos_emb,
-        pos_bias_v,
-        context_lens=context_lens,
-        max_context=max_context,
-        rel_extend=rel_extend,
-        out_dtype=out_dtype,
-        out=out,
-        stream=stream,
-    )
+    arrays = (query, pos_emb, context_lens, pos_bias_v)
+    return MATRIX_BD(arrays, (max_context, rel_extend, out_dtype), (out,), False, stream)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,11 @@ from ... import driver, tensor
 from ...errors import InputError
 from ...launch import Launcher
 from ...tensor import View
-from ..gpu import Launches
-from ..operator import CpuCall, Prepared
+from ..arguments import Arguments, Choice, NoOptions, option
+from ..bound import Calls, Launches, Results
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
-from .launches import CopyParameters, ReshapeParameters, elementwise, in_place
+from .launches import CopyParameters, ReshapeParameters, elementwise
 from .paging import (
     FP8_DTYPES,
     HEAD_SIZES,
@@ -85,118 +87,170 @@ def copy_rows(k_cache: Array, v_cache: Array, mapping: Array) -> None:
         cache[pairs[:, 1]] = cache[pairs[:, 0]]
 
 
-def read_reshape_and_cache(
-    key: Any,
-    value: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    *,
-    kv_layout: object,
-    kv_dtype: object,
-    k_scale: Any,
-    v_scale: Any,
-    check_indices: object,
-    stream: object = None,
-) -> Prepared[Any]:
-    """Check the arguments: a call that binds nothing yet; see the public function."""
-    operator = "reshape_and_cache"
-    reader = Reader(operator)
+# reshape_and_cache ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReshapeViews:
+    """The arrays of `reshape_and_cache`."""
+
+    key: View
+    value: View
+    k_cache: View
+    v_cache: View
+    slot_mapping: View
+    k_scale: float | View = 1.0
+    v_scale: float | View = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The options of `reshape_and_cache`.
+
+    Attributes:
+        kv_layout: "vllm", "NHD" or "HND".
+        kv_dtype: what a uint8 cache holds.
+    """
+
+    kv_layout: str = option("vllm", Choice(LAYOUTS))
+    kv_dtype: str | None = option(None, Choice((None, *FLOATS, *FP8)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeProblem:
+    """What a call of `reshape_and_cache` is.
+
+    Attributes:
+        layout: of the caches.
+        label: of their elements.
+        num_slots: of the caches.
+    """
+
+    layout: str
+    label: str
+    num_slots: int
+
+
+RESHAPE = Arguments(
+    "reshape_and_cache",
+    ReshapeViews,
+    CacheOptions,
+    results=(),
+    updates=("k_cache", "v_cache"),
+    numbers=("k_scale", "v_scale"),
+)
+
+
+def read_reshape_and_cache(**given: Any) -> tuple[ReshapeViews, ReshapeProblem]:
+    """Check arguments by name. Raises InputError."""
+    (key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale), values, _ = RESHAPE.placed(given)
+    reader = Reader(RESHAPE.operator)
+    options = reader.chosen(RESHAPE, values)
     keys = reader.array(key, "key", "num_tokens num_kv_heads head_size", FLOATS)
     if reader.sizes["head_size"] not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
         reader.reject("key", f"head_size one of {sizes}", reader.sizes["head_size"])
     reader.check_rows(keys, "key", alignment=16)
-    values = reader.array(value, "value", "num_tokens num_kv_heads head_size", (keys.dtype,))
-    reader.check_rows(values, "value", alignment=16)
-    layout = reader.choice(kv_layout, "kv_layout", LAYOUTS)
-    k_blocks, v_blocks, label = read_caches(reader, k_cache, v_cache, keys.dtype, layout, kv_dtype, output=True)
+    seen = reader.array(value, "value", "num_tokens num_kv_heads head_size", (keys.dtype,))
+    reader.check_rows(seen, "value", alignment=16)
+    k_blocks, v_blocks, label = read_caches(
+        reader, k_cache, v_cache, keys.dtype, options.kv_layout, options.kv_dtype, output=True
+    )
     slots = reader.array(slot_mapping, "slot_mapping", "num_tokens", INDICES)
-    scales = {
-        "k_scale": _nonzero_scale(reader, read_scale(reader, k_scale, "k_scale", label), "k_scale"),
-        "v_scale": _nonzero_scale(reader, read_scale(reader, v_scale, "v_scale", label), "v_scale"),
-    }
-    checked = reader.flag(check_indices, "check_indices")
+    factors = [
+        _nonzero_scale(reader, read_scale(reader, scale, name, label), name)
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
+    ]
     reader.check_outputs_apart()
     num_slots = reader.sizes["num_blocks"] * reader.sizes["block_size"]
-    if keys.device.kind == "cuda":
-        if checked:
-            _check_slots(tensor.fetched(slots, stream), num_slots, operator)
-        given = [keys, values, k_blocks, v_blocks, slots, *(s for s in scales.values() if isinstance(s, View))]
+    views = ReshapeViews(keys, seen, k_blocks, v_blocks, slots, *factors)
+    return views, ReshapeProblem(options.kv_layout, label, num_slots)
 
-        def bind() -> Launches:
-            return Launches(_reshape_launcher(keys, values, k_blocks, v_blocks, slots, layout, label, scales))
 
-        return in_place(given, stream, bind, (k_cache, v_cache))
-    arrays = [tensor.to_numpy(seen) for seen in (keys, values, k_blocks, v_blocks, slots)]
+def _look_at_slots(views: ReshapeViews, problem: ReshapeProblem, stream: object) -> None:
+    _check_slots(tensor.fetched(views.slot_mapping, stream), problem.num_slots, RESHAPE.operator)
+
+
+def _reshape_on_cpu(views: ReshapeViews, problem: ReshapeProblem) -> Callable[[], Any]:
+    key, value, k_cache, v_cache, slots = map(
+        tensor.to_numpy, (views.key, views.value, views.k_cache, views.v_cache, views.slot_mapping)
+    )
 
     def run() -> Any:
-        if checked:
-            _check_slots(arrays[4], num_slots, operator)
         write_slots(
-            arrays[0],
-            arrays[1],
-            arrays[2],
-            arrays[3],
-            arrays[4],
-            kv_layout=layout,
-            kv_dtype=label if label in FP8 else None,
-            k_scale=scale_value(scales["k_scale"]),
-            v_scale=scale_value(scales["v_scale"]),
+            key,
+            value,
+            k_cache,
+            v_cache,
+            slots,
+            kv_layout=problem.layout,
+            kv_dtype=problem.label if problem.label in FP8 else None,
+            k_scale=scale_value(views.k_scale),
+            v_scale=scale_value(views.v_scale),
         )
-        return k_cache, v_cache
+        return views.k_cache.owner, views.v_cache.owner
 
-    return CpuCall(run)
+    return run
 
 
-def _reshape_launcher(
-    keys: View,
-    values: View,
-    k_blocks: View,
-    v_blocks: View,
-    slots: View,
-    layout: str,
-    label: str,
-    scales: dict[str, float | View],
-) -> Launcher | None:
-    num_tokens, num_kv_heads, head_size = keys.shape
-    strides = cache_strides(k_blocks.strides, v_blocks.strides, layout)
-    block_size = v_blocks.shape[{"vllm": 3, "NHD": 1, "HND": 2}[layout]]
-    factors: dict[str, Any] = {}
-    for name, scale in scales.items():
-        by_head = isinstance(scale, View)
-        factors[name] = 1.0 if isinstance(scale, View) else scale
-        factors[f"{name}s"] = scale.ptr if isinstance(scale, View) else None
-        factors[f"{name}s_head"] = head_stride(scale) if by_head else 0
-    parameters = ReshapeParameters(
-        key=keys.ptr,
-        value=values.ptr,
-        k_cache=k_blocks.ptr,
-        v_cache=v_blocks.ptr,
-        slots=slots.ptr,
-        key_token=keys.strides[0],
-        key_head=keys.strides[1],
-        value_token=values.strides[0],
-        value_head=values.strides[1],
-        **strides,
-        slots_token=slots.strides[0],
-        num_tokens=num_tokens,
-        num_slots=k_blocks.shape[0] * block_size,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        chunk=elements_of_x(label) if layout == "vllm" else head_size,
-        slots_wide=int(slots.dtype == "int64"),
-        **factors,
-    )
-    source = plan.companion(
-        "reshape_and_cache",
-        driver.arch_of(keys.device).name,
-        query=plan.QUERY_CODE[keys.dtype],
-        cache=plan.CACHE_CODE.get(label, 0),
-    )
-    vectors = keys.size * keys.itemsize // 16
-    return elementwise(source, keys.device, parameters, vectors)
+def _no_results(views: object, problem: object) -> Results:
+    return ()
+
+
+class Reshape(Launches):
+    """`reshape_and_cache` on a GPU: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: ReshapeViews, problem: ReshapeProblem, results: Sequence[View], recorded: bool) -> None:
+        keys = views.key
+        num_tokens, num_kv_heads, head_size = keys.shape
+        block_size = views.v_cache.shape[{"vllm": 3, "NHD": 1, "HND": 2}[problem.layout]]
+        self._record = ReshapeParameters(
+            key_token=keys.strides[0],
+            key_head=keys.strides[1],
+            value_token=views.value.strides[0],
+            value_head=views.value.strides[1],
+            **cache_strides(views.k_cache.strides, views.v_cache.strides, problem.layout),
+            slots_token=views.slot_mapping.strides[0],
+            num_tokens=num_tokens,
+            num_slots=views.k_cache.shape[0] * block_size,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            block_size=block_size,
+            chunk=elements_of_x(problem.label) if problem.layout == "vllm" else head_size,
+            slots_wide=int(views.slot_mapping.dtype == "int64"),
+            k_scales_head=head_stride(views.k_scale),
+            v_scales_head=head_stride(views.v_scale),
+        )
+        self._scales = []
+        for name in RESHAPE.numbers:
+            scale: float | View = getattr(views, name)
+            setattr(self._record, name, 1.0 if isinstance(scale, View) else scale)
+            self._scales += [] if isinstance(scale, View) else [name]
+        source = plan.companion(
+            "reshape_and_cache",
+            driver.arch_of(keys.device).name,
+            query=plan.QUERY_CODE[keys.dtype],
+            cache=plan.CACHE_CODE.get(problem.label, 0),
+        )
+        super().__init__(elementwise(source, keys.device, self._record, keys.size * keys.itemsize // 16))
+
+    def scale(self, *numbers: float) -> None:
+        """Set those scales that are numbers for all heads."""
+        for name, number in zip(self._scales, numbers, strict=True):
+            setattr(self._record, name, number)
+
+    def point(self, views: ReshapeViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        record = self._record
+        record.key, record.value = views.key.ptr, views.value.ptr
+        record.k_cache, record.v_cache = views.k_cache.ptr, views.v_cache.ptr
+        record.slots = views.slot_mapping.ptr
+        for name in RESHAPE.numbers:
+            scale: float | View = getattr(views, name)
+            setattr(record, f"{name}s", scale.ptr if isinstance(scale, View) else None)
+
+
+RESHAPE_AND_CACHE = Calls(RESHAPE, read_reshape_and_cache, _no_results, Reshape, _reshape_on_cpu, look=_look_at_slots)
 
 
 def _nonzero_scale(reader: Reader, scale: float | View, argument: str) -> float | View:
@@ -212,12 +266,25 @@ def _check_slots(slots: Array, num_slots: int, operator: str) -> None:
         raise InputError("slot_mapping", f"-1 to {num_slots - 1}", f"{slots[where]} at [{where}]", operator)
 
 
-def read_copy_blocks(
-    k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: object, stream: object = None
-) -> Prepared[Any]:
-    """Check the arguments: a call that binds nothing yet; see the public function."""
-    operator = "copy_blocks"
-    reader = Reader(operator)
+# copy_blocks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CopyViews:
+    """The arrays of `copy_blocks`."""
+
+    k_cache: View
+    v_cache: View
+    mapping: View
+
+
+COPY = Arguments("copy_blocks", CopyViews, NoOptions, results=(), updates=("k_cache", "v_cache"))
+
+
+def read_copy_blocks(**given: Any) -> tuple[CopyViews, None]:
+    """Check arguments by name. Raises InputError."""
+    (k_cache, v_cache, mapping), _, _ = COPY.placed(given)
+    reader = Reader(COPY.operator)
     caches: list[View] = []
     for argument, cache, ranks in (("k_cache", k_cache, (4, 5)), ("v_cache", v_cache, (4,))):
         seen = reader.look(cache, argument, output=True)
@@ -229,52 +296,63 @@ def read_copy_blocks(
         reader.check_rows(seen, argument)
         caches.append(seen)
     pairs = reader.array(mapping, "mapping", "num_pairs 2", INDICES)
-    checked = reader.flag(check_indices, "check_indices")
     reader.check_outputs_apart()
-    if caches[0].device.kind == "cuda":
-        if checked:
-            _check_pairs(tensor.fetched(pairs, stream), reader.sizes["num_blocks"], operator)
+    return CopyViews(*caches, pairs), None
 
-        def bind() -> Launches:
-            return Launches(*(_copy_launcher(cache, pairs) for cache in caches))
 
-        return in_place([*caches, pairs], stream, bind, (k_cache, v_cache))
-    arrays = [tensor.to_numpy(seen) for seen in (*caches, pairs)]
+def _look_at_pairs(views: CopyViews, problem: None, stream: object) -> None:
+    _check_pairs(tensor.fetched(views.mapping, stream), views.k_cache.shape[0], COPY.operator)
+
+
+def _copy_on_cpu(views: CopyViews, problem: None) -> Callable[[], Any]:
+    arrays = [tensor.to_numpy(seen) for seen in (views.k_cache, views.v_cache, views.mapping)]
 
     def run() -> Any:
-        if checked:
-            _check_pairs(arrays[2], reader.sizes["num_blocks"], operator)
         copy_rows(*arrays)
-        return k_cache, v_cache
+        return views.k_cache.owner, views.v_cache.owner
 
-    return CpuCall(run)
+    return run
 
 
-def _copy_launcher(cache: View, pairs: View) -> Launcher | None:
-    """The launch that copies blocks of one cache, in the largest units that its layout allows."""
-    item = cache.itemsize
-    axes = [(size, step) for size, step in zip(cache.shape[1:], cache.strides_bytes[1:], strict=True) if size != 1]
-    run = item
-    while axes and axes[-1][1] == run:
-        run *= axes.pop()[0]
-    steps = [cache.ptr, cache.strides_bytes[0], run, *(step for _, step in axes)]
-    unit = next(size for size in (16, 8, 4, 2, 1) if all(step % size == 0 for step in steps))
-    axes = [(1, 0)] * (3 - len(axes)) + axes + [(run // unit, unit)]
-    elements = math.prod(size for size, _ in axes) * pairs.shape[0]
-    parameters = CopyParameters(
-        cache=cache.ptr,
-        mapping=pairs.ptr,
-        block_bytes=cache.strides_bytes[0],
-        extent=tuple(size for size, _ in axes),
-        stride_bytes=tuple(step for _, step in axes),
-        pair_stride=pairs.strides[0],
-        side_stride=pairs.strides[1],
-        num_pairs=pairs.shape[0],
-        num_blocks=cache.shape[0],
-        mapping_wide=int(pairs.dtype == "int64"),
-    )
-    source = plan.companion("copy_blocks", driver.arch_of(cache.device).name, unit=unit)
-    return elementwise(source, cache.device, parameters, elements)
+class Copy(Launches):
+    """`copy_blocks` on a GPU, a launch for each cache: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: CopyViews, problem: None, results: Sequence[View], recorded: bool) -> None:
+        self._records: list[CopyParameters] = []
+        super().__init__(*(self._laid_out(cache, views.mapping) for cache in (views.k_cache, views.v_cache)))
+
+    def _laid_out(self, cache: View, pairs: View) -> Launcher | None:
+        """The launch that copies blocks of one cache, in the largest units that layout and address allow."""
+        item = cache.itemsize
+        axes = [(size, step) for size, step in zip(cache.shape[1:], cache.strides_bytes[1:], strict=True) if size != 1]
+        run = item
+        while axes and axes[-1][1] == run:
+            run *= axes.pop()[0]
+        steps = [cache.ptr, cache.strides_bytes[0], run, *(step for _, step in axes)]
+        unit = next(size for size in (16, 8, 4, 2, 1) if all(step % size == 0 for step in steps))
+        axes = [(1, 0)] * (3 - len(axes)) + axes + [(run // unit, unit)]
+        elements = math.prod(size for size, _ in axes) * pairs.shape[0]
+        record = CopyParameters(
+            block_bytes=cache.strides_bytes[0],
+            extent=tuple(size for size, _ in axes),
+            stride_bytes=tuple(step for _, step in axes),
+            pair_stride=pairs.strides[0],
+            side_stride=pairs.strides[1],
+            num_pairs=pairs.shape[0],
+            num_blocks=cache.shape[0],
+            mapping_wide=int(pairs.dtype == "int64"),
+        )
+        self._records.append(record)
+        source = plan.companion("copy_blocks", driver.arch_of(cache.device).name, unit=unit)
+        return elementwise(source, cache.device, record, elements)
+
+    def point(self, views: CopyViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        for record, cache in zip(self._records, (views.k_cache, views.v_cache), strict=True):
+            record.cache, record.mapping = cache.ptr, views.mapping.ptr
+
+
+COPY_BLOCKS = Calls(COPY, read_copy_blocks, _no_results, Copy, _copy_on_cpu, look=_look_at_pairs)
 
 
 def _check_pairs(pairs: Array, num_blocks: int, operator: str) -> None:

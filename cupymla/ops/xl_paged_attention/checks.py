@@ -5,15 +5,13 @@ Every function here raises `InputError` and nothing else, whatever it is given.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
-from ..arguments import truth, whole
+from ..arguments import Arguments, Number, OptionsT, truth
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -148,31 +146,20 @@ class Reader:
             self.reject(argument, "True or False", _short(value))
         return flag
 
-    def choice(self, value: object, argument: str, options: Sequence[str]) -> str:
-        """One of the words in `options`."""
-        # A subclass of str may compare as it likes; its characters are what counts.
-        if isinstance(value, str) and (word := str.__str__(value)) in options:
-            return word
-        self.reject(argument, "one of " + ", ".join(map(repr, options)), _short(value))
+    def chosen(self, arguments: Arguments[Any, OptionsT], values: Sequence[object]) -> OptionsT:
+        """An operator's options, checked."""
+        try:
+            return arguments.chosen(values)
+        except InputError as refused:
+            self.reject(refused.argument, refused.expected, refused.got)
 
     def number(self, value: object, argument: str) -> float:
         """A finite number."""
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            self.reject(argument, "a finite number", _short(value))
         try:
-            result = float(value)
-        except Exception:
-            # An int too large for a float, or whatever a caller's own kind of number raises.
-            result = math.inf
-        if not math.isfinite(result):
-            self.reject(argument, "a finite number", _short(value))
-        return result
-
-    def size(self, value: object, argument: str) -> int:
-        """A whole number from 0 to MAX_COUNT."""
-        number = whole(value)
-        if number is None or not 0 <= number <= MAX_COUNT:
-            self.reject(argument, f"a whole number from 0 to {MAX_COUNT}", _short(value))
+            number = Number()(argument, value)
+        except InputError as refused:
+            self.reject(argument, refused.expected, refused.got)
+        assert number is not None
         return number
 
     def check_rows_of_heads(self, argument: str) -> None:

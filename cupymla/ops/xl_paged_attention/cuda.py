@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from ... import build, driver, tensor
 from ...build import Kernel
@@ -13,12 +14,14 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
-from ..gpu import OutputArrays, PreparedKernel, Ready, ReadyKernel, ThreadMemo, captured, check_record
-from ..repeat import Run
+from ..bound import Results, captured, planned
+from ..gpu import check_record
 from . import plan, spec
 from .launches import RelativeScores
 from .paging import cache_strides, elements_of_x, head_stride
-from .spec import Outline, Problem, Views
+from .spec import Problem, Views
+
+T = TypeVar("T")
 
 # Counters of arrived CTAs (cuda/xl_paged_attention/sm80/arrivals.cuh) lie in front of what CTAs leave behind, so that
 # calls of any size can share one workspace. A kernel says how many bytes of them it uses.
@@ -55,22 +58,20 @@ class Parameters(ctypes.Structure):
 
 
 class Workspace:
-    """Memory in which the CTAs of a launch leave their parts, and count them.
+    """Memory in which the CTAs of a launch leave their parts, behind counters of them that are zero at first.
 
     Launches that share one must be ordered behind each other, and the first behind the stream that it is made on.
 
     Attributes:
-        size_bytes: room for parts, beside the counters.
-        arrivals: address of the counters.
-        partials: address of the room for parts.
+        size_bytes: all of it.
+        ptr: its address.
     """
 
     def __init__(self, like: View, size_bytes: int, stream: int) -> None:
         self.size_bytes = size_bytes
-        self._memory: Allocation = tensor.allocate(like, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
-        self.arrivals = self._memory.ptr
-        self.partials = self.arrivals + _ARRIVALS_BYTES
-        driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
+        self._memory: Allocation = tensor.allocate(like, (size_bytes,), "uint8", stream)
+        self.ptr = self._memory.ptr
+        driver.fill_zero(self.ptr, _ARRIVALS_BYTES, stream)
 
 
 class Binding:
@@ -80,7 +81,8 @@ class Binding:
 
     Attributes:
         launcher: the laid-out launch; None when there is no sequence.
-        workspace_bytes: what a launch leaves behind on the way, beside its counters.
+        workspace_bytes: room for counters, and for what a launch leaves behind on the way.
+        place: the index of the device, and the framework whose memory it works in.
     """
 
     def __init__(self, views: Views, problem: Problem, device: Device, outputs: tuple[View, ...]) -> None:
@@ -100,7 +102,11 @@ class Binding:
         self._parameters = _parameters(views, problem, outputs, work.row_blocks, deal.fields)
         self._parts_bytes = -(-deal.slots * facts["slot_bytes"] // 256) * 256
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
-        self.workspace_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
+        self.place = device.index, views.query.framework
+        self._scales = [name for name in spec.ARGUMENTS.numbers if isinstance(getattr(views, name), float)]
+        self.workspace_bytes = (
+            _ARRIVALS_BYTES + self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
+        )
         self._scores: RelativeScores | None = None
         if views.pos_emb is not None:
             self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
@@ -110,8 +116,13 @@ class Binding:
             if facts["smem_bytes"] > _RINGS_BYTES:
                 driver.prefer_shared_memory(kernel.function)
 
-    def point(self, views: Views, outputs: Sequence[int], workspace: Workspace) -> None:
-        """Set every address and the scales. The views' layouts are those the binding was made for."""
+    def scale(self, *numbers: float) -> None:
+        """Set those scales that are numbers for all heads."""
+        for name, number in zip(self._scales, numbers, strict=True):
+            setattr(self._parameters, name, number)
+
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address. The views' layouts are those the binding was made for."""
         parameters = self._parameters
         parameters.query = views.query.ptr
         parameters.k_cache = views.k_cache.ptr
@@ -122,19 +133,18 @@ class Binding:
         bias = views.matrix_bd or views.rel_bias
         parameters.bias = None if bias is None else bias.ptr
         if self._scores is not None and views.pos_emb is not None:
-            scores = workspace.partials + self._parts_bytes
+            scores = workspace + _ARRIVALS_BYTES + self._parts_bytes
             offset = None if views.pos_bias_v is None else views.pos_bias_v.ptr
             self._scores.point(views.query.ptr, views.pos_emb.ptr, offset, scores)
             parameters.bias = scores
         parameters.slopes = None if views.alibi_slopes is None else views.alibi_slopes.ptr
-        # The address of a scale that is an array, and the number for all heads, which counts where there is none.
-        k_scale, v_scale = views.k_scale, views.v_scale
-        parameters.k_scales, parameters.k_scale = (None, k_scale) if isinstance(k_scale, float) else (k_scale.ptr, 1.0)
-        parameters.v_scales, parameters.v_scale = (None, v_scale) if isinstance(v_scale, float) else (v_scale.ptr, 1.0)
-        parameters.out = outputs[0]
-        parameters.lse = outputs[1] if len(outputs) > 1 else None
-        parameters.partials = workspace.partials
-        parameters.arrivals = workspace.arrivals
+        for name in spec.ARGUMENTS.numbers:
+            scale: View | float = getattr(views, name)
+            setattr(parameters, f"{name}s", scale.ptr if isinstance(scale, View) else None)
+        parameters.out = results[0]
+        parameters.lse = results[1] if len(results) > 1 else None
+        parameters.partials = workspace + _ARRIVALS_BYTES
+        parameters.arrivals = workspace
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
@@ -150,7 +160,7 @@ def _chosen(problem: Problem, device: Device, multiprocessors: int) -> tuple[pla
     A part of a GPU may have room for no cluster: the kernel for any work wants none.
     """
     arch, capability = driver.arch_of(device), driver.compute_capability(device.index)
-    chosen = plan.plan(problem, arch, capability, multiprocessors)
+    chosen: plan.Plan = planned(plan.plan, problem, arch, capability, multiprocessors)
     kernel = build.kernel(chosen.source, device.index)
     if not chosen.clusters:
         return chosen, kernel, 0
@@ -194,6 +204,8 @@ def _parameters(
         slopes_head=0 if views.alibi_slopes is None else views.alibi_slopes.strides[0],
         k_scales_head=head_stride(views.k_scale),
         v_scales_head=head_stride(views.v_scale),
+        k_scale=_number(views.k_scale),
+        v_scale=_number(views.v_scale),
         out_seq_bytes=out[0],
         out_head_bytes=out[1],
         lse_seq=lse[0],
@@ -220,6 +232,11 @@ def _parameters(
     )
 
 
+def _number(scale: float | View) -> float:
+    """The number for all heads, which counts where there is no array."""
+    return 1.0 if isinstance(scale, View) else scale
+
+
 def _max_unit(problem: Problem) -> float:
     """What turns the kernel's scores, products with a rounded factor, into units of lse."""
     log2e = math.log2(math.e)
@@ -234,135 +251,66 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1 if size & (size - 1) == 0 else -1
 
 
-_memo: ThreadMemo[Binding] = ThreadMemo()
-# By device, stream and framework, each with the id of its stream.
-_workspaces: ThreadMemo[tuple[int, Workspace]] = ThreadMemo()
-# By capture as well. No capture comes again once it has ended: many of them must not push out the others.
-_capture_workspaces: ThreadMemo[Workspace] = ThreadMemo()
+class _Workspaces(threading.local):
+    """This thread's workspaces, each kind emptied when full.
 
-
-def _given(views: Views) -> list[View]:
-    """Every array of the caller's, the query first."""
-    names = Views.__slots__
-    return [seen for seen in (getattr(views, name) for name in names) if isinstance(seen, View)]
-
-
-def _wanted(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of the outputs."""
-    rows = problem.num_seqs, problem.num_heads
-    out = (*rows, problem.head_size), problem.dtype
-    return [out, (rows, "float32")] if problem.return_lse else [out]
-
-
-def _outputs(views: Views, problem: Problem, stream: int | None, current: bool = False) -> OutputArrays:
-    given = (views.out, views.lse) if problem.return_lse else (views.out,)
-    return OutputArrays(views.query, _wanted(problem), given, stream, current)
-
-
-def _result(arrays: OutputArrays) -> Any:
-    made = arrays.finish()
-    return made if len(made) > 1 else made[0]
-
-
-def _check_values(views: Views, problem: Problem, stream: object) -> None:
-    tables = tensor.fetched(views.block_tables, stream)
-    spec.check_indices(problem, tables, tensor.fetched(views.context_lens, stream))
-
-
-def _launch(outline: Outline, views: Views, arrays: OutputArrays, stream: int) -> None:
-    binding = _memo.take(outline) or Binding(views, outline.problem, views.query.device, arrays.views)
-    memory = _workspace(binding, views.query, stream)
-    binding.point(views, arrays.pointers, memory)
-    binding.launch(stream)
-    _memo.add(outline, binding)
-
-
-def _workspace(binding: Binding, like: View, stream: int) -> Workspace:
-    """This thread's workspace for a stream, or for a stream of a capture; the latter is kept for good."""
-    capture = driver.capture_id(stream)
-    place = (like.device.index, stream, like.framework)
-    if capture is not None:
-        kept = _capture_workspaces.entries.get((*place, capture))
-        if kept is None or kept.size_bytes < binding.workspace_bytes:
-            made = Workspace(like, binding.workspace_bytes, stream)
-            kept = _capture_workspaces.add((*place, capture), made)
-            captured.keep(kept)
-        return kept
-    # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
-    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
-    found = _workspaces.entries.get(place)
-    if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
-        found = _workspaces.add(place, (number, Workspace(like, binding.workspace_bytes, stream)))
-    return found[1]
-
-
-def call(views: Views, outline: Outline, stream: object) -> Any:
-    """One call on a GPU: launch and return, without waiting for the result. Raises UnsupportedError, DriverError."""
-    problem = outline.problem
-    given = _given(views)
-    pointer = tensor.launch_stream(given, stream)
-    if problem.check_indices:
-        _check_values(views, problem, stream)
-    index = views.query.device.index
-    current = driver.is_current(index)
-    arrays = _outputs(views, problem, None if stream is None else pointer, current)
-    if current:
-        _launch(outline, views, arrays, pointer)
-    else:
-        with driver.on_device(index):
-            _launch(outline, views, arrays, pointer)
-    tensor.hold(given, pointer)
-    return _result(arrays)
-
-
-def ready(views: Views, problem: Problem) -> Run:
-    """A call without outputs, to be run with the addresses that its views have by then, and with its scales that are
-    numbers; see `cupymla.ops.repeat`."""
-    numbers = [name for name in spec.SCALES if isinstance(getattr(views, name), float)]
-    place = 0  # of the workspace that the binding has been pointed at, if it has been
-
-    def bind(outputs: tuple[View, ...]) -> Ready:
-        binding = Binding(views, problem, views.query.device, outputs)
-
-        def launch(pointers: Sequence[int], stream: int, moved: bool) -> None:
-            nonlocal place
-            memory = _workspace(binding, views.query, stream)
-            if moved or memory.arrivals != place:
-                place = 0
-                binding.point(views, pointers, memory)
-                place = memory.arrivals
-            binding.launch(stream)
-
-        return launch, 0
-
-    kernel = ReadyKernel(views.query, _wanted(problem), bind)
-
-    def run(moved: bool, *scales: float) -> Any:
-        for name, scale in zip(numbers, scales, strict=True):
-            # Zeros differ in their signs.
-            if scale != getattr(views, name) or scale == 0.0:
-                setattr(views, name, scale)
-                moved = True
-        return kernel(moved)
-
-    return run
-
-
-def prepare(views: Views, problem: Problem, stream: object) -> PreparedKernel[Any]:
-    """A prepared call on a GPU, which keeps its workspace. With check_indices, values are checked here alone.
-
-    Raises InputError, UnsupportedError, DriverError.
+    Attributes:
+        of_streams: by device, framework and stream, each with the id of its stream.
+        of_captures: by capture as well. No capture comes again once it has ended: many must not push out the others.
     """
 
-    def outputs(own: int | None) -> OutputArrays:
-        if problem.check_indices:
-            _check_values(views, problem, stream)
-        return _outputs(views, problem, own)
+    def __init__(self) -> None:
+        self.of_streams: dict[object, tuple[int, Workspace]] = {}
+        self.of_captures: dict[object, Workspace] = {}
 
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Binding, Workspace]:
-        binding = Binding(views, problem, views.query.device, arrays.views)
-        workspace = Workspace(views.query, binding.workspace_bytes, pointer)
-        binding.point(views, arrays.pointers, workspace)
-        return binding, workspace
 
-    return PreparedKernel(_given(views), stream, outputs, bind, _result)
+_workspaces = _Workspaces()
+_MOST_WORKSPACES = 256
+
+
+def memory(binding: Binding, like: Callable[[], View], stream: int, prepared: bool) -> tuple[int, object]:
+    """A workspace's address; see `cupymla.ops.bound.Calls`.
+
+    A prepared call has one of its own. Others have this thread's for a stream, or for a stream of a capture; the latter
+    is kept for good.
+    """
+    if prepared:
+        own = Workspace(like(), binding.workspace_bytes, stream)
+        return own.ptr, own
+    capture = driver.capture_id(stream)
+    place = (*binding.place, stream)
+    if capture is not None:
+        kept = _workspaces.of_captures.get((*place, capture))
+        if kept is None or kept.size_bytes < binding.workspace_bytes:
+            kept = Workspace(like(), binding.workspace_bytes, stream)
+            _keep(_workspaces.of_captures, (*place, capture), kept)
+            captured.keep(kept)
+        return kept.ptr, None
+    # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
+    number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
+    found = _workspaces.of_streams.get(place)
+    if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
+        found = number, Workspace(like(), binding.workspace_bytes, stream)
+        _keep(_workspaces.of_streams, place, found)
+    return found[1].ptr, None
+
+
+def _keep(workspaces: dict[object, T], key: object, made: T) -> None:
+    if len(workspaces) >= _MOST_WORKSPACES:
+        workspaces.clear()
+    workspaces[key] = made
+
+
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results."""
+    rows = problem.num_seqs, problem.num_heads
+    out = (*rows, problem.head_size), problem.dtype
+    return (out, (rows, "float32")) if problem.return_lse else (out,)
+
+
+def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
+    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
+
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    return Binding(views, problem, views.query.device, tuple(results))

@@ -1,21 +1,16 @@
-"""The companions' kernels: their parameter records, and calls made of a few launches."""
+"""The companions' kernels: their parameter records and launches."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 from ... import build, driver
 from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..gpu import KernelCall, Launches, OutputArrays, check_record
-from ..operator import Prepared
+from ..gpu import check_record
 from . import plan
-
-R = TypeVar("R")
 
 # A grid-stride loop with this many CTAs on every SM hides its latency; more would only be started and ended.
 _CTAS_PER_SM = 16
@@ -137,27 +132,3 @@ class RelativeScores:
         parameters.pos_emb = pos_emb
         parameters.pos_bias_v = pos_bias_v
         parameters.scores = scores
-
-
-def in_place(given: Sequence[View], stream: object, bind: Callable[[], Launches], result: R) -> KernelCall[R]:
-    """A call that writes arrays of the caller's and needs no memory beside them.
-
-    Args:
-        given: the caller's arrays, the one whose framework counts first.
-        stream: as the public function takes it.
-        bind: makes the launches, with the device's context current.
-        result: what the call returns.
-    """
-    return KernelCall(
-        given,
-        stream,
-        lambda own: OutputArrays(given[0], (), (), own),
-        lambda arrays, pointer: (bind(), None),
-        lambda arrays: result,
-    )
-
-
-def prepared(read: Callable[..., Prepared[R]], *args: Any, **kwargs: Any) -> Prepared[R]:
-    """The prepared form of the call that `read` makes of its arguments. Raises what both raise."""
-    made = read(*args, **kwargs)
-    return made.prepared() if isinstance(made, KernelCall) else made

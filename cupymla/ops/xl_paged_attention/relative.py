@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import driver, tensor
-from ...tensor import Allocation, View
-from ..gpu import KernelCall, Launches, OutputArrays
-from ..operator import CpuCall, Prepared
+from ...tensor import View
+from ..arguments import Arguments, Choice, Integer, NoOptions, option
+from ..bound import Calls, Launches, Results
 from . import plan
 from .bias import distances, extend, rows_at
-from .checks import FLOATS, Reader
+from .checks import FLOATS, MAX_COUNT, Reader
 from .launches import RelativeScores, ShiftParameters, SpreadParameters, elementwise
 from .paging import HEAD_SIZES, key_counts
 from .reference import Precision, shifted
@@ -76,10 +78,24 @@ def dense_bias(
     return result
 
 
-def read_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[Any]:
-    """Check the arguments: a call that binds nothing yet; see the public function."""
-    operator = "rel_shift"
-    reader = Reader(operator)
+# rel_shift -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ShiftViews:
+    """The arrays of `rel_shift`."""
+
+    x: View
+    out: View | None = None
+
+
+SHIFT = Arguments("rel_shift", ShiftViews, NoOptions, results=("out",))
+
+
+def read_rel_shift(**given: Any) -> tuple[ShiftViews, None]:
+    """Check arguments by name. Raises InputError."""
+    (x,), _, (out,) = SHIFT.placed(given)
+    reader = Reader(SHIFT.operator)
     seen = reader.look(x, "x")
     reader.check_dtype(seen, "x", FLOATS)
     if not 2 <= len(seen.shape) <= 4:
@@ -88,98 +104,78 @@ def read_rel_shift(x: Any, *, out: Any, stream: object = None) -> Prepared[Any]:
     if out is not None:
         target = reader.array(out, "out", " ".join(map(str, seen.shape)), (seen.dtype,), output=True)
     reader.check_outputs_apart()
-    if seen.device.kind == "cuda":
-        return _shift_on_gpu(seen, target, stream)
-    array = tensor.to_numpy(seen)
-    result = Output(target, seen, array.dtype)
-    return CpuCall(lambda: result.write(shift(array)))
+    return ShiftViews(seen, target), None
 
 
-def _shift_on_gpu(x: View, target: View | None, stream: object) -> KernelCall[Any]:
-    def outputs(own: int | None) -> OutputArrays:
-        return OutputArrays(x, [(x.shape, x.dtype)], (target,), own)
+def _shift_wanted(views: ShiftViews, problem: None) -> Results:
+    return ((views.x.shape, views.x.dtype),)
 
-    def bind(arrays: OutputArrays, _: int) -> tuple[Launches, None]:
-        leading = 4 - len(x.shape)
-        parameters = ShiftParameters(
-            x=x.ptr,
-            out=arrays.pointers[0],
+
+def _shift_on_cpu(views: ShiftViews, problem: None) -> Callable[[], Any]:
+    array = tensor.to_numpy(views.x)
+    result = Output(views.out, views.x, array.dtype)
+    return lambda: result.write(shift(array))
+
+
+class Shift(Launches):
+    """`rel_shift` on a GPU: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: ShiftViews, problem: None, results: Sequence[View], recorded: bool) -> None:
+        x, leading = views.x, 4 - len(views.x.shape)
+        self._record = ShiftParameters(
             extent=(*(1,) * leading, *x.shape),
             x_stride=(*(0,) * leading, *x.strides),
-            out_stride=(*(0,) * leading, *arrays.views[0].strides),
+            out_stride=(*(0,) * leading, *results[0].strides),
         )
         source = plan.companion("rel_shift", driver.arch_of(x.device).name, unit=x.itemsize)
-        return Launches(elementwise(source, x.device, parameters, x.size)), None
+        super().__init__(elementwise(source, x.device, self._record, x.size))
 
-    return KernelCall([x] if target is None else [x, target], stream, outputs, bind, _single)
-
-
-def _single(arrays: OutputArrays) -> Any:
-    return arrays.finish()[0]
-
-
-def _matrix_bd_on_gpu(
-    query: View,
-    pos_emb: View,
-    pos_bias_v: View | None,
-    lens: View,
-    columns: int,
-    rel_extend: str,
-    label: str,
-    target: View | None,
-    stream: object,
-) -> KernelCall[Any]:
-    """Scores by distance into a workspace, then each column's distance looked up."""
-    num_seqs, num_heads, _ = query.shape
-    extent = pos_emb.shape[0]
-    width = min(extent, columns)
-
-    def outputs(own: int | None) -> OutputArrays:
-        return OutputArrays(query, [((num_seqs, num_heads, columns), label)], (target,), own)
-
-    def bind(arrays: OutputArrays, pointer: int) -> tuple[Launches, Allocation]:
-        scores = tensor.allocate(query, (num_seqs, num_heads, width), "float32", pointer)
-        product = RelativeScores(query, pos_emb, pos_bias_v, width, query.device)
-        product.point(query.ptr, pos_emb.ptr, None if pos_bias_v is None else pos_bias_v.ptr, scores.ptr)
-        strides = arrays.views[0].strides
-        parameters = SpreadParameters(
-            scores=scores.ptr,
-            context_lens=lens.ptr,
-            out=arrays.pointers[0],
-            lens_seq=lens.strides[0],
-            out_seq=strides[0],
-            out_head=strides[1],
-            num_seqs=num_seqs,
-            num_heads=num_heads,
-            width=width,
-            max_context=columns,
-            extent=extent,
-            clamp=int(rel_extend == "clamp"),
-        )
-        source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=plan.QUERY_CODE[label])
-        elements, follows = num_seqs * num_heads * columns, product.launcher is not None
-        spread = elementwise(source, query.device, parameters, elements, follows)
-        return Launches(product.launcher, spread), scores
-
-    given = [seen for seen in (query, pos_emb, pos_bias_v, lens, target) if seen is not None]
-    return KernelCall(given, stream, outputs, bind, _single)
+    def point(self, views: ShiftViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        self._record.x = views.x.ptr
+        (self._record.out,) = results
 
 
-def read_matrix_bd(
-    query: Any,
-    pos_emb: Any,
-    pos_bias_v: Any,
-    *,
-    context_lens: Any,
-    max_context: object,
-    rel_extend: object,
-    out_dtype: object,
-    out: Any,
-    stream: object = None,
-) -> Prepared[Any]:
-    """Check the arguments: a call that binds nothing yet; see the public function."""
-    operator = "matrix_bd"
-    reader = Reader(operator)
+REL_SHIFT = Calls(SHIFT, read_rel_shift, _shift_wanted, Shift, _shift_on_cpu)
+
+
+# matrix_bd -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class BiasViews:
+    """The arrays of `matrix_bd`."""
+
+    query: View
+    pos_emb: View
+    context_lens: View
+    pos_bias_v: View | None = None
+    out: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BiasOptions:
+    """The options of `matrix_bd`.
+
+    Attributes:
+        max_context: columns of the result.
+        rel_extend: "zero" or "clamp".
+        out_dtype: "float32" or the query's dtype.
+    """
+
+    max_context: int = option(MISSING, Integer(0, MAX_COUNT))
+    rel_extend: str = option("zero", Choice(EXTENSIONS))
+    out_dtype: str = option("float32", Choice(FLOATS))
+
+
+BIAS = Arguments("matrix_bd", BiasViews, BiasOptions, results=("out",))
+
+
+def read_matrix_bd(**given: Any) -> tuple[BiasViews, BiasOptions]:
+    """Check arguments by name. Raises InputError."""
+    (query, pos_emb, context_lens, pos_bias_v), values, (out,) = BIAS.placed(given)
+    reader = Reader(BIAS.operator)
+    options = reader.chosen(BIAS, values)
     seen = reader.array(query, "query", "num_seqs num_heads head_size", FLOATS)
     if reader.sizes["head_size"] not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
@@ -189,17 +185,65 @@ def read_matrix_bd(
     table = read_pos_emb(reader, pos_emb, seen.dtype)
     offset = read_offset(reader, pos_bias_v, "pos_bias_v", seen.dtype)
     lens = reader.array(context_lens, "context_lens", "num_seqs", ("int32",))
-    columns = reader.sizes["max_context"] = reader.size(max_context, "max_context")
-    extension = reader.choice(rel_extend, "rel_extend", EXTENSIONS)
-    label = reader.choice(out_dtype, "out_dtype", tuple(dict.fromkeys(("float32", seen.dtype))))
+    reader.sizes["max_context"] = options.max_context
+    if options.out_dtype not in ("float32", seen.dtype):
+        reader.reject("out_dtype", " or ".join(dict.fromkeys(("float32", seen.dtype))), options.out_dtype)
     target = None
     if out is not None:
-        target = reader.array(out, "out", "num_seqs num_heads max_context", (label,), output=True)
+        target = reader.array(out, "out", "num_seqs num_heads max_context", (options.out_dtype,), output=True)
         reader.check_rows(target, "out")
     reader.check_outputs_apart()
-    if seen.device.kind == "cuda":
-        return _matrix_bd_on_gpu(seen, table, offset, lens, columns, extension, label, target, stream)
-    arrays = tensor.to_numpy(seen), tensor.to_numpy(table), to_numpy(offset), tensor.to_numpy(lens)
-    dtype = arrays[0].dtype if label == seen.dtype else np.dtype(np.float32)
-    result = Output(target, seen, dtype)
-    return CpuCall(lambda: result.write(dense_bias(*arrays, max_context=columns, rel_extend=extension)))
+    return BiasViews(seen, table, lens, offset, target), options
+
+
+def _bias_wanted(views: BiasViews, options: BiasOptions) -> Results:
+    return (((*views.query.shape[:2], options.max_context), options.out_dtype),)
+
+
+def _bias_on_cpu(views: BiasViews, options: BiasOptions) -> Callable[[], Any]:
+    query, table, lens = map(tensor.to_numpy, (views.query, views.pos_emb, views.context_lens))
+    offset = to_numpy(views.pos_bias_v)
+    dtype = query.dtype if options.out_dtype == views.query.dtype else np.dtype(np.float32)
+    result = Output(views.out, views.query, dtype)
+    columns, extension = options.max_context, options.rel_extend
+    return lambda: result.write(dense_bias(query, table, offset, lens, max_context=columns, rel_extend=extension))
+
+
+class DenseBias(Launches):
+    """`matrix_bd` on a GPU: scores by distance into a workspace, then each column's distance looked up.
+
+    A binding; see `cupymla.ops.bound`.
+    """
+
+    def __init__(self, views: BiasViews, options: BiasOptions, results: Sequence[View], recorded: bool) -> None:
+        query, extent = views.query, views.pos_emb.shape[0]
+        num_seqs, num_heads, _ = query.shape
+        width = min(extent, options.max_context)
+        self.workspace_bytes = 4 * num_seqs * num_heads * width
+        self._product = RelativeScores(query, views.pos_emb, views.pos_bias_v, width, query.device)
+        strides = results[0].strides
+        self._record = SpreadParameters(
+            lens_seq=views.context_lens.strides[0],
+            out_seq=strides[0],
+            out_head=strides[1],
+            num_seqs=num_seqs,
+            num_heads=num_heads,
+            width=width,
+            max_context=options.max_context,
+            extent=extent,
+            clamp=int(options.rel_extend == "clamp"),
+        )
+        code = plan.QUERY_CODE[options.out_dtype]
+        source = plan.companion("spread_bias", driver.arch_of(query.device).name, query=code)
+        elements, follows = num_seqs * num_heads * options.max_context, self._product.launcher is not None
+        super().__init__(self._product.launcher, elementwise(source, query.device, self._record, elements, follows))
+
+    def point(self, views: BiasViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        offset = None if views.pos_bias_v is None else views.pos_bias_v.ptr
+        self._product.point(views.query.ptr, views.pos_emb.ptr, offset, workspace)
+        self._record.scores, self._record.context_lens = workspace, views.context_lens.ptr
+        (self._record.out,) = results
+
+
+MATRIX_BD = Calls(BIAS, read_matrix_bd, _bias_wanted, DenseBias, _bias_on_cpu)

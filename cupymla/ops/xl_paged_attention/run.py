@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ from ...arch import Gpu
 from ...build import KernelSource
 from ...errors import InputError
 from ...tensor import View
-from ..operator import CpuCall, Prepared
-from ..repeat import Run
+from ..bound import Calls
 from . import cuda, plan, reference, spec
 
 Array = npt.NDArray[Any]
@@ -22,32 +22,12 @@ Array = npt.NDArray[Any]
 _BIAS_ARRAYS = ("pos_bias_u", "matrix_bd", "rel_bias", "pos_bias_v", "pos_emb", "alibi_slopes")
 
 
-def call(views: spec.Views, outline: spec.Outline, stream: object) -> Any:
-    """One call. `stream` as the public function takes it; it means nothing on the CPU."""
-    if views.query.device.kind == "cpu":
-        return _on_cpu(views, outline.problem)()
-    return cuda.call(views, outline, stream)
-
-
-def ready(**arguments: Any) -> Run:
-    """A call of CuPy arrays that allocates its outputs, made ready; see `cupymla.ops.repeat`. Raises InputError."""
-    views, outline = spec.read(**arguments)
-    return cuda.ready(views, outline.problem)
-
-
-def prepare(views: spec.Views, problem: spec.Problem, stream: object) -> Prepared[Any]:
-    """A call bound to its arrays. Raises UnsupportedError for devices without a kernel."""
-    if problem.device.kind == "cpu":
-        return _on_cpu(views, problem)
-    return cuda.prepare(views, problem, stream)
-
-
 def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     """The kernels that a call on such a GPU compiles. Raises InputError, UnsupportedError.
 
     Where the driver has no room for clusters that the plan asks for, the call compiles another kernel.
     """
-    problem = spec.read(**arguments)[1].problem
+    _, problem = spec.read(**arguments)
     chosen = plan.plan(problem, gpu.arch, gpu.capability, gpu.multiprocessors).source
     sizes = (problem.num_seqs, problem.num_heads, problem.extent, problem.capacity)
     if problem.bias != "fused" or 0 in sizes:
@@ -56,15 +36,13 @@ def sources(gpu: Gpu, **arguments: Any) -> tuple[KernelSource, ...]:
     return chosen, plan.companion("relative_scores", gpu.arch.name, head_size=problem.head_size, query=code)
 
 
-def _on_cpu(views: spec.Views, problem: spec.Problem) -> CpuCall[Any]:
+def _on_cpu(views: spec.Views, problem: spec.Problem) -> Callable[[], Any]:
     query, k_cache, v_cache = map(tensor.to_numpy, (views.query, views.k_cache, views.v_cache))
     tables, lens = tensor.to_numpy(views.block_tables), tensor.to_numpy(views.context_lens)
     bias: dict[str, Any] = {name: to_numpy(getattr(views, name)) for name in _BIAS_ARRAYS}
     outputs = Output(views.out, views.query, query.dtype), Output(views.lse, views.query, np.float32)
 
     def run() -> Any:
-        if problem.check_indices:
-            spec.check_indices(problem, tables, lens)
         out, lse = reference.xl_paged_attention(
             query,
             k_cache,
@@ -85,7 +63,7 @@ def _on_cpu(views: spec.Views, problem: spec.Problem) -> CpuCall[Any]:
         result = outputs[0].write(out)
         return (result, outputs[1].write(lse)) if problem.return_lse else result
 
-    return CpuCall(run)
+    return run
 
 
 def to_numpy(seen: View | None) -> Array | None:
@@ -120,3 +98,7 @@ class Output:
         with contextlib.suppress(InputError):
             self._target = tensor.view_output(made, "out")
         return made
+
+
+CALLS = Calls(spec.ARGUMENTS, spec.read, cuda.wanted, cuda.bind, _on_cpu, look=spec.look, memory=cuda.memory)
+"""Those of the public function."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ... import tensor
 from ...errors import InputError
 from ...tensor import Device, View
-from .checks import FLOATS, Reader
+from ..arguments import Arguments, Choice, Flag, Number, option
+from .checks import FLOATS, FP8, Reader
 from .paging import HEAD_SIZES, LAYOUTS, key_counts, read_caches, read_scale
 
 NAME = "xl_paged_attention"
@@ -45,7 +47,6 @@ class Problem:
         scale: the factor on the scores.
         return_lse: whether the caller wants the log-sum-exp.
         lse_base: "e" or "2".
-        check_indices: whether tables and lengths are checked before the run.
     """
 
     device: Device
@@ -67,7 +68,6 @@ class Problem:
     scale: float
     return_lse: bool
     lse_base: str
-    check_indices: bool
 
     @property
     def capacity(self) -> int:
@@ -85,75 +85,51 @@ class Views:
     v_cache: View
     block_tables: View
     context_lens: View
-    pos_bias_u: View | None
-    matrix_bd: View | None
-    rel_bias: View | None
-    pos_bias_v: View | None
-    pos_emb: View | None
-    alibi_slopes: View | None
-    k_scale: float | View
-    v_scale: float | View
-    out: View | None
-    lse: View | None
+    pos_bias_u: View | None = None
+    matrix_bd: View | None = None
+    rel_bias: View | None = None
+    pos_bias_v: View | None = None
+    pos_emb: View | None = None
+    alibi_slopes: View | None = None
+    k_scale: float | View = 1.0
+    v_scale: float | View = 1.0
+    out: View | None = None
+    lse: View | None = None
 
 
-OUTPUTS = ("out", "lse")
-SCALES = ("k_scale", "v_scale")
-INPUTS = tuple(entry.name for entry in fields(Views) if entry.name not in OUTPUTS)
-
-OPTIONS = ("scale", "rel_extend", "bias_scaled", "kv_layout", "kv_dtype", "return_lse", "lse_base")
-"""What else a call depends on."""
-
-
-@dataclass(slots=True, eq=False)
-class Outline:
-    """What a call with these layouts and options is, wherever its arrays lie. Equal to itself alone.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options; what each means is said at `Problem`.
 
     Attributes:
-        problem: sizes and options.
-        masks: for each field of Views, the bits of its address that must be zero.
-        spans: for each field of Views, the bytes from its address to its end; 0 where it has no memory.
-        outputs: which fields of Views are outputs that were given.
+        scale: None for head_size ** -0.5.
+        kv_dtype: what a uint8 cache holds.
+        return_lse: implied by an array for it.
     """
 
-    problem: Problem
-    masks: tuple[int, ...]
-    spans: tuple[int, ...]
-    outputs: tuple[int, ...]
+    scale: float | None = option(None, Number(optional=True))
+    rel_extend: str = option("zero", Choice(EXTENSIONS))
+    bias_scaled: bool = option(True, Flag())
+    kv_layout: str = option("vllm", Choice(LAYOUTS))
+    kv_dtype: str | None = option(None, Choice((None, *FLOATS, *FP8)))
+    return_lse: bool = option(False, Flag())
+    lse_base: str = option("e", Choice(LSE_BASES))
 
 
-def read(
-    query: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_tables: Any,
-    context_lens: Any,
-    *,
-    scale: object = None,
-    pos_bias_u: Any = None,
-    matrix_bd: Any = None,
-    rel_bias: Any = None,
-    rel_extend: object = "zero",
-    pos_bias_v: Any = None,
-    pos_emb: Any = None,
-    alibi_slopes: Any = None,
-    bias_scaled: object = True,
-    kv_layout: object = "vllm",
-    kv_dtype: object = None,
-    k_scale: Any = 1.0,
-    v_scale: Any = 1.0,
-    return_lse: object = False,
-    lse_base: object = "e",
-    check_indices: object = False,
-    out: Any = None,
-    lse: Any = None,
-) -> tuple[Views, Outline]:
-    """Check everything about a call that can be known without reading the arrays. Raises InputError."""
+ARGUMENTS = Arguments(NAME, Views, Options, results=("out", "lse"), numbers=("k_scale", "v_scale"))
+
+
+def read(*, check_indices: object = False, stream: object = None, **given: Any) -> tuple[Views, Problem]:
+    """Check everything about a call, by name, that can be known without reading the arrays. Raises InputError."""
+    inputs, values, (out, lse) = ARGUMENTS.placed(given)
+    (query, k_cache, v_cache, block_tables, context_lens, pos_bias_u, *bias, k_scale, v_scale) = inputs
+    matrix_bd, rel_bias, pos_bias_v, pos_emb, alibi_slopes = bias
     reader = Reader(NAME)
+    options = reader.chosen(ARGUMENTS, values)
+    layout = options.kv_layout
     seen_query = _read_query(reader, query)
     dtype = seen_query.dtype
-    layout = reader.choice(kv_layout, "kv_layout", LAYOUTS)
-    keys, values, label = read_caches(reader, k_cache, v_cache, dtype, layout, kv_dtype)
+    keys, values, label = read_caches(reader, k_cache, v_cache, dtype, layout, options.kv_dtype)
     if reader.sizes["num_heads"] % reader.sizes["num_kv_heads"]:
         heads = reader.sizes["num_heads"]
         reader.reject("k_cache", f"num_kv_heads that divides num_heads {heads}", reader.sizes["num_kv_heads"])
@@ -178,7 +154,7 @@ def read(
     )
     reader.check_outputs_apart()
     form, array = _form(views)
-    extension = reader.choice(rel_extend, "rel_extend", EXTENSIONS)
+    extension = options.rel_extend
     if extension != EXTENSIONS[0] and views.rel_bias is None and views.pos_emb is None:
         reader.reject("rel_extend", f"{EXTENSIONS[0]!r} without rel_bias or pos_emb, which it extends", repr(extension))
     sizes = reader.sizes
@@ -199,27 +175,19 @@ def read(
         bias_dtype=array.dtype if array else "",
         extent=sizes.get("max_context", sizes.get("extent", 0)),
         rel_extend=extension,
-        bias_scaled=reader.flag(bias_scaled, "bias_scaled"),
-        scale=sizes["head_size"] ** -0.5 if scale is None else reader.number(scale, "scale"),
-        return_lse=reader.flag(return_lse, "return_lse") or lse is not None,
-        lse_base=reader.choice(lse_base, "lse_base", LSE_BASES),
-        check_indices=reader.flag(check_indices, "check_indices"),
+        bias_scaled=options.bias_scaled,
+        scale=sizes["head_size"] ** -0.5 if options.scale is None else options.scale,
+        return_lse=options.return_lse or lse is not None,
+        lse_base=options.lse_base,
     )
-    names = Views.__slots__
-    return views, Outline(
-        problem,
-        masks=tuple([reader.alignments.get(name, 1) - 1 for name in names]),
-        spans=tuple([_span(getattr(views, name)) for name in names]),
-        outputs=tuple([names.index(name) for name in ("out", "lse") if getattr(views, name) is not None]),
-    )
+    if reader.flag(check_indices, "check_indices"):
+        look(views, problem, stream)
+    return views, problem
 
 
-def _span(array: View | float | None) -> int:
-    """Bytes from an array's address to its end; strides are not negative."""
-    if not isinstance(array, View) or 0 in array.shape:
-        return 0
-    steps = sum(stride * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True))
-    return (1 + steps) * array.itemsize
+def look(views: Views, problem: Problem, stream: object) -> None:
+    """Look at tables and lengths. Raises InputError; see `check_indices`."""
+    check_indices(problem, tensor.fetched(views.block_tables, stream), tensor.fetched(views.context_lens, stream))
 
 
 def check_indices(problem: Problem, block_tables: npt.NDArray[Any], context_lens: npt.NDArray[Any]) -> None:

@@ -1,0 +1,150 @@
+"""Arrays of frameworks that calls in a loop come with: their layouts and addresses, and results, without a `View`.
+
+A layout is whatever tells it from all others, as the framework spells it. What this cannot read, `read.view` can.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from . import streams
+from .make import CupyMaker, torch_dtype
+from .types import View
+
+_NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
+
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+Maker: TypeAlias = "Callable[[], tuple[list[Any], list[int]]]"
+
+
+def number_class(value: Any) -> str:
+    """What of a number in the place of an array a check may depend on: which of a few kinds it is.
+
+    Empty for what only a check itself can judge: other types, and numbers that float32 does not hold as normal ones.
+    """
+    if type(value) not in _NUMBERS:
+        return ""
+    if value == 1:
+        return "one"
+    if value == 0:
+        return "zero"
+    if _LEAST <= value <= _LARGEST:
+        return "positive"
+    return "negative" if _LEAST <= -value <= _LARGEST else ""
+
+
+class Framework(Protocol):
+    """What a call needs of a framework beside its arrays."""
+
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
+        """Addresses of arrays on one GPU, and its index; None for what only `read.view` can judge.
+
+        Args:
+            arrays: the first is an array; the others are arrays, numbers, or None.
+            facts: where to add what tells layouts and devices apart; of a number its `number_class`.
+            numbers: where to add the numbers.
+        """
+
+    def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
+        """A function that makes uninitialised arrays of these (shape, dtype label)s, and gives their addresses."""
+
+    def stream(self, index: int) -> int:
+        """The current stream of a device, as an address."""
+
+
+class _Cupy:
+    """CuPy's arrays; `Framework`."""
+
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
+        kind = type(arrays[0])
+        addresses = []
+        for array in arrays:
+            if type(array) is kind:
+                memory = array.data
+                addresses.append(memory.ptr)
+                facts.append((array.dtype, array.shape, array.strides, memory.device_id))
+            elif array is None:
+                facts.append(None)
+            elif kind_of_number := number_class(array):
+                facts.append(kind_of_number)
+                numbers.append(float(array))
+            else:
+                return None
+        return addresses, arrays[0].data.device_id
+
+    def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
+        return CupyMaker(wanted)
+
+    def stream(self, index: int) -> int:
+        return streams.cupy_stream(index)
+
+
+class _Torch:
+    """Tensors of torch's own class that are no more than their memory; `Framework`."""
+
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
+        torch: Any = sys.modules["torch"]
+        kind, differentiable = torch.Tensor, torch.is_grad_enabled()
+        addresses = []
+        try:
+            for tensor in arrays:
+                if type(tensor) is kind:
+                    # A lazy negation or conjugate is no memory that a kernel can read.
+                    if (differentiable and tensor.requires_grad) or tensor.is_neg() or tensor.is_conj():
+                        return None
+                    facts.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
+                    addresses.append(tensor.data_ptr())
+                elif tensor is None:
+                    facts.append(None)
+                elif kind_of_number := number_class(tensor):
+                    facts.append(kind_of_number)
+                    numbers.append(float(tensor))
+                else:
+                    return None
+            first = arrays[0]
+            return (addresses, first.get_device()) if first.is_cuda else None
+        except RuntimeError:
+            # Tensors without strides, or without memory of their own.
+            return None
+
+    def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
+        torch: Any = sys.modules["torch"]
+        device = torch.device("cuda", index)
+        layouts = [(shape, torch_dtype(label)) for shape, label in wanted]
+
+        def make() -> tuple[list[Any], list[int]]:
+            made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in layouts]
+            return made, [tensor.data_ptr() for tensor in made]
+
+        return make
+
+    def stream(self, index: int) -> int:
+        handle: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)
+        return handle
+
+
+_CUPY, _TORCH = _Cupy(), _Torch()
+
+frameworks: dict[type, Framework] = {}
+"""By the type of an array. Types are added as they come by; see `remember`."""
+
+_lock = threading.Lock()
+_MOST_TYPES = 64
+
+
+def remember(seen: View) -> None:
+    """Let further arrays of this one's type, which is on a GPU, be read here where they can be."""
+    kind = type(seen.owner)
+    known = {"cupy": _CUPY, "torch": _TORCH if kind is getattr(sys.modules.get("torch"), "Tensor", None) else None}
+    framework = known.get(seen.framework)
+    if framework is not None and kind not in frameworks:
+        with _lock:
+            if len(frameworks) >= _MOST_TYPES:
+                frameworks.clear()
+            frameworks[kind] = framework
