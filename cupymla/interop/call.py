@@ -1,15 +1,15 @@
 """A call as data: what a compiled program keeps of it, and how it runs once the program knows its addresses.
 
 A framework that compiles (XLA) fixes everything about a call but the addresses. `Call` is that everything, written as a
-text that travels inside the program, also into another process. `Runner` is a call made ready on one device: a run sets
-the addresses and launches. What runs is always the public function, or where one is known its binding to the kernel.
+text that travels inside the program, also into another process. `run` binds it once in each thread, on a GPU, and runs
+it with the addresses of the day (docs/how_a_call_flows.md).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -20,9 +20,9 @@ from .. import driver
 from ..device import CPU, Device
 from ..errors import CupymlaError, InputError, shown
 from ..ops.arguments import whole
+from ..ops.bound import BoundCall, captured, free, numbers_of
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
-from . import bindings
 from .declaration import Arrays, Declaration, Facts, Options, Results
 from .table import declared
 
@@ -86,7 +86,7 @@ class Call:
     def check(self) -> None:
         """Send the call through the operator's door, with addresses that nobody reads. Raises InputError."""
         declaration = declared(self.name)
-        declaration.door()(**_placed(self), **declaration.passed(dict(self.options)))
+        declaration.calls().read(**_placed(self), **declaration.passed(dict(self.options)))
 
 
 def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Results:
@@ -105,7 +105,7 @@ def results_of(declaration: Declaration, arrays: Arrays, options: Options) -> Re
         if all(isinstance(n, int) for facts in arrays.values() for n in facts.shape):
             alone = Call(declaration.name, tuple(arrays.items()), (), ())
             missing = dict.fromkeys(declaration.required)
-            declaration.door()(**missing | _placed(alone), **declaration.passed(options))
+            declaration.calls().read(**missing | _placed(alone), **declaration.passed(options))
         raise
     return results
 
@@ -126,10 +126,9 @@ def complete(declaration: Declaration, arrays: Arrays, options: Options) -> Resu
     facts = (*arrays.values(), *results.values())
     if not declaration.has_workspace or not all(isinstance(n, int) for each in facts for n in each.shape):
         return results
-    spec: Any = import_module(f"cupymla.ops.{declaration.name}.spec")
     plan: Any = import_module(f"cupymla.ops.{declaration.name}.plan")
     made = Call(declaration.name, tuple(arrays.items()), (), ())
-    _, problem = spec.read(**_placed(made), **declaration.passed(options))
+    _, problem = declaration.calls().read(**_placed(made), **declaration.passed(options))
     size = plan.workspace_limit(problem)
     if not size and declaration.replayable:
         return results
@@ -228,81 +227,81 @@ def _views(call: Call, device: Device) -> list[tuple[str, View]]:
     return [(name, made[name]) for name, _ in (*call.arrays, *call.results)]
 
 
-class Runner:
-    """A call made ready on one device. One thread at a time may use it."""
+class Compiled(BoundCall):
+    """A bound call of a compiled program."""
 
-    def __init__(
-        self, name: str, views: Sequence[tuple[str, View]], options: Mapping[str, Any], overlaps: bool = True
-    ) -> None:
-        """Make ready.
+    __slots__ = ("_given", "_numbers", "_order")
 
-        Args:
-            name: the function.
-            views: its arrays and results by parameter, in the order in which their addresses will come; raw ones.
-            options: everything else.
-            overlaps: whether kernels of the call may overlap.
-        """
-        self._name = name
-        self._overlaps = overlaps
-        self._arguments = dict(views)
-        self._views = [seen for _, seen in views]
-        self._options = declared(name).passed(options)
-        self._function = declared(name).function()
-        self._device = self._views[0].device
-        self._bound: Callable[[int], object] | None = None
-
-    @staticmethod
-    def of(call: Call, device: Device) -> Runner:
-        """For contiguous arrays on one device, in a program that XLA runs.
+    def __init__(self, call: Call, device: Device, addresses: Sequence[int]) -> None:
+        """Bind, with the device's context current, for contiguous arrays. Raises what the operator raises.
 
         Kernels do not overlap: XLA records a call as a child graph, which it updates when addresses change, and whether
         that may be done to edges of dependent launches no document says.
         """
-        return Runner(call.name, _views(call, device), dict(call.options), overlaps=False)
-
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Run with these addresses.
-
-        On a CUDA device that means to enqueue on `stream`, without waiting; on the CPU the results are there on return.
-        Raises what the operator raises.
-        """
-        bits = 0
-        for seen, address in zip(self._views, addresses, strict=True):
+        declaration = declared(call.name)
+        calls, views = declaration.calls(), _views(call, device)
+        for (_, seen), address in zip(views, addresses, strict=True):
             seen.ptr = address
-            bits |= address
-        if self._bound is not None and not bits % _ALIGNMENT and driver.is_current(self._device.index):
-            self._bound(stream)
-        elif self._device.kind == "cpu":
-            self._function(**self._arguments, **self._options)
-        else:
-            with driver.on_device(self._device.index):
-                self._run(stream, aligned=not bits % _ALIGNMENT)
+        given = dict(views)
+        inputs, options, outputs = calls.arguments.placed({**given, **declaration.passed(dict(call.options))})
+        seen_all = calls.arguments.viewed(inputs, outputs)
+        super().__init__(calls, seen_all, options, recorded=True)
+        self._numbers = numbers_of(seen_all)
+        self._given = views[0][1]
+        places = {name: place for place, (name, _) in enumerate(views)}
+        results = [name for name in calls.arguments.results if name in places]
+        workspace = ["workspace"] if "workspace" in places else []
+        self._order = [places[name] for name in (*self.names, *results, *workspace)]
 
-    def _run(self, stream: int, aligned: bool) -> None:
-        if not aligned:
-            # Whether a kernel can do with such an address only the door knows.
-            self._function(**self._arguments, **self._options, stream=stream)
-            return
-        if self._bound is None:
-            self._bound = bindings.bind(self._name, self._arguments, self._options, self._overlaps)
-        self._bound(stream)
+    def at(self, addresses: Sequence[int], stream: int) -> None:
+        """Run with these addresses, of the program's arrays and results in their order. Raises DriverError."""
+        ordered = [addresses[place] for place in self._order]
+        keep = None
+        if self.workspace_bytes and len(ordered) == len(self.names) + len(self.results):
+            place, keep = self.memory(lambda: self._given, stream, stream)
+            ordered.append(place)
+        self.run(ordered, self._numbers, stream)
+        if keep is not None and driver.capturing(stream):
+            captured.keep(keep)
 
 
-class Runners:
-    """Runners that are free, by call and device: threads that run one call at once get one each."""
+def run(key: Hashable, call: Call, device: Device, addresses: Sequence[int], stream: int) -> None:
+    """Run a call with these addresses, of its arrays and its results.
 
-    def __init__(self) -> None:
-        self._free: dict[object, list[Runner]] = {}
+    On a CUDA device that means to enqueue on `stream`, without waiting; on the CPU the results are there on return.
+    Raises what the operator raises.
 
-    def run(self, key: object, make: Callable[[], Runner], addresses: Sequence[int], stream: int) -> None:
-        """Run the call that `key` stands for. Lists hand out and take back in one step each, so no lock is needed."""
-        free = self._free.setdefault(key, [])
-        try:
-            runner = free.pop()
-        except IndexError:
-            runner = make()
-        runner(addresses, stream)
-        free.append(runner)
+    Args:
+        key: what tells the call and the device from all others.
+        call: the call.
+        device: where.
+        addresses: in the call's order.
+        stream: address of the stream.
+    """
+    bits = 0
+    for address in addresses:
+        bits |= address
+    if device.kind == "cpu":
+        _by_function(call, device, addresses)
+    elif bits % _ALIGNMENT:
+        # Whether a kernel can do with such an address only the operator's checks know.
+        _by_function(call, device, addresses, stream=stream)
+    elif driver.is_current(device.index):
+        _bound(key, call, device, addresses).at(addresses, stream)
+    else:
+        with driver.on_device(device.index):
+            _bound(key, call, device, addresses).at(addresses, stream)
+
+
+def _bound(key: Hashable, call: Call, device: Device, addresses: Sequence[int]) -> Compiled:
+    return free(key, lambda: Compiled(call, device, addresses))  # type: ignore[return-value]
+
+
+def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: int) -> None:
+    declaration, views = declared(call.name), _views(call, device)
+    for (_, seen), address in zip(views, addresses, strict=True):
+        seen.ptr = address
+    declaration.function()(**dict(views), **declaration.passed(dict(call.options)), **where)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from ..errors import InputError, UnsupportedError, shown
 from ..ops.arguments import truth, whole
+from ..ops.bound import Calls
 
 _NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
 """Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""
@@ -129,10 +130,10 @@ class Declaration:
 
         return getattr(cupymla, self.name)
 
-    def door(self) -> Callable[..., object]:
-        """What takes the function's arguments, and raises InputError for those that it cannot use; computes nothing."""
-        door: Callable[..., object] = self.function().prepare
-        return door
+    def calls(self) -> Calls:
+        """What is behind it."""
+        calls: Calls = self.function().calls
+        return calls
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -180,7 +181,7 @@ class Declaration:
                 options[name] = value
             elif value is not None:
                 arrays[name] = value
-        for name in self._own:
+        for name in self.own_options:
             flag = truth(options[name])
             if flag is None:
                 raise InputError(name, "True or False", shown(options[name]), operator=self.name)
@@ -213,10 +214,10 @@ class Declaration:
 
     def passed(self, options: Options) -> dict[str, Any]:
         """The options that the function itself takes."""
-        return {name: value for name, value in options.items() if name not in self._own}
+        return {name: value for name, value in options.items() if name not in self.own_options}
 
     @property
-    def _own(self) -> tuple[str, ...]:
+    def own_options(self) -> tuple[str, ...]:
         """The options that bridges add, all of them flags."""
         return (*(() if self.gradient is None else self.gradient.options), *(f"return_{n}" for n in self.requests))
 

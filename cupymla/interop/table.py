@@ -9,13 +9,17 @@ from typing import Any
 from ..errors import InputError
 from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
+from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.mla import D_V
 from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
 from ..ops.sparse_mla_bwd_phase1.spec import ARGUMENTS as SPARSE_MLA_BWD_PHASE1
 from ..ops.sparse_mla_fwd.spec import ARGUMENTS as SPARSE_MLA_FWD
+from ..ops.topk.spec import ARGUMENTS as TOPK
 from ..ops.xl_paged_attention import spec as xl_paged_attention
+from ..ops.xl_paged_attention.cache import COPY, RESHAPE
+from ..ops.xl_paged_attention.relative import BIAS, SHIFT
 from .declaration import Arrays, Batching, Declaration, Facts, Gradient, Options, Results
 
 # Sparse MLA ----------------------------------------------------------------------------------------------------------
@@ -66,6 +70,8 @@ def _declaration(
         outputs=(*arguments.results, *arguments.written),
         results=results,
         requests=arguments.written,
+        either=arguments.numbers,
+        updates=arguments.updates,
         has_workspace=arguments.has_workspace,
         **others,
     )
@@ -200,85 +206,27 @@ DECLARATIONS: tuple[Declaration, ...] = (
         _distribution,
         batching=Batching("q", 3, ("kv",), foldable=("causal",)),
     ),
-    Declaration(
-        "nvfp4_gemv",
-        arrays=nvfp4_gemv.INPUTS,
-        outputs=("c",),
-        results=_gemv,
-        either=("alpha",),
+    _declaration(
+        nvfp4_gemv.ARGUMENTS,
+        _gemv,
         pairs=("a", "b"),
         batching=Batching("a", 2, ("a", "sfa"), never=("alpha", "bias"), options={"batch_axis": 0}),
     ),
-    Declaration(
-        "quantize_nvfp4",
-        arrays=("x", "global_scale"),
-        outputs=("packed", "scales"),
-        results=_quantized,
-        either=("global_scale",),
+    _declaration(
+        nvfp4_gemv.QUANTIZE,
+        _quantized,
         note='`global_scale` is a number or an array, not "amax": the factor that it finds would be lost.',
     ),
-    Declaration(
-        "dequantize_nvfp4",
-        arrays=("packed", "scales", "global_scale"),
-        outputs=("out",),
-        results=_dequantized,
-        either=("global_scale",),
-        pairs=("packed",),
-    ),
-    Declaration("swizzle_scales", arrays=("scales",), outputs=("out",), results=_swizzled),
-    Declaration(
-        "unswizzle_scales",
-        arrays=("swizzled",),
-        outputs=("out",),
-        results=_unswizzled,
-    ),
-    Declaration(
-        "xl_paged_attention",
-        arrays=xl_paged_attention.INPUTS,
-        outputs=xl_paged_attention.OUTPUTS,
-        results=_paged,
-        varies=True,
-        replayable=False,
-        either=("k_scale", "v_scale"),
-    ),
-    Declaration(
-        "reshape_and_cache",
-        arrays=("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scale", "v_scale"),
-        outputs=(),
-        results=_caches,
-        either=("k_scale", "v_scale"),
-        updates=("k_cache", "v_cache"),
-    ),
-    Declaration(
-        "copy_blocks",
-        arrays=("k_cache", "v_cache", "mapping"),
-        outputs=(),
-        results=_caches,
-        updates=("k_cache", "v_cache"),
-    ),
-    Declaration("rel_shift", arrays=("x",), outputs=("out",), results=_shifted),
-    Declaration(
-        "matrix_bd",
-        arrays=("query", "pos_emb", "context_lens", "pos_bias_v"),
-        outputs=("out",),
-        results=_dense_bias,
-        replayable=False,
-    ),
-    Declaration(
-        "indexer_logits",
-        arrays=("q", "k", "weights", "q_scale", "k_scale", "starts", "ends"),
-        outputs=("logits",),
-        results=_index_scores,
-        batching=Batching("q", 3, ("k",)),
-    ),
-    Declaration(
-        "topk",
-        arrays=("scores", "starts", "ends"),
-        outputs=("indices", "count", "values"),
-        results=_selection,
-        varies=True,
-        batching=Batching("scores", 2, ("scores",)),
-    ),
+    _declaration(nvfp4_gemv.DEQUANTIZE, _dequantized, pairs=("packed",)),
+    _declaration(nvfp4_gemv.SWIZZLE, _swizzled),
+    _declaration(nvfp4_gemv.UNSWIZZLE, _unswizzled),
+    _declaration(xl_paged_attention.ARGUMENTS, _paged, varies=True, replayable=False),
+    _declaration(RESHAPE, _caches),
+    _declaration(COPY, _caches),
+    _declaration(SHIFT, _shifted),
+    _declaration(BIAS, _dense_bias, replayable=False),
+    _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
+    _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
 )
 
 

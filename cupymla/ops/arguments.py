@@ -205,14 +205,15 @@ class Arguments(Generic[ViewsT, OptionsT]):
         results: the output parameters, in the order in which the call returns them.
         written: arrays that a call writes beside its results when it is given them.
         updates: inputs that are written in place, and returned.
-        numbers: inputs in whose place there may be a number, which a kernel is only given: what it is counts for nothing
-            else, but for whether it is 1.
+        numbers: inputs in whose place there may be a number, which a kernel is only given: it counts for nothing else,
+            but for its `tensor.fast.number_class`.
         has_workspace: whether it can be given memory to work in.
         outputs: `written`, `results`, and the workspace, if there is one.
         names: of all arrays, `inputs` and `outputs`.
         roles: the same, each with whether it is an output.
         arrays: them, of a `Views`, in the same order.
         options: everything else that a call depends on.
+        options_type: the dataclass of them.
         defaults: of the options, in order.
         checks: of the options, in order.
     """
@@ -256,7 +257,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
         self.checks: tuple[Check, ...] = tuple(entry.metadata["check"] for entry in chosen)
         self._optional = frozenset(self.inputs[self.required :])
         self._views = views
-        self._options = options
+        self.options_type = options
 
     # On the way in ---------------------------------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class Arguments(Generic[ViewsT, OptionsT]):
     def chosen(self, values: Sequence[object]) -> OptionsT:
         """The options, checked in order. Raises InputError, without an operator's name."""
         checked = (check(name, value) for name, check, value in zip(self.options, self.checks, values, strict=True))
-        return self._options(*checked)
+        return self.options_type(*checked)
 
     # On the way out --------------------------------------------------------------------------------------------------
 

@@ -37,22 +37,23 @@ Results = Sequence[tuple[tuple[int, ...], str]]
 class Binding(Protocol):
     """Loaded kernels with everything that one problem fixes. One thread at a time may use it.
 
+    Where numbers may stand in the places of arrays, `scale(*numbers)` sets them.
+
     Attributes:
         launcher: the launch that computes the result; None when there is nothing to compute.
         workspace_bytes: what it needs beside its arrays.
     """
 
     @property
-    def launcher(self) -> Launcher | None: ...
+    def launcher(self) -> Launcher | None:
+        """See above."""
 
     @property
-    def workspace_bytes(self) -> int: ...
+    def workspace_bytes(self) -> int:
+        """See above."""
 
     def point(self, views: Any, results: Sequence[int], workspace: int) -> None:
         """Set every address: those that the views have by now, of the results, and of the workspace."""
-
-    def scale(self, *numbers: float) -> None:
-        """Set the numbers in the places of arrays; only operators that have such are asked."""
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
@@ -66,9 +67,6 @@ class Launches:
     def __init__(self, *launchers: Launcher | None) -> None:
         self._launchers = [launcher for launcher in launchers if launcher is not None]
         self.launcher = self._launchers[-1] if self._launchers else None
-
-    def scale(self, *numbers: float) -> None:
-        """Nothing to set."""
 
     def launch(self, stream: int) -> None:
         """Run on `stream`, with the device's context current. Raises DriverError."""
@@ -249,7 +247,7 @@ class BoundCall:
             self._binding.point(self._struct, addresses[count:after], workspace)
             self._addresses = addresses
         if numbers:
-            self._binding.scale(*numbers)
+            self._binding.scale(*numbers)  # type: ignore[attr-defined]
 
 
 class _Bound(threading.local):
@@ -398,7 +396,7 @@ class Calls:
             call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
         return bound.keep(key, call)
 
-    # The long way: any arrays, any stream ------------------------------------------------------------------------------
+    # The long way: any arrays, any stream -----------------------------------------------------------------------------
 
     def _once(self, inputs: Any, options: Any, outputs: Any, check_indices: object, stream: object) -> Any:
         seen = self._seen(inputs, outputs)
@@ -415,7 +413,7 @@ class Calls:
             arrays = _Arrays(call, self.arguments, seen, None if stream is None else pointer)
             place, keep = self._workspace(call, seen, None if stream is None else pointer, pointer)
             addresses = [*arrays.addresses, *place]
-            call.run(addresses, _numbers(seen), pointer)
+            call.run(addresses, numbers_of(seen), pointer)
             if isinstance(keep, Allocation) and driver.capturing(pointer):
                 captured.keep(keep)
         tensor.hold(given, pointer)
@@ -437,7 +435,7 @@ class Calls:
             raise InputError(refused.argument, refused.expected, refused.got, self.arguments.operator) from None
 
     def _seen(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
-        """Views, numbers and Nones in the declared order; None where the operator's checks have to say what is wrong."""
+        """Views, numbers and Nones in the declared order; None where checks have to say what is wrong."""
         try:
             return self.arguments.viewed(inputs, outputs)
         except InputError:
@@ -497,7 +495,7 @@ class Calls:
             return tuple([inputs[self.arguments.inputs.index(name)] for name in self.arguments.updates])
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    # Prepared, on the CPU, and for compiled programs -------------------------------------------------------------------
+    # Prepared, and on the CPU -----------------------------------------------------------------------------------------
 
     def _on_cpu(self, inputs: Any, options: Any, outputs: Any, check_indices: object, stream: object) -> Any:
         """A call of the NumPy reference, or of what no key can tell from others."""
@@ -529,17 +527,6 @@ class Calls:
         views, problem = self.read(**self.arguments.named((*inputs, *outputs), options))
         on_cpu = tensor.view(inputs[0], "input").device.kind == "cpu"
         return 0 if on_cpu or self._size is None else self._size(views, problem)
-
-    def compiled(self, given: dict[str, View], options: dict[str, Any], recorded: bool = True) -> BoundCall:
-        """A call for a program that gives every array, results too, by its address. Raises what the operator raises.
-
-        Args:
-            given: raw views of all arrays; of results, too.
-            options: the others, by name.
-            recorded: whether the program may record its launches; see `bind`.
-        """
-        inputs, values, outputs = self.arguments.placed({**given, **options})
-        return BoundCall(self, self.arguments.viewed(inputs, outputs), values, recorded)
 
 
 class _Arrays:
@@ -604,7 +591,7 @@ class PreparedCall:
             arrays = _Arrays(call, calls.arguments, seen, own)
             arrays.require_mutable(like)
             place, self._keep = calls._workspace(call, seen, own, pointer, prepared=True)
-            call.point([*arrays.addresses, *place], _numbers(seen))
+            call.point([*arrays.addresses, *place], numbers_of(seen))
             if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
                 driver.wait(pointer)
         self._binding = call._binding
@@ -635,6 +622,6 @@ class PreparedCall:
         return self._result
 
 
-def _numbers(seen: Sequence[Any]) -> list[float]:
+def numbers_of(seen: Sequence[Any]) -> list[float]:
     """The numbers in the places of arrays."""
     return [float(value) for value in seen if not isinstance(value, View | str | None)]

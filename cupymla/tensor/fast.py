@@ -129,7 +129,8 @@ class _Torch:
         return handle
 
 
-_CUPY, _TORCH = _Cupy(), _Torch()
+CUPY: Framework = _Cupy()
+TORCH: Framework = _Torch()
 
 frameworks: dict[type, Framework] = {}
 """By the type of an array. Types are added as they come by; see `remember`."""
@@ -141,7 +142,7 @@ _MOST_TYPES = 64
 def remember(seen: View) -> None:
     """Let further arrays of this one's type, which is on a GPU, be read here where they can be."""
     kind = type(seen.owner)
-    known = {"cupy": _CUPY, "torch": _TORCH if kind is getattr(sys.modules.get("torch"), "Tensor", None) else None}
+    known = {"cupy": CUPY, "torch": TORCH if kind is getattr(sys.modules.get("torch"), "Tensor", None) else None}
     framework = known.get(seen.framework)
     if framework is not None and kind not in frameworks:
         with _lock:

@@ -9,14 +9,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupymla.ops import registry
-from cupymla.ops.arguments import Arguments, Check, Choice, Flag, Integer, Number
+from cupymla.ops.arguments import Arguments, Axis, Check, Choice, Dtype, Flag, Integer, Number
 
 DECLARED: dict[str, Arguments[Any, Any]] = {
     entry.name: spec.ARGUMENTS
     for entry in registry.OPERATORS
-    if hasattr(spec := import_module(f"{entry.module}.spec"), "ARGUMENTS")
+    for spec in (import_module(f"{entry.module}.spec"),)
 }
-"""What the operators take that say so in one place, by name."""
+"""What the operators take, by name."""
+
+MLA = {name: declared for name, declared in DECLARED.items() if "sparse_mla" in name or name == "attn_dist"}
+"""Those of the sparse MLA operators."""
 
 
 def another(check: Check, default: object) -> Any:
@@ -28,8 +31,10 @@ def another(check: Check, default: object) -> Any:
             return next(value for value in (high, low) if value != default)
         case Number():
             return 0.5 if default != 0.5 else 0.25
-        case Choice(words):
+        case Choice(words) | Dtype(words):
             return next(word for word in words if word != default)
+        case Axis():
+            return -1 - default  # type: ignore[operator]
     raise AssertionError(f"say here how {check} is tried")
 
 

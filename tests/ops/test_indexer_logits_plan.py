@@ -12,9 +12,9 @@ from cupymla import arch
 from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.indexer_logits import cuda, plan
-from cupymla.ops.indexer_logits.spec import Problem
+from cupymla.ops.indexer_logits.spec import Options, Problem
 
-PROBLEM = Problem((), 4096, 32768, 64, 128, "float8_e4m3fn", False, False, 0, 1, True, Device("cuda", 0))
+PROBLEM = Problem((), 4096, 32768, 64, 128, "float8_e4m3fn", False, Options(), Device("cuda", 0))
 SM90 = arch.named("sm_90a")
 FACTS = {"tile_queries": 8, "tile_keys": 128, "consumers": 2}
 

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from option_kit import DECLARED, bad
+from option_kit import MLA as DECLARED
+from option_kit import bad
 
 import cupymla
 from cupymla import tensor

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from fake_arrays import Foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from option_kit import DECLARED, anything
+from option_kit import MLA as DECLARED
+from option_kit import anything
 
 import cupymla
 from cupymla import dlpack

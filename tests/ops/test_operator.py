@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,6 @@ def test_prepare_passes_what_was_given_by_name() -> None:
     def prepare(**arguments: Any) -> Any:
         return lambda: arguments
 
-    made = operator(call, prepare)
+    made = operator(SimpleNamespace(prepare=prepare, required_bytes=prepare))(call)
     assert made.prepare(1)() == {"x": 1}
     assert made.prepare(1, 5, z=6)() == made.prepare(z=6, y=5, x=1)() == {"x": 1, "y": 5, "z": 6}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from option_kit import DECLARED, another
+from option_kit import DECLARED, MLA, another
 
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
+from cupymla.ops.bound import Calls
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab import without_gpu
@@ -39,11 +40,10 @@ def test_every_argument_is_in_a_case(name: str) -> None:
     assert parameters.keys() - given - set(subject.outputs) - NOT_OF_THE_RESULT == set()
 
 
-OWN_DOORS = [name for name in NAMES if name not in DECLARED]
-"""Operators whose arguments are listed by hand from room to room."""
+OTHERS = [name for name in NAMES if name not in MLA]
 
 
-@pytest.mark.parametrize("name", OWN_DOORS)
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
     """The call is what the reference is, in the cheapest case that has each argument: none is lost on the way there."""
     subject = Subject(name)
@@ -58,57 +58,13 @@ def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
         compare.require(subject.reports(inputs, subject.named(subject.call(**inputs))))
 
 
-@pytest.mark.parametrize("name", OWN_DOORS)
-def test_the_door_has_the_defaults_of_the_call(name: str) -> None:
-    """Prepared calls and bridges go to the door with what they were given."""
-    parameters = inspect.signature(getattr(cupymla, name)).parameters
-    own = inspect.signature(import_module(f"cupymla.ops.{name}.spec").read).parameters
-    assert own.keys() == parameters.keys() - {"stream"}
-    assert {n: p.default for n, p in own.items()} == {n: p.default for n, p in parameters.items() if n != "stream"}
+# What operators declare -------------------------------------------------------------------------------------------------
 
-
-REPEATED = [
-    (name, module)
-    for name in NAMES
-    for module in (f"cupymla.ops.{name}", f"cupymla.ops.{name}.run")
-    if hasattr(import_module(module), "_repeats")
-]
-
-
-@pytest.mark.parametrize(("name", "module"), REPEATED)
-def test_every_argument_is_part_of_what_is_remembered(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call is told apart by each of its arguments, under that argument's name, or goes through the door."""
-    home = import_module(module)
-    kept, seen = home._repeats, []
-
-    def remembered(arrays: tuple[Any, ...], options: tuple[Any, ...]) -> object:
-        seen.append(dict(zip((*kept._names, *kept._options), (*arrays, *options), strict=True)))
-        return arrays
-
-    monkeypatch.setattr(home, "_repeats", remembered)
-    parameters = inspect.signature(getattr(cupymla, name)).parameters
-    required = {p.name: object() for p in parameters.values() if p.default is p.empty}
-    for parameter in parameters:
-        given = required | {parameter: object()}
-        seen.clear()
-        try:
-            getattr(cupymla, name)(**given)
-        except cupymla.InputError:
-            assert not seen  # the door, which wants arrays
-        else:
-            assert {argument: value for argument, value in seen[0].items() if argument in given} == given
-
-
-def test_some_operators_remember() -> None:
-    assert len(REPEATED) >= 5
-
-
-# Operators that declare what they take --------------------------------------------------------------------------------
-
-OPERATORS = list(DECLARED)
+FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+OPERATORS = list(MLA)
 AN_OPTION = [
     pytest.param(name, *option, id=f"{name}-{option[0]}")
-    for name, declared in DECLARED.items()
+    for name, declared in MLA.items()
     for option in zip(declared.options, declared.checks, declared.defaults, strict=True)
 ]
 
@@ -121,48 +77,48 @@ def arrays(name: str) -> dict[str, Any]:
     return {argument: known[argument] for argument in DECLARED[name].inputs[: DECLARED[name].required]}
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_signature_is_the_declared_one(name: str) -> None:
-    """Names, defaults and annotations of the options; arrays that may be left out are None without them."""
-    declared = DECLARED[name]
+    """Names, defaults and annotations of the options; arrays that may be left out have the declared default."""
+    declared = getattr(cupymla, name).calls.arguments
     parameters = dict(inspect.signature(getattr(cupymla, name)).parameters)
+    _, _, (*left_out,) = declared.placed({})
+    defaults = dict(zip(declared.inputs, declared.placed({})[0], strict=True))
     for number, argument in enumerate(declared.inputs):
         default = parameters.pop(argument).default
         assert (default is inspect.Parameter.empty) == (number < declared.required)
-        assert default in (None, inspect.Parameter.empty)
-    home = import_module(f"cupymla.ops.{name}.spec")
-    for entry in fields(home.Options):
+        assert default in (defaults[argument], inspect.Parameter.empty)
+    for entry in fields(declared.options_type):
         shown = parameters.pop(entry.name)
-        assert (shown.default, type(shown.default), shown.annotation) == (
-            entry.default,
-            type(entry.default),
-            entry.type,
-        )
+        default = inspect.Parameter.empty if entry.default is MISSING else entry.default
+        assert (shown.default, type(shown.default), shown.annotation) == (default, type(default), entry.type)
     for argument in declared.outputs:
         assert parameters.pop(argument).default is None
-    assert parameters.keys() == {"check_indices", "stream"}
+    assert not any(left_out)
+    assert parameters.keys() in ({"stream"}, {"check_indices", "stream"})
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_every_argument_comes_to_the_door_under_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call lists its arguments once more, in the declared order."""
-    home, declared = import_module(f"cupymla.ops.{name}"), DECLARED[name]
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_comes_to_the_calls_under_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function lists its arguments once more, in the declared order."""
+    declared = getattr(cupymla, name).calls.arguments
     seen: dict[str, Any] = {}
 
-    def checked(inputs: Any, options: Any, written: Any, check_indices: Any, stream: Any) -> Any:
+    def called(self: Calls, inputs: Any, options: Any, outputs: Any, check_indices: Any, stream: Any) -> str:
         names = (*declared.inputs, *declared.options, *declared.outputs)
-        seen.update(zip(names, (*inputs, *options, *written), strict=True))
+        seen.update(zip(names, (*inputs, *options, *outputs), strict=True))
         seen.update(check_indices=check_indices, stream=stream)
-        raise cupymla.InputError("none", "this is as far as it goes", "here")
+        return "as far as it goes"
 
-    monkeypatch.setattr(home.spec, "checked", checked)
+    monkeypatch.setattr(Calls, "__call__", called)
     given = {argument: object() for argument in inspect.signature(getattr(cupymla, name)).parameters}
-    with pytest.raises(cupymla.InputError, match="as far as it goes"):
-        getattr(cupymla, name)(**given)
+    assert getattr(cupymla, name)(**given) == "as far as it goes"
+    if "check_indices" not in given:
+        assert seen.pop("check_indices") is False
     assert seen == given
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nvfp4_gemv"])
 def test_the_reference_takes_what_the_operator_takes(name: str) -> None:
     declared, parameters = DECLARED[name], inspect.signature(Subject(name)._reference).parameters
     assert parameters.keys() - {"precision"} == {*declared.inputs, *declared.written, *declared.options}
@@ -204,6 +160,6 @@ def test_every_argument_has_its_place_in_the_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_argument_is_in_the_readme(name: str) -> None:
-    readme = (Path(inspect.getfile(getattr(cupymla, name))).parent / "README.md").read_text()
+    readme = (Path(inspect.getfile(getattr(cupymla, name).func)).parent / "README.md").read_text()
     parameters = inspect.signature(getattr(cupymla, name)).parameters
     assert [p for p in parameters if not re.search(rf"`[^`\n]*\b{p}\b", readme)] == []

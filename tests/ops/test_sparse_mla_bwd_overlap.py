@@ -22,7 +22,7 @@ from sass_kit import machine_code
 from cupymla import build, driver
 from cupymla import device as devices
 from cupymla.errors import CupymlaError
-from cupymla.interop.call import Call, Runner
+from cupymla.interop.call import Call, run
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
 from cupymla.launch import Geometry
@@ -119,8 +119,7 @@ def test_what_xla_may_record_is_launched_ordinarily() -> None:
     with emulated("sm_90a", 2) as machine:
         arrays = [machine.array(given[name]) for name, _ in call.arrays]
         arrays += [machine.empty(tuple(map(int, made.shape)), np.dtype(made.dtype)) for _, made in call.results]
-        runner = Runner.of(call, devices.cuda(0))
-        machine.call(runner, [array.data.ptr for array in arrays], 0)
+        machine.call(run, "key", call, devices.cuda(0), [array.data.ptr for array in arrays], 0)
         assert len(machine.launches) == len(STAGES) and not any(geometry.pdl for geometry in machine.launches)
 
 

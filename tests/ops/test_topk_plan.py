@@ -12,9 +12,9 @@ from cupymla import arch
 from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.topk import cuda, plan
-from cupymla.ops.topk.spec import Problem
+from cupymla.ops.topk.spec import Options, Problem
 
-PROBLEM = Problem((), 4096, 32768, 2048, "float32", "index", False, Device("cuda", 0))
+PROBLEM = Problem((), 4096, 32768, 2048, "float32", Options(2048), Device("cuda", 0))
 SM90 = arch.named("sm_90a")
 
 
@@ -25,7 +25,7 @@ SM90 = arch.named("sm_90a")
 def test_shared_memory_fits(target: str, columns: int, topk: int, order: str) -> None:
     for rows in (1, 200):
         chosen = plan.plan(
-            replace(PROBLEM, rows=rows, columns=columns, topk=topk, order=order), arch.named(target), 132
+            replace(PROBLEM, rows=rows, columns=columns, topk=topk, options=Options(topk, order)), arch.named(target), 132
         )
         assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes
         wanted = min(topk, max(columns, 1))

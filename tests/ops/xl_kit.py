@@ -13,7 +13,7 @@ from cupymla.ops.xl_paged_attention.spec import Problem
 PROBLEM = Problem(
     device=Device("cuda", 0), num_seqs=4, num_heads=32, num_kv_heads=8, head_size=128, num_blocks=100, block_size=16,
     max_blocks=64, dtype="bfloat16", kv_dtype="bfloat16", kv_layout="vllm", bias="none", bias_dtype="", extent=0,
-    rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e", check_indices=False,
+    rel_extend="zero", bias_scaled=True, scale=0.1, return_lse=False, lse_base="e",
 )  # fmt: skip
 
 MULTIPROCESSORS = 132

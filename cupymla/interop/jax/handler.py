@@ -16,13 +16,14 @@ import functools
 import struct
 import threading
 import traceback
+from collections.abc import Hashable
 from ctypes import c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 from ... import device as devices
 from ...device import Device
 from ...errors import InputError, UnsupportedError
-from ..call import Call, Runner, Runners, known, lacks_shapes
+from ..call import Call, known, lacks_shapes, run
 
 API_VERSION = (0, 1)
 """The oldest version of XLA's FFI that has everything used here but the device ordinal, whose presence is checked."""
@@ -97,7 +98,6 @@ class _Api:
 
 
 _api = functools.cache(_Api)
-_runners = Runners()
 _thread = threading.local()
 
 
@@ -174,11 +174,11 @@ class Handler:
         addresses = [c_void_p.from_address(buffer + _DATA_OFFSET).value or 0 for buffer in buffers]
         call, open_shapes = _call(text)
         stream, ordinal = _places.of(api, context) if self._on_gpu else (0, _NO_ORDINAL)
-        key: tuple[object, ...] = (text, ordinal)
+        key: tuple[Hashable, ...] = (text, ordinal)
         if open_shapes:
             call = call.with_shapes([_shape(buffer) for buffer in buffers])
             key = (text, ordinal, call)
-        _runners.run(key, lambda: Runner.of(call, _device(ordinal)), addresses, stream)
+        run(key, call, _device(ordinal), addresses, stream)
 
 
 def _device(ordinal: int) -> Device:

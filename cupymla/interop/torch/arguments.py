@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 
 from ...tensor.types import BYTE_LABELS
 from ..declaration import Declaration, Facts
@@ -19,6 +20,18 @@ Tensors: TypeAlias = dict[str, Any]
 def operator(declaration: Declaration) -> Any:
     """The operator of a function, which must be registered."""
     return getattr(getattr(torch.ops, NAMESPACE), declaration.name).default
+
+
+def nothing_listens() -> bool:
+    """Whether torch would do nothing with a call but run it: no mode, no transform, no tracing, no dual level."""
+    c: Any = torch._C
+    return (
+        not c._len_torch_dispatch_stack()
+        and not c._len_torch_function_stack()
+        and c._functorch.peek_interpreter_stack() is None
+        and c._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    )
 
 
 def number(name: str) -> str:

@@ -13,12 +13,12 @@ import torch
 
 from ...errors import InputError, shown
 from ...ops.arguments import truth
+from ...tensor import fast
 from ..call import plain, results_of
 from ..declaration import Declaration, integer
 from ..table import DECLARATIONS
 from . import gradients, mapped
-from .arguments import NAMESPACE, Tensors, facts, given, number, uninitialised
-from .on_gpu import on_gpu
+from .arguments import NAMESPACE, Tensors, facts, given, nothing_listens, number, uninitialised
 
 _TYPES = {
     "bool": "bool",
@@ -86,20 +86,21 @@ def _returned(declaration: Declaration, results: Mapping[str, Any]) -> Any:
 
 
 def _implementation(declaration: Declaration) -> Callable[..., Any]:
-    function = declaration.function()
-    gpu = on_gpu(declaration)
+    function, names = declaration.function(), declaration.calls().arguments.results
 
     def run(*arguments: Any, **options: Any) -> Any:
-        if gpu.serves and arguments[0].is_cuda:
-            return gpu(arguments, options)
         tensors, chosen = given(declaration, arguments, options)
-        results = {} if declaration.updates else _outputs(declaration, tensors, chosen)
-        function(**tensors, **declaration.passed(chosen), **results)
+        asked = [name for name in declaration.requests if chosen[f"return_{name}"]]
+        requests = (
+            {n: made for n, made in _outputs(declaration, tensors, chosen).items() if n in asked} if asked else {}
+        )
+        made = function(**tensors, **declaration.passed(chosen), **requests)
         for name in declaration.updates:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
                 torch.autograd.graph.increment_version(tensors[name])
-        return _returned(declaration, results)
+        results = made if isinstance(made, tuple) else (made,)
+        return _returned(declaration, dict(zip(names, results)) | requests)  # noqa: B905 - not all are wanted
 
     return run
 
@@ -163,34 +164,36 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     ]
     labels = [(places[option], option) for option, p in declaration.options.items() if p.annotation == "Any"]
     updated = [places[array] for array in declaration.updates]
-    gpu, function = on_gpu(declaration), declaration.function()
-    serves_again, passes, varies = gpu.serves_again, gpu.passes, declaration.varies
-    is_compiling, tensor_type = torch.compiler.is_compiling, torch.Tensor
+    calls = declaration.calls()
+    chosen = [places[option] for option in calls.arguments.options]
+    own = [places[option] for option in declaration.own_options]
+    varies, is_compiling, tensor_type = declaration.varies, torch.compiler.is_compiling, torch.Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = placed(args, kwargs)
         first = values[0]
-        short = type(first) is tensor_type and first.is_cuda and not is_compiling()
-        if short and serves_again:
-            known = gpu.again(tuple(values[:count]), tuple(values[count:]))
-            if known is not None:
-                return _several(known) if varies else known
+        for place, option in labels:
+            values[place] = _label_of(name, values[place], option)
+        if type(first) is tensor_type and first.is_cuda and not is_compiling() and nothing_listens():
+            for place in own:
+                if values[place] is not False:
+                    break
+            else:
+                # What an operator's own arguments are not, its own checks refuse.
+                known = calls.again(fast.TORCH, tuple(values[:count]), tuple([values[place] for place in chosen]))
+                if known is not None:
+                    return known
         for place, array, may_be_none in tensors:
             value = values[place]
             if type(value) is not tensor_type and not (may_be_none and value is None):
                 _require(name, value, array)
-        # Plans of the short way are of options that have been looked at: their types are part of the key.
         for place, option, taken_as, look in looks:
             if type(values[place]) is not taken_as:
                 values[place] = look(name, values[place], option)
-        if short and passes and gpu.unheard(*values[:count]):
-            return function(**dict(zip(names, values, strict=True)))
         numbers_given: dict[str, float | None] = {}
         for place, array, carrier in numbered:
             value = values[place]
             values[place], numbers_given[carrier] = _tensor(name, value, array), _number_of(value)
-        for place, option in labels:
-            values[place] = _label_of(name, values[place], option)
         options = {**dict(zip(names[count:], values[count:], strict=True)), **numbers_given}
         results = gradients.called(declaration, values[:count], options)
         if updated:

@@ -61,7 +61,7 @@ class GemvOptions(BlockOptions):
         out_dtype: of c; None for its own, or float16.
     """
 
-    out_dtype: Any = option(None, Dtype(OUT_DTYPES, optional=True))
+    out_dtype: Any = option(None, Dtype(OUT_DTYPES, optional=True))  # noqa: RUF009 - a field, as all
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class DequantizeOptions(BlockOptions):
         out_dtype: of out; None for its own, or float32.
     """
 
-    out_dtype: Any = option(None, Dtype(FLOAT_DTYPES, optional=True))
+    out_dtype: Any = option(None, Dtype(FLOAT_DTYPES, optional=True))  # noqa: RUF009 - a field, as all
 
 
 @dataclass(slots=True)

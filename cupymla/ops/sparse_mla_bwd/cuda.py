@@ -201,9 +201,6 @@ class Binding:
         made = self._launchers[key] = Launcher(kernel, geometry, given)
         return made
 
-    def scale(self, *numbers: float) -> None:
-        """There are none."""
-
     def point(self, views: Views, outputs: Sequence[int], workspace: int) -> None:
         """Set every address. The views' layouts are those the binding was made for."""
         point(self._parameters, self.plan, views, outputs, workspace)

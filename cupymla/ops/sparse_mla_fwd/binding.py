@@ -162,9 +162,6 @@ class Binding(ABC):
             self._q_ptr = views.q.ptr
         self._point_keys(self.launcher, views)
 
-    def scale(self, *numbers: float) -> None:
-        """There are none."""
-
     def _point_selection(self, views: Views, workspace: int) -> None:
         """Set the addresses of indices and topk_length."""
         self._parameters.indices = views.indices.ptr

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ... import tensor
-from ...errors import InputError, shown
+from ...errors import InputError
 from ...tensor import Device, View, overlap
-from ..arguments import Arguments, Number, OptionsT, truth
+from ..arguments import Arguments, Check, OptionsT
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -139,13 +139,6 @@ class Reader:
 
     # Options -----------------------------------------------------------------------------------------------
 
-    def flag(self, value: object, argument: str) -> bool:
-        """True or False."""
-        flag = truth(value)
-        if flag is None:
-            self.reject(argument, "True or False", _short(value))
-        return flag
-
     def chosen(self, arguments: Arguments[Any, OptionsT], values: Sequence[object]) -> OptionsT:
         """An operator's options, checked."""
         try:
@@ -153,21 +146,15 @@ class Reader:
         except InputError as refused:
             self.reject(refused.argument, refused.expected, refused.got)
 
-    def number(self, value: object, argument: str) -> float:
-        """A finite number."""
+    def option(self, check: Check, argument: str, value: object) -> Any:
+        """What a check makes of a value."""
         try:
-            number = Number()(argument, value)
+            return check(argument, value)
         except InputError as refused:
             self.reject(argument, refused.expected, refused.got)
-        assert number is not None
-        return number
 
     def check_rows_of_heads(self, argument: str) -> None:
         """No more than MAX_COUNT rows of `num_seqs` times `num_heads`."""
         rows = self.sizes["num_seqs"] * self.sizes["num_heads"]
         if rows > MAX_COUNT:
             self.reject(argument, f"num_seqs * num_heads up to {MAX_COUNT}", rows)
-
-
-def _short(value: object) -> str:
-    return shown(value, lambda given: f"{type(given).__name__} {given!r}")

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tensor import View
+from ..arguments import Choice, Number
 from .checks import FP8, ITEMSIZE, Reader
 
 LAYOUTS = ("vllm", "NHD", "HND")
@@ -41,9 +42,10 @@ def read_kv_dtype(reader: Reader, cache: View, dtype: str, kv_dtype: object) -> 
     """What the cache's elements are: `dtype`, the label of its own fp8 dtype, or the label given for uint8."""
     reader.check_dtype(cache, "k_cache", (dtype, *FP8, "uint8"))
     if cache.dtype == "uint8":
-        return reader.choice(kv_dtype, "kv_dtype", FP8)
+        label: str = reader.option(Choice(FP8), "kv_dtype", kv_dtype)
+        return label
     if kv_dtype is not None:
-        reader.choice(kv_dtype, "kv_dtype", (cache.dtype,))
+        reader.option(Choice((cache.dtype,)), "kv_dtype", kv_dtype)
     return cache.dtype
 
 
@@ -91,7 +93,7 @@ def read_scale(reader: Reader, value: Any, argument: str, kv_dtype: str) -> floa
     """The factor that turns cache elements into keys or values: a number, or fp32 [], [1] or [num_kv_heads]."""
     scale: float | View
     if isinstance(value, numbers.Real):
-        scale = reader.number(value, argument)
+        scale = reader.option(Number(), argument, value)
         plain = scale == 1.0
     else:
         if value is None or isinstance(value, (str, list, tuple)):

@@ -186,8 +186,7 @@ def read_matrix_bd(**given: Any) -> tuple[BiasViews, BiasOptions]:
     offset = read_offset(reader, pos_bias_v, "pos_bias_v", seen.dtype)
     lens = reader.array(context_lens, "context_lens", "num_seqs", ("int32",))
     reader.sizes["max_context"] = options.max_context
-    if options.out_dtype not in ("float32", seen.dtype):
-        reader.reject("out_dtype", " or ".join(dict.fromkeys(("float32", seen.dtype))), options.out_dtype)
+    reader.option(Choice(tuple(dict.fromkeys(("float32", seen.dtype)))), "out_dtype", options.out_dtype)
     target = None
     if out is not None:
         target = reader.array(out, "out", "num_seqs num_heads max_context", (options.out_dtype,), output=True)

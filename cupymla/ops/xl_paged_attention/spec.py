@@ -180,7 +180,7 @@ def read(*, check_indices: object = False, stream: object = None, **given: Any) 
         return_lse=options.return_lse or lse is not None,
         lse_base=options.lse_base,
     )
-    if reader.flag(check_indices, "check_indices"):
+    if reader.option(Flag(), "check_indices", check_indices):
         look(views, problem, stream)
     return views, problem
 
