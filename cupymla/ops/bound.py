@@ -363,6 +363,7 @@ class Calls:
             if call is None:
                 return None
         if call.is_written and not call.lies_apart(addresses):
+            call.in_use = False
             return None
         call.in_use = True
         arrays, pointers = call.maker()  # type: ignore[misc]
@@ -390,7 +391,8 @@ class Calls:
         seen = self._seen(inputs, ())
         if seen is None or not all(map(is_plain, options)):
             return None
-        call = BoundCall(self, seen, options)
+        # One that the long way made is as good, and the other way round.
+        call = free(self._key(seen, options), lambda: BoundCall(self, seen, options))
         call.maker = framework.maker(call.results, index)
         if call.workspace_bytes and self._memory is None:
             call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
@@ -445,7 +447,7 @@ class Calls:
         """What tells a call from all that its checks could find different; None where there is no telling."""
         if not all(map(is_plain, options)):
             return None
-        facts: list[Any] = [self, *options, *map(type, options)]
+        facts: list[Any] = [self, seen[0].framework, *options, *map(type, options)]
         for view in seen:
             if isinstance(view, View):
                 if view.device.kind != "cuda":

@@ -12,9 +12,7 @@ from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Axis, Check, Choice, Dtype, Flag, Integer, Number
 
 DECLARED: dict[str, Arguments[Any, Any]] = {
-    entry.name: spec.ARGUMENTS
-    for entry in registry.OPERATORS
-    for spec in (import_module(f"{entry.module}.spec"),)
+    entry.name: spec.ARGUMENTS for entry in registry.OPERATORS for spec in (import_module(f"{entry.module}.spec"),)
 }
 """What the operators take, by name."""
 

@@ -58,7 +58,7 @@ def test_every_argument_has_its_effect_on_the_cpu(name: str) -> None:
         compare.require(subject.reports(inputs, subject.named(subject.call(**inputs))))
 
 
-# What operators declare -------------------------------------------------------------------------------------------------
+# What operators declare ---------------------------------------------------------------------------------------------
 
 FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
 OPERATORS = list(MLA)

@@ -25,7 +25,9 @@ SM90 = arch.named("sm_90a")
 def test_shared_memory_fits(target: str, columns: int, topk: int, order: str) -> None:
     for rows in (1, 200):
         chosen = plan.plan(
-            replace(PROBLEM, rows=rows, columns=columns, topk=topk, options=Options(topk, order)), arch.named(target), 132
+            replace(PROBLEM, rows=rows, columns=columns, topk=topk, options=Options(topk, order)),
+            arch.named(target),
+            132,
         )
         assert chosen.array_bytes + plan.STORAGE_BYTES + 1024 <= arch.named(target).smem_bytes
         wanted = min(topk, max(columns, 1))
