@@ -376,8 +376,8 @@ class Calls:
                 addresses.append(place)
             else:
                 # By itself: its memory is given back when this returns, and handed out again in the stream's order.
-                keep, place = call.workspace_maker()
-                addresses += place
+                keep, places = call.workspace_maker()
+                addresses += places
         call.run(addresses, numbers, pointer)
         tensor.release(index, pointer)
         if keep is not None and driver.capturing(pointer):

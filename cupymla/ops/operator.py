@@ -46,7 +46,8 @@ class Operator(functools.partial[R], Generic[P, R]):
 
     if TYPE_CHECKING:
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...  # type: ignore[override]
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Run once."""
 
 
 def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:

@@ -14,10 +14,11 @@ import pytest
 import cupymla
 from cupymla import InputError, UnsupportedError
 from cupymla import device as devices
-from cupymla.interop import bindings, call
-from cupymla.interop.call import Call, Runner, Runners
+from cupymla.interop import call
+from cupymla.interop.call import Call
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
+from cupymla.ops import bound
 
 pytest.importorskip("jax")
 
@@ -92,13 +93,13 @@ def xla() -> Iterator[Xla]:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What reaches the runners."""
+    """What the handler has run."""
     seen: list[Any] = []
 
-    def run(key: Any, make: Callable[[], Runner], addresses: Any, stream: int) -> None:
+    def run(key: Any, call: Call, device: Any, addresses: Any, stream: int) -> None:
         seen.append((key, list(addresses), stream))
 
-    monkeypatch.setattr(handler._runners, "run", run)
+    monkeypatch.setattr(handler, "run", run)
     return seen
 
 
@@ -168,7 +169,7 @@ def test_exceptions_become_statuses(
     def fail(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(handler._runners, "run", fail)
+    monkeypatch.setattr(handler, "run", fail)
     assert entered(True, xla.frame(shift().text(), [(16, (2, 3))], [(32, (2, 3))])) == 0xE
     ((got, text),) = xla.errors
     assert got == code and words in text
@@ -180,117 +181,91 @@ def test_other_versions_are_refused_in_words(xla: Xla) -> None:
     assert "another version of cupymla" in xla.errors[0][1]
 
 
-# Runners -------------------------------------------------------------------------------------------------------------
-
-
-class Recorded:
-    """Stands for a public function and for its binding."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.bound: list[Any] = []
-
-    def __call__(self, **arguments: Any) -> None:
-        self.calls.append({name: getattr(value, "ptr", value) for name, value in arguments.items()})
-
-    def bind(self, arguments: Any, options: Any, overlaps: bool) -> Callable[[int], None]:
-        self.bound.append((dict(options), overlaps))
-        return lambda stream: self.calls.append((stream, {name: view.ptr for name, view in arguments.items()}))
+# Running -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.FakeDriver]:
+    kept, bound.bound.calls = bound.bound.calls, {}
     with fake_driver.installed(monkeypatch) as fake:
         yield fake
+    bound.bound.calls = kept
+
+
+class Launched:
+    """The launches of rel_shift's bindings: addresses and streams; and with what they were bound."""
+
+    def __init__(self, calls: bound.Calls) -> None:
+        self.calls = calls
+        self.launches: list[tuple[int, int, int]] = []
+        self.recorded: list[bool] = []
+        self.within: Callable[[], None] | None = None
+
+    def bind(self, views: Any, problem: Any, results: Any, recorded: bool) -> Any:
+        self.recorded.append(recorded)
+        launched = self
+
+        class Binding:
+            launcher, workspace_bytes, at = None, 0, (0, 0)
+
+            def point(self, views: Any, results: Any, workspace: int) -> None:
+                self.at = (views.x.ptr, *results)
+
+            def launch(self, stream: int) -> None:
+                within, launched.within = launched.within, None
+                if within is not None:
+                    within()
+                launched.launches.append((*self.at, stream))
+
+        return Binding()
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    made = Recorded()
-    monkeypatch.setattr(type(declared("rel_shift")), "function", lambda self: made)
-    monkeypatch.setattr(cupymla, "rel_shift", made, raising=False)
+def launched(driver: fake_driver.FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    made = Launched(cupymla.rel_shift.calls)
+    monkeypatch.setattr(made.calls, "bind", made.bind)
     return made
 
 
-def test_without_a_binding_the_public_function_is_called(driver: fake_driver.FakeDriver, recorded: Recorded) -> None:
-    """On the stream that the framework names, in the context of the device that it names."""
-    runner = Runner.of(shift(), devices.cuda(1))
-    runner((16, 32), 0x77)
-    runner((48, 64), 0x78)
-    assert recorded.calls == [{"x": 16, "out": 32, "stream": 0x77}, {"x": 48, "out": 64, "stream": 0x78}]
-    assert [name for name, *_ in driver.calls if name.startswith("cuCtxP")] == [
-        "cuCtxPushCurrent",
-        "cuCtxPopCurrent",
-    ] * 2
+def run(addresses: tuple[int, ...], stream: int, device: int = 0) -> None:
+    call.run("key", shift(), devices.cuda(device), addresses, stream)
 
 
-def test_binding_is_made_once_and_follows_the_addresses(
-    driver: fake_driver.FakeDriver, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+def test_a_call_is_bound_once_and_follows_the_addresses(driver: fake_driver.FakeDriver, launched: Launched) -> None:
+    """XLA may record what it runs: kernels of a call do not overlap there, and work in no other memory."""
+    run((0x100, 0x200), 1)
+    run((0x300, 0x400), 2)
+    assert launched.recorded == [True]
+    assert launched.launches == [(0x100, 0x200, 1), (0x300, 0x400, 2)]
+
+
+def test_a_call_runs_in_the_context_of_its_device(driver: fake_driver.FakeDriver, launched: Launched) -> None:
+    run((0x100, 0x200), 0x77, device=1)
+    run((0x300, 0x400), 0x78, device=1)
+    assert [stream for *_, stream in launched.launches] == [0x77, 0x78]
+    pushed = [name for name, *_ in driver.calls if name.startswith("cuCtxP")]
+    assert pushed == ["cuCtxPushCurrent", "cuCtxPopCurrent"] * 2
+
+
+def test_a_call_within_a_call_takes_nothing_from_it(driver: fake_driver.FakeDriver, launched: Launched) -> None:
+    run((0x100, 0x200), 1)
+    launched.within = lambda: run((0x500, 0x600), 2)
+    run((0x300, 0x400), 3)
+    assert launched.launches[1:] == [(0x500, 0x600, 2), (0x300, 0x400, 3)] and len(launched.recorded) == 2
+
+
+def test_odd_addresses_are_the_public_functions(
+    driver: fake_driver.FakeDriver, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """XLA may record what it runs: kernels of a call do not overlap there."""
-    monkeypatch.setattr(bindings, "BINDINGS", {"rel_shift": recorded.bind})
-    runner = Runner.of(shift(), devices.cuda(0))
-    runner((16, 32), 1)
-    runner((48, 64), 2)
-    assert recorded.bound == [({}, False)]
-    assert recorded.calls == [(1, {"x": 16, "out": 32}), (2, {"x": 48, "out": 64})]
+    """What is bound checks no address; one that is no multiple of 16 is for the operator to judge."""
+    seen: list[Any] = []
 
+    def function(**arguments: Any) -> None:
+        seen.append({name: getattr(value, "ptr", value) for name, value in arguments.items()})
 
-def test_an_operator_with_a_kernel_passes_its_door_once(
-    driver: fake_driver.FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What serves an operator that is only declared: its own call, behind a door that was passed when it was bound."""
-    from cupymla.ops.attn_dist import cuda, spec
-
-    doors, calls = [], []
-    read = spec.read
-
-    def counted(**arguments: Any) -> Any:
-        doors.append(arguments)
-        return read(**arguments)
-
-    def recorded_call(views: Any, problem: Any, stream: int) -> None:
-        calls.append((views.q.ptr, views.dist.ptr, problem.topk, stream))
-
-    monkeypatch.setattr(bindings, "BINDINGS", {})
-    monkeypatch.setattr(spec, "read", counted)
-    monkeypatch.setattr(cuda, "call", recorded_call)
-    arrays = {"q": Facts((2, 4, 576), "bfloat16"), "kv": Facts((5, 576), "bfloat16"), "indices": Facts((2, 3), "int32")}
-    arrays["lse"] = Facts((2, 4), "float32")
-    options = {name: p.default for name, p in declared("attn_dist").options.items()}
-    runner = Runner.of(Call.of(declared("attn_dist"), arrays, options), devices.cuda(0))
-    runner([n << 20 for n in range(1, 6)], 7)
-    runner([n << 21 for n in range(1, 6)], 8)
-    assert len(doors) == 1
-    assert calls == [(1 << 20, 5 << 20, 3, 7), (1 << 21, 5 << 21, 3, 8)]
-
-
-def test_odd_addresses_go_through_the_door(
-    driver: fake_driver.FakeDriver, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A binding checks no address; one that is no multiple of 16 is for the operator to judge."""
-    monkeypatch.setattr(bindings, "BINDINGS", {"rel_shift": recorded.bind})
-    Runner.of(shift(), devices.cuda(0))((16, 36), 5)
-    assert recorded.bound == [] and recorded.calls == [{"x": 16, "out": 36, "stream": 5}]
-
-
-def test_runners_are_not_shared_while_they_run() -> None:
-    made = []
-
-    class Nested:
-        def __init__(self, depth: int) -> None:
-            self.depth = depth
-            made.append(self)
-
-        def __call__(self, addresses: Any, stream: int) -> None:
-            if addresses:
-                runners.run("key", lambda: Nested(1), (), 0)  # type: ignore[arg-type, return-value]
-
-    runners = Runners()
-    runners.run("key", lambda: Nested(0), (1,), 0)  # type: ignore[arg-type, return-value]
-    assert len(made) == 2
-    runners.run("key", lambda: Nested(2), (1,), 0)  # type: ignore[arg-type, return-value]
-    assert len(made) == 2
+    monkeypatch.setattr(type(declared("rel_shift")), "function", lambda self: function)
+    run((16, 36), 5)
+    assert launched.recorded == [] and seen == [{"x": 16, "out": 36, "stream": 5}]
 
 
 def test_text_holds_the_whole_call() -> None:

@@ -524,17 +524,18 @@ def test_threads_of_xla_keep_what_operators_remember(rng: Any, monkeypatch: pyte
     """Bindings are remembered for each thread; XLA's own must not forget them between two calls."""
     import threading
 
+    from cupymla.interop import call
     from cupymla.interop.jax import handler
 
     memory, remembered = threading.local(), []
-    run = handler._runners.run
+    run = call.run
 
     def watched(*arguments: Any) -> None:
         remembered.append(hasattr(memory, "mark"))
         memory.mark = True
         run(*arguments)
 
-    monkeypatch.setattr(handler._runners, "run", watched)
+    monkeypatch.setattr(handler, "run", watched)
     q, kv, indices = selection(rng)
     program = jax.jit(lambda q: [mla.sparse_mla_fwd(q * (n + 1), kv, indices)[0] for n in range(6)])
     for _ in range(20):

@@ -42,16 +42,17 @@ def mla() -> Any:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry, the stream, for each time XLA has called the handler."""
+    from cupymla.interop import call
     from cupymla.interop.jax import handler
 
     seen: list[int] = []
-    run = handler._runners.run
+    run = call.run
 
-    def counted(key: object, make: Any, addresses: Any, stream: int) -> None:
-        seen.append(stream)
-        run(key, make, addresses, stream)
+    def counted(*arguments: Any) -> None:
+        seen.append(arguments[-1])
+        run(*arguments)
 
-    monkeypatch.setattr(handler._runners, "run", counted)
+    monkeypatch.setattr(handler, "run", counted)
     yield seen
 
 

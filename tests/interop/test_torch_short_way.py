@@ -1,90 +1,108 @@
-"""The short way of torch operators without a GPU: CPU tensors that pass for a GPU's, runs that are noted."""
+"""The short way past torch's dispatcher, without a GPU: CPU tensors that pass for a GPU's, launches that are noted."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from cupymla import InputError, driver
 from cupymla.device import cuda
-from cupymla.interop.call import Runner
 from cupymla.interop.table import declared
-from cupymla.tensor import view
+from cupymla.ops import bound
+from cupymla.tensor import read
 
 torch = pytest.importorskip("torch")
 
-from cupymla.interop.torch import on_gpu  # noqa: E402 - only where there is torch
-from cupymla.interop.torch.arguments import number  # noqa: E402
-
-OPTIONS = (None, False, 0, 1, "e", False)
-"""All options of sparse_mla_fwd, in order."""
+from cupymla.interop import torch as mla  # noqa: E402 - only where there is torch
+from cupymla.interop.torch import gradients  # noqa: E402
 
 
 class Short:
-    """The short way of sparse_mla_fwd; notes the addresses that it runs with."""
+    """What sparse_mla_fwd launches, and which of its calls the dispatcher gets."""
 
     def __init__(self) -> None:
-        self.way = on_gpu.OnGpu(declared("sparse_mla_fwd"))
+        self.calls = declared("sparse_mla_fwd").calls()
+        self.bound = 0
         self.runs: list[list[int]] = []
+        self.dispatched = 0
 
-    def first(self, *tensors: Any, **options: Any) -> Any:
-        """As the dispatcher calls."""
-        return self.way(tensors, options)
+    def bind(self, *_: Any) -> Any:
+        self.bound += 1
+        short = self
 
-    def again(self, *tensors: Any, options: tuple[Any, ...] = OPTIONS) -> Any:
-        return self.way.again((*tensors, *(None,) * (5 - len(tensors))), options)
+        class Binding:
+            launcher, workspace_bytes = None, 0
+            at: tuple[int, ...] = ()
+
+            def point(self, views: Any, results: Any, workspace: int) -> None:
+                self.at = (views.q.ptr, views.kv.ptr, views.indices.ptr, *results)
+
+            def launch(self, stream: int) -> None:
+                short.runs.append(list(self.at))
+
+        return Binding()
+
+    def called(self, *_: Any) -> None:
+        self.dispatched += 1
+
+    def takes(self, *tensors: Any, **options: Any) -> bool:
+        """Whether a call goes the short way."""
+        before = len(self.runs)
+        mla.sparse_mla_fwd(*tensors, **options)
+        return len(self.runs) > before
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
-    made = Short()
-
-    def run(runner: Runner, addresses: Sequence[int], stream: int) -> None:
-        made.runs.append(list(addresses))
-
-    monkeypatch.setattr(on_gpu, "view", lambda *a: dataclasses.replace(view(*a), device=cuda(0)))
+    made, empty = Short(), torch.empty
+    kept, bound.bound.calls = bound.bound.calls, {}
+    monkeypatch.setattr(made.calls, "bind", made.bind)
+    monkeypatch.setattr(gradients, "called", made.called)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(Runner, "__call__", run)
+    monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))
+    monkeypatch.setattr(driver, "is_current", lambda index: True)
     yield made
+    bound.bound.calls = kept
 
 
 def inputs() -> tuple[Any, Any, Any]:
     return torch.zeros(2, 64, 512).bfloat16(), torch.zeros(64, 512).bfloat16(), torch.zeros(2, 32, dtype=torch.int32)
 
 
-def test_the_first_call_of_a_layout_goes_through_the_dispatcher_and_later_ones_need_not(short: Short) -> None:
+def test_a_layout_is_bound_once_and_results_are_torchs(short: Short) -> None:
     first, second = inputs(), inputs()
-    assert short.again(*first) is None
-    short.first(*first)
-    results = short.again(*second)
+    mla.sparse_mla_fwd(*first)
+    results = mla.sparse_mla_fwd(*second)
     assert isinstance(results, tuple)
     assert [(tuple(r.shape), r.stride(), r.dtype) for r in results] == [
         ((2, 64, 512), (64 * 512, 512, 1), torch.bfloat16),
         *[((2, 64), (64, 1), torch.float32)] * 2,
     ]
     assert short.runs[1] == [tensor.data_ptr() for tensor in (*second, *results)]
-    assert len(short.runs) == 2
+    assert (len(short.runs), short.bound, short.dispatched) == (2, 1, 0)
 
 
 def test_options_and_layouts_are_told_apart(short: Short) -> None:
     q, kv, indices = inputs()
-    short.first(q, kv, indices, causal=True)
-    assert short.again(q, kv, indices) is None
-    assert short.again(q, kv, indices, options=(None, True, 0, 1, "e", False)) is not None
-    assert short.again(q, kv, indices, options=(None, 1, 0, 1, "e", False)) is None
-    assert short.again(q, kv, indices, options=(None, True, 0, 1, ["e"], False)) is None
-    assert short.again(q, kv, indices[:, ::2], options=(None, True, 0, 1, "e", False)) is None
+    for changes in ({}, {"causal": True}, {"sm_scale": 0.5}, {"lse_base": "2"}, {"q_start": 1}):
+        assert short.takes(q, kv, indices, **changes)
+    assert short.takes(q, kv, indices[:, :16])
+    assert short.bound == 6
 
 
-def test_zeros_are_told_apart_by_their_signs(short: Short) -> None:
-    gemv = on_gpu.OnGpu(declared("nvfp4_gemv"))
-    a, b = (torch.zeros(rows, 32, dtype=torch.uint8) for rows in (8, 2))
-    sfa, sfb = (torch.zeros(rows, 4, dtype=torch.uint8) for rows in (8, 2))
-    for alpha in (0.0, -0.0, 0.0):
-        gemv((a, b, sfa, sfb), {number("alpha"): alpha})
-    assert len(gemv._plans) == 2
+@pytest.mark.parametrize("changes", [{"causal": 1}, {"q_start": True}, {"lse_base": ["e"]}, {"deterministic": 1}])
+def test_options_that_are_wrong_are_refused(short: Short, changes: dict[str, Any]) -> None:
+    q, kv, indices = inputs()
+    assert short.takes(q, kv, indices)
+    try:
+        mla.sparse_mla_fwd(q, kv, indices, **changes)
+    except Exception as refused:
+        assert isinstance(refused, InputError)
+    assert len(short.runs) == 1
 
 
 Kind: Any = type("Kind", (torch.Tensor,), {})
@@ -105,17 +123,16 @@ def test_tensors_that_mean_more_than_their_memory_go_through_the_dispatcher(
     short: Short, change: Callable[[Any], Any]
 ) -> None:
     q, kv, indices = inputs()
-    short.first(q, kv, indices)
-    assert short.again(q, kv, indices) is not None
-    assert short.again(change(q), kv, indices) is None
+    assert short.takes(q, kv, indices)
+    assert not short.takes(change(q), kv, indices)
+    assert short.dispatched == 1
 
 
 def test_a_gradient_that_nobody_wants_is_no_reason(short: Short) -> None:
     q, kv, indices = inputs()
-    short.first(q, kv, indices)
     q.requires_grad_()
     with torch.no_grad():
-        assert short.again(q, kv, indices) is not None
+        assert short.takes(q, kv, indices)
 
 
 def test_whoever_listens_gets_to_see_the_call(short: Short) -> None:
@@ -123,16 +140,16 @@ def test_whoever_listens_gets_to_see_the_call(short: Short) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     q, kv, indices = inputs()
-    short.first(q, kv, indices)
+    assert short.takes(q, kv, indices)
     for mode in (TorchFunctionMode(), TorchDispatchMode()):
         with mode:
-            assert short.again(q, kv, indices) is None
+            assert not short.takes(q, kv, indices)
     seen = []
 
     def mapped(x: Any) -> Any:
-        seen.append(short.again(x, kv, indices))
+        seen.append(short.takes(x, kv, indices))
         return x
 
     torch.func.vmap(mapped)(q[None])
-    assert seen == [None]
-    assert short.again(q, kv, indices) is not None
+    assert seen == [False]
+    assert short.takes(q, kv, indices)

@@ -32,7 +32,7 @@ def another(check: Check, default: object) -> Any:
         case Choice(words) | Dtype(words):
             return next(word for word in words if word != default)
         case Axis():
-            return -1 - default  # type: ignore[operator]
+            return 0 if default else -1
     raise AssertionError(f"say here how {check} is tried")
 
 

@@ -222,7 +222,12 @@ def test_a_device_that_is_not_current_is_made_so(machine: Emulated, kit: Kit, mo
     monkeypatch.setattr(kit.calls, "_returned", lambda *_: "the long way")
     entered: list[int] = []
     on_device = driver.on_device
-    monkeypatch.setattr(driver, "on_device", lambda index: entered.append(index) or on_device(index))
+
+    def noted(index: int) -> Any:
+        entered.append(index)
+        return on_device(index)
+
+    monkeypatch.setattr(driver, "on_device", noted)
     assert kit(x) == "the long way" and entered == [0]
 
 

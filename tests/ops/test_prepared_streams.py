@@ -328,11 +328,13 @@ def test_a_call_that_failed_is_bound_anew(cupy: fake_cupy.FakeCupy, fake: FakeDr
     def call() -> None:
         kit.calls((x, None), (), (None, None))
 
-    call(), call()
+    call()
+    call()
     kit.fails = True
     with pytest.raises(RuntimeError):
         call()
     kit.fails = False
-    call(), call()
+    call()
+    call()
     assert kit.pointed == [True, False, False, True, False]
     assert len([step for step in fake.calls if step[0] == "bind"]) == 2

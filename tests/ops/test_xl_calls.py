@@ -16,8 +16,7 @@ from xl_kit import take_for_long
 
 from cupymla import driver, launch, tensor
 from cupymla.errors import InputError
-from cupymla.ops import gpu
-from cupymla.ops.xl_paged_attention import cuda, plan, remembered, spec, xl_paged_attention
+from cupymla.ops.xl_paged_attention import cuda, plan, spec, xl_paged_attention
 from cupymla.ops.xl_paged_attention.cases import inputs, make
 from cupymla.ops.xl_paged_attention.reference import xl_paged_attention as reference
 from cupymla.testing import compare
@@ -101,7 +100,7 @@ def test_a_repeated_call_reads_no_layout_and_lays_out_no_launch(
         done.append("laid out")
         laid_out(self, *args)
 
-    monkeypatch.setattr(spec, "read", counted_read)
+    monkeypatch.setattr(xl_paged_attention.calls, "read", counted_read)
     monkeypatch.setattr(launch.Launcher, "__init__", counted_init)
     require_each_right(machine, [{n: v for n, v in host.items() if n != "return_lse"} for host in hosts])
     assert sorted(done) == ["laid out", "laid out", "read"]
@@ -283,7 +282,7 @@ def test_calls_of_one_capture_share_a_workspace_for_each_stream(machine: Emulate
 def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Emulated, streams: Streams) -> None:
     """No capture comes again: what a thread remembers of ended ones is bounded, and costs no stream its workspace."""
     arguments = plain_call(machine)
-    captures = 2 * gpu._MEMO_LIMIT
+    captures = 2 * cuda._MOST_WORKSPACES
     remembered_captures = []
 
     def calls() -> None:
@@ -291,14 +290,14 @@ def test_many_captures_leave_the_workspaces_of_streams_alone(machine: Emulated, 
         for capture in range(captures):
             streams.captures[0x50] = capture
             xl_paged_attention(**arguments, stream=0x50)
-            remembered_captures.append(len(cuda._capture_workspaces.entries))
+            remembered_captures.append(len(cuda._workspaces.of_captures))
         xl_paged_attention(**arguments, stream=0x60)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda.Binding, "launch", lambda self, stream: None)
         machine.call(calls)
     assert [stream for _, stream in streams.done] == [0x60, *[0x50] * captures]
-    assert max(remembered_captures) <= gpu._MEMO_LIMIT
+    assert max(remembered_captures) <= cuda._MOST_WORKSPACES
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -339,7 +338,7 @@ def test_calls_on_the_current_stream_have_its_workspace(
             xl_paged_attention(**arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(remembered, "read", lambda arguments: pytest.fail("not the short way"))
+        patch.setattr(xl_paged_attention.calls, "_once", lambda *_: pytest.fail("not the short way"))
         machine.call(calls)
     assert streams.done == [("zero", 0x50), ("zero", 0x60), ("zero", 0x50)]
     assert len(set(streams.zeroed)) == 3

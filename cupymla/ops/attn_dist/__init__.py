@@ -67,4 +67,4 @@ def attn_dist(
     """
     inputs = (q, kv, indices, lse, topk_length)
     options = (causal, q_start, k_stride, sm_scale, lse_base, normalize)
-    return CALLS(inputs, options, (dist,), check_indices, stream)  # type: ignore[no-any-return]
+    return CALLS(inputs, options, (dist,), check_indices, stream)

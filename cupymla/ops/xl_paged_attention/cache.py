@@ -297,7 +297,8 @@ def read_copy_blocks(**given: Any) -> tuple[CopyViews, None]:
         caches.append(seen)
     pairs = reader.array(mapping, "mapping", "num_pairs 2", INDICES)
     reader.check_outputs_apart()
-    return CopyViews(*caches, pairs), None
+    k_seen, v_seen = caches
+    return CopyViews(k_seen, v_seen, pairs), None
 
 
 def _look_at_pairs(views: CopyViews, problem: None, stream: object) -> None:

@@ -63,15 +63,17 @@ class Workspace:
     Launches that share one must be ordered behind each other, and the first behind the stream that it is made on.
 
     Attributes:
-        size_bytes: all of it.
-        ptr: its address.
+        size_bytes: room for parts, beside the counters.
+        arrivals: address of the counters, and of all of it.
+        partials: address of the room for parts.
     """
 
     def __init__(self, like: View, size_bytes: int, stream: int) -> None:
         self.size_bytes = size_bytes
-        self._memory: Allocation = tensor.allocate(like, (size_bytes,), "uint8", stream)
-        self.ptr = self._memory.ptr
-        driver.fill_zero(self.ptr, _ARRIVALS_BYTES, stream)
+        self._memory: Allocation = tensor.allocate(like, (_ARRIVALS_BYTES + size_bytes,), "uint8", stream)
+        self.arrivals = self._memory.ptr
+        self.partials = self.arrivals + _ARRIVALS_BYTES
+        driver.fill_zero(self.arrivals, _ARRIVALS_BYTES, stream)
 
 
 class Binding:
@@ -81,7 +83,8 @@ class Binding:
 
     Attributes:
         launcher: the laid-out launch; None when there is no sequence.
-        workspace_bytes: room for counters, and for what a launch leaves behind on the way.
+        parts_bytes: room for what a launch leaves behind on the way.
+        workspace_bytes: the same and room for counters.
         place: the index of the device, and the framework whose memory it works in.
     """
 
@@ -104,9 +107,8 @@ class Binding:
         self._width = _held(min(problem.extent, problem.capacity)) if problem.bias == "fused" else 0
         self.place = device.index, views.query.framework
         self._scales = [name for name in spec.ARGUMENTS.numbers if isinstance(getattr(views, name), float)]
-        self.workspace_bytes = (
-            _ARRIVALS_BYTES + self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
-        )
+        self.parts_bytes = self._parts_bytes + 4 * problem.num_seqs * problem.num_heads * self._width
+        self.workspace_bytes = _ARRIVALS_BYTES + self.parts_bytes
         self._scores: RelativeScores | None = None
         if views.pos_emb is not None:
             self._scores = RelativeScores(views.query, views.pos_emb, views.pos_bias_v, self._width, device)
@@ -275,24 +277,24 @@ def memory(binding: Binding, like: Callable[[], View], stream: int, prepared: bo
     is kept for good.
     """
     if prepared:
-        own = Workspace(like(), binding.workspace_bytes, stream)
-        return own.ptr, own
+        own = Workspace(like(), binding.parts_bytes, stream)
+        return own.arrivals, own
     capture = driver.capture_id(stream)
     place = (*binding.place, stream)
     if capture is not None:
         kept = _workspaces.of_captures.get((*place, capture))
-        if kept is None or kept.size_bytes < binding.workspace_bytes:
-            kept = Workspace(like(), binding.workspace_bytes, stream)
+        if kept is None or kept.size_bytes < binding.parts_bytes:
+            kept = Workspace(like(), binding.parts_bytes, stream)
             _keep(_workspaces.of_captures, (*place, capture), kept)
             captured.keep(kept)
-        return kept.ptr, None
+        return kept.arrivals, None
     # Where a destroyed stream's address has come back, its last launch may still be at work in the workspace.
     number = driver.stream_id(stream) if stream > driver.PER_THREAD_STREAM else stream
     found = _workspaces.of_streams.get(place)
-    if found is None or found[0] != number or found[1].size_bytes < binding.workspace_bytes:
-        found = number, Workspace(like(), binding.workspace_bytes, stream)
+    if found is None or found[0] != number or found[1].size_bytes < binding.parts_bytes:
+        found = number, Workspace(like(), binding.parts_bytes, stream)
         _keep(_workspaces.of_streams, place, found)
-    return found[1].ptr, None
+    return found[1].arrivals, None
 
 
 def _keep(workspaces: dict[object, T], key: object, made: T) -> None:

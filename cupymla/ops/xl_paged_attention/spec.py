@@ -129,7 +129,7 @@ def read(*, check_indices: object = False, stream: object = None, **given: Any) 
     layout = options.kv_layout
     seen_query = _read_query(reader, query)
     dtype = seen_query.dtype
-    keys, values, label = read_caches(reader, k_cache, v_cache, dtype, layout, options.kv_dtype)
+    keys, v_seen, label = read_caches(reader, k_cache, v_cache, dtype, layout, options.kv_dtype)
     if reader.sizes["num_heads"] % reader.sizes["num_kv_heads"]:
         heads = reader.sizes["num_heads"]
         reader.reject("k_cache", f"num_kv_heads that divides num_heads {heads}", reader.sizes["num_kv_heads"])
@@ -142,7 +142,7 @@ def read(*, check_indices: object = False, stream: object = None, **given: Any) 
     views = Views(
         query=seen_query,
         k_cache=keys,
-        v_cache=values,
+        v_cache=v_seen,
         block_tables=tables,
         context_lens=lens,
         pos_bias_u=read_offset(reader, pos_bias_u, "pos_bias_u", dtype),
