@@ -20,7 +20,7 @@ from .. import driver
 from ..device import CPU, Device
 from ..errors import CupymlaError, InputError, shown
 from ..ops.arguments import whole
-from ..ops.bound import BoundCall, captured, free, numbers_of
+from ..ops.bound import BoundCall, captured, kept, numbers_of, taken
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from .declaration import Arrays, Declaration, Facts, Options, Results
@@ -245,7 +245,7 @@ class Compiled(BoundCall):
         given = dict(views)
         inputs, options, outputs = calls.arguments.placed({**given, **declaration.passed(dict(call.options))})
         seen_all = calls.arguments.viewed(inputs, outputs)
-        super().__init__(calls, seen_all, options, recorded=True)
+        super().__init__(calls, calls.checked(seen_all, options), recorded=True)
         self._numbers = numbers_of(seen_all)
         self._given = views[0][1]
         places = {name: place for place, (name, _) in enumerate(views)}
@@ -294,7 +294,7 @@ def run(key: Hashable, call: Call, device: Device, addresses: Sequence[int], str
 
 
 def _bound(key: Hashable, call: Call, device: Device, addresses: Sequence[int]) -> Compiled:
-    return free(key, lambda: Compiled(call, device, addresses))  # type: ignore[return-value]
+    return taken(key) or kept(key, Compiled(call, device, addresses))  # type: ignore[return-value]
 
 
 def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: int) -> None:

@@ -96,7 +96,7 @@ class Axis:
         axis = whole(value)
         if axis not in (-1, 0):
             raise InputError(argument, "-1 (last) or 0 (first)", shown(value))
-        return axis  # type: ignore[return-value]
+        return axis
 
 
 @dataclass(frozen=True, slots=True)

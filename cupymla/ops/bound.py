@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .. import driver, tensor
 from ..errors import InputError, UnsupportedError
@@ -130,6 +130,20 @@ def planned(plan: Callable[..., T], *facts: Any) -> T:
 # Calls ---------------------------------------------------------------------------------------------------------------
 
 
+class Checked(NamedTuple):
+    """A call that has passed its checks.
+
+    Attributes:
+        arrays: views without owners, numbers and Nones, in the declared order.
+        views: the same as the operator has them.
+        problem: what its checks made of them.
+    """
+
+    arrays: list[Any]
+    views: Any
+    problem: Any
+
+
 class BoundCall:
     """A call without its addresses. One thread at a time may run it.
 
@@ -148,14 +162,12 @@ class BoundCall:
         *("in_use", "is_written", "maker", "names", "problem", "results", "workspace_maker"),
     )
 
-    def __init__(self, calls: Calls, seen: Sequence[Any], options: Sequence[Any], recorded: bool = False) -> None:
-        """Check, plan, compile and lay out, with the device's context current. Raises what the operator raises."""
+    def __init__(self, calls: Calls, checked: Checked, recorded: bool = False) -> None:
+        """Plan, compile and lay out, with the device's context current. Raises what the operator raises."""
         arguments = calls.arguments
-        # A call outlives the arrays that it was bound for.
-        views = [replace(v, owner=None, capsule=None, stream=None) if isinstance(v, View) else v for v in seen]
+        views, self._struct, self.problem = checked
         given = {name: v for name, v in zip(arguments.names, views, strict=True) if v is not None}
         self._calls = calls
-        self._struct, self.problem = calls.read(**arguments.named(views, options))
         self.results = tuple(calls.wanted(self._struct, self.problem))
         like = views[0]
         places = []
@@ -266,19 +278,23 @@ class _Bound(threading.local):
 bound = _Bound()
 
 
-def free(key: Hashable | None, make: Callable[[], BoundCall]) -> BoundCall:
-    """This thread's bound call of that key, or a new one where there is none that is free.
+def taken(key: Hashable | None) -> BoundCall | None:
+    """This thread's bound call of that key; None where there is none that is free.
 
     One that is found in use is the outer one's of a call within a call, as of a finalizer that Python runs wherever
-    memory is asked for, or was interrupted: a new one takes its place.
+    memory is asked for, or was interrupted: it is left alone, and a new one takes its place.
     """
     found = None if key is None else bound.calls.get(key)
     if found is None or found.in_use:
-        found = make()
-        if key is not None:
-            bound.keep(key, found)
+        return None
     found.in_use = True
     return found
+
+
+def kept(key: Hashable | None, made: BoundCall) -> BoundCall:
+    """A new one, for this call and for further ones of that key."""
+    made.in_use = True
+    return made if key is None else bound.keep(key, made)
 
 
 class Calls:
@@ -392,7 +408,8 @@ class Calls:
         if seen is None or not all(map(is_plain, options)):
             return None
         # One that the long way made is as good, and the other way round.
-        call = free(self._key(seen, options), lambda: BoundCall(self, seen, options))
+        shared = self._key(seen, options)
+        call = taken(shared) or kept(shared, BoundCall(self, self.checked(seen, options)))
         call.maker = framework.maker(call.results, index)
         if call.workspace_bytes and self._memory is None:
             call.workspace_maker = framework.maker([((call.workspace_bytes,), "uint8")], index)
@@ -404,12 +421,17 @@ class Calls:
         seen = self._seen(inputs, outputs)
         if seen is None or seen[0].device.kind == "cpu":
             return self._on_cpu(inputs, options, outputs, check_indices, stream)()
-        fast.remember(seen[0])
+        fast.remember(inputs[0])
         given = [view for view in seen if isinstance(view, View)]
         index = seen[0].device.index
         key = self._key(seen, options)
+        call = taken(key)
+        # Before anything touches the GPU.
+        checked = None if call else self.checked(seen, options)
         with driver.on_device(index):
-            call = free(key, lambda: BoundCall(self, seen, options))
+            if call is None:
+                assert checked is not None
+                call = kept(key, BoundCall(self, checked))
             self._check(call, seen, options, check_indices, stream)
             pointer = tensor.launch_stream(given, stream)
             arrays = _Arrays(call, self.arguments, seen, None if stream is None else pointer)
@@ -420,6 +442,11 @@ class Calls:
                 captured.keep(keep)
         tensor.hold(given, pointer)
         return self._returned(call, arrays.finish(), inputs)
+
+    def checked(self, seen: Sequence[Any], options: Sequence[Any]) -> Checked:
+        """Check a call, whose arrays are not kept. Raises what the operator's checks raise."""
+        arrays = [replace(v, owner=None, capsule=None, stream=None) if isinstance(v, View) else v for v in seen]
+        return Checked(arrays, *self.read(**self.arguments.named(arrays, options)))
 
     def _check(self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object) -> None:
         """What each call is checked for: arrays apart from each other, and index values where that is asked for."""
@@ -578,6 +605,7 @@ class PreparedCall:
         for one from outside. There is no waiting for a stream that is itself being captured; the call may then run in
         that capture alone, in the order of this stream.
         """
+        checked = calls.checked(seen, options)
         self._given = [view for view in seen if isinstance(view, View)]
         pointer = tensor.launch_stream(self._given, stream)
         self._stream = own = None if stream is None else pointer
@@ -588,7 +616,7 @@ class PreparedCall:
         self._loose = any(seen.stream is not None or seen.framework != like.framework for seen in self._given)
         # Memory that is allocated here is the call's own: no graph has to repeat that.
         with driver.beside_captures(), driver.on_device(self._device):
-            self._call = call = BoundCall(calls, seen, options)
+            self._call = call = BoundCall(calls, checked)
             calls._check(call, seen, options, check_indices, stream)
             arrays = _Arrays(call, calls.arguments, seen, own)
             arrays.require_mutable(like)

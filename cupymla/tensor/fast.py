@@ -12,9 +12,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from . import streams
+from . import read, streams
 from .make import CupyMaker, torch_dtype
-from .types import View
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 
@@ -139,11 +138,12 @@ _lock = threading.Lock()
 _MOST_TYPES = 64
 
 
-def remember(seen: View) -> None:
-    """Let further arrays of this one's type, which is on a GPU, be read here where they can be."""
-    kind = type(seen.owner)
-    known = {"cupy": CUPY, "torch": TORCH if kind is getattr(sys.modules.get("torch"), "Tensor", None) else None}
-    framework = known.get(seen.framework)
+def remember(array: object) -> None:
+    """Let further arrays of this one's type, which was seen as a view, be read here where they can be."""
+    kind = type(array)
+    known = read.framework_of(kind)
+    # Subclasses of tensors may mean more than their memory.
+    framework = CUPY if known == "cupy" else TORCH if known == "torch" and kind.__name__ == "Tensor" else None
     if framework is not None and kind not in frameworks:
         with _lock:
             if len(frameworks) >= _MOST_TYPES:

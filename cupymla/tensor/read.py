@@ -134,6 +134,12 @@ def _choose(kind: type) -> Reader:
     return _read_unknown
 
 
+def framework_of(kind: type) -> str:
+    """ "cupy" or "torch" for a type whose arrays are read as theirs; else nothing."""
+    reader = _readers.get(kind)
+    return "cupy" if reader is _read_cupy else "torch" if reader is _read_torch else ""
+
+
 def exchange(kind: type) -> dlpack.Exchange | None:
     """The DLPack C exchange API of an array type, looked up once."""
     try:

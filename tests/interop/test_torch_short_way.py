@@ -61,6 +61,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     monkeypatch.setattr(made.calls, "bind", made.bind)
     monkeypatch.setattr(gradients, "called", made.called)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))

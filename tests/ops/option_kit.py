@@ -44,7 +44,8 @@ def bad(check: Check) -> list[Any]:
         case Integer(low, high):
             return [0.5, 1.0, True, False, "0", None, high + 1, low - 1, 2**31, -(2**31) - 1]
         case Number(bits, optional):
-            numbers = [float("nan"), float("inf"), -(2.0 ** (bits + 1)), 10**400]
+            past = -float("inf") if bits is None else -(2.0 ** (bits + 1))
+            numbers = [float("nan"), float("inf"), past, 10**400]
             return [*numbers, "1", True, object(), *(() if optional else (None,))]
         case Choice(words):
             others = ["10", "l2", "float16", 2, 1, True, np.e, b"e", np.float32, None]

@@ -118,7 +118,9 @@ def kit(machine: Emulated) -> Iterator[Kit]:
     kept = bound.bound.calls
     bound.bound.calls = {}
     # A type is known for CuPy's once an array of it has been seen.
-    fast.remember(tensor.view(machine.array(np.zeros(1, np.float32)), "x"))
+    known = machine.array(np.zeros(1, np.float32))
+    tensor.view(known, "x")
+    fast.remember(known)
     yield Kit()
     bound.bound.calls = kept
 

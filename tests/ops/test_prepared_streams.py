@@ -258,7 +258,8 @@ def test_memory_that_a_graph_works_in_is_kept(
 ) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(bound.captured, "keep", kept.append)
-    fast.remember(tensor.view(array(), "x"))
+    tensor.view(array(), "x")
+    fast.remember(array())
     driver.primary_context(0)
     if captured:
         fake.captured[HOME] = 7
@@ -275,7 +276,8 @@ def test_memory_that_a_graph_works_in_is_kept(
 @pytest.fixture
 def known(cupy: fake_cupy.FakeCupy, fake: FakeDriver) -> None:
     """As after a first call."""
-    fast.remember(tensor.view(array(), "x"))
+    tensor.view(array(), "x")
+    fast.remember(array())
     driver.primary_context(0)
 
 
