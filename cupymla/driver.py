@@ -206,7 +206,12 @@ def primary_context(index: int) -> int:
 
 def is_current(index: int) -> bool:
     """Whether the device's primary context is this thread's current one, so that `on_device` would do nothing."""
-    return current_context() == _contexts.get(index)
+    try:
+        query, address, handle = _scratch.place
+    except AttributeError:
+        return current_context() == _contexts.get(index)
+    # `current_context` once more: this is asked at every launch.
+    return not query(address) and (handle.value or 0) == _contexts.get(index)
 
 
 class on_device:

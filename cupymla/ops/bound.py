@@ -151,6 +151,8 @@ class BoundCall:
         problem: what its checks made of it.
         results: shapes and dtypes of what it returns, and of nothing else.
         names: of its arrays, inputs and what is written beside the results, in the order of their addresses.
+        launcher: the launch that computes the result, by the first addresses; None when there is nothing to compute.
+        workspace_bytes: what a run needs beside its arrays.
         is_written: whether it writes an array that it is given.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
         maker: makes the results in the framework that it was bound for; None where that is not fast.
@@ -159,7 +161,8 @@ class BoundCall:
 
     __slots__ = (
         *("_addresses", "_binding", "_calls", "_count", "_reaches", "_struct", "_views"),
-        *("in_use", "is_written", "maker", "names", "problem", "results", "workspace_maker"),
+        *("in_use", "is_written", "launcher", "maker", "names", "problem", "results", "workspace_bytes"),
+        "workspace_maker",
     )
 
     def __init__(self, calls: Calls, checked: Checked, recorded: bool = False) -> None:
@@ -179,6 +182,7 @@ class BoundCall:
         self._views = [given[name] for name in self.names]
         self._count = len(self._views)
         self._binding = calls.bind(self._struct, self.problem, places, recorded)
+        self.launcher, self.workspace_bytes = self._binding.launcher, self._binding.workspace_bytes
         self._addresses: list[int] | None = None
         written = (*arguments.outputs, *arguments.updates)
         self.is_written = any(name in given for name in written)
@@ -190,16 +194,6 @@ class BoundCall:
         self.in_use = False
         self.maker: fast.Maker | None = None
         self.workspace_maker: fast.Maker | None = None
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """The launch that computes the result; None when there is nothing to compute."""
-        return self._binding.launcher
-
-    @property
-    def workspace_bytes(self) -> int:
-        """What a run needs beside its arrays."""
-        return self._binding.workspace_bytes
 
     def lies_apart(self, addresses: Sequence[int]) -> bool:
         """Whether no array that is written may share memory with another one, by where they begin and end.
@@ -243,7 +237,8 @@ class BoundCall:
             stream: to run on.
         """
         self.in_use = True
-        self.point(addresses, numbers)
+        if numbers or addresses != self._addresses:
+            self.point(addresses, numbers)
         self._binding.launch(stream)
         self.in_use = False
 
@@ -331,6 +326,7 @@ class Calls:
         self.read, self.wanted, self.bind, self.on_cpu = read, wanted, bind, on_cpu
         self._look, self._memory, self._handed, self._size = look, memory, handed, size
         self._takes_numbers = bool(arguments.numbers)
+        self._returns_results = handed is None and not arguments.updates
 
     # The short way: arrays of one fast framework, on the current stream, no outputs given -----------------------------
 
@@ -357,7 +353,7 @@ class Calls:
     def again(self, framework: fast.Framework, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
         """A call that allocates its results in a fast framework; None where it has to be looked at more closely."""
         # Types are part of it: True equals 1 and 1.0, which no option takes for each other.
-        facts: list[Any] = [self, options, *map(type, options)]
+        facts: list[Any] = [self, *options, *map(type, options)]
         numbers: list[float] = []
         seen = framework.look(inputs, facts, numbers)
         if seen is None or (numbers and not self._takes_numbers):
@@ -398,6 +394,8 @@ class Calls:
         tensor.release(index, pointer)
         if keep is not None and driver.capturing(pointer):
             captured.keep(keep)
+        if self._returns_results:
+            return arrays[0] if len(arrays) == 1 else tuple(arrays)
         return self._returned(call, arrays, inputs)
 
     def _fast(
@@ -625,7 +623,7 @@ class PreparedCall:
             if (arrays.fresh or self._keep is not None or self._loose) and not driver.capturing(pointer):
                 driver.wait(pointer)
         self._binding = call._binding
-        self.launcher = call.launcher
+        self.launcher = self._binding.launcher
         self._result = calls._returned(call, arrays.finish(), inputs)
         if self._loose:
             tensor.hold(self._given, pointer)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from ..device import Device
 from .checks import overlap, reach
-from .make import Allocation, CupyMaker, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
+from .make import Allocation, allocate, cupy_arrays, empty, fetched, from_numpy, to_numpy
 from .read import view, view_output
 from .streams import cupy_stream, current_stream, hold, launch_stream, release, stream_pointer
 from .types import View, contiguous
 
 __all__ = [
     "Allocation",
-    "CupyMaker",
     "Device",
     "View",
     "allocate",

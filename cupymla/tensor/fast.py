@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from . import read, streams
-from .make import CupyMaker, torch_dtype
+from .make import cupy_maker, torch_dtype
 
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 
@@ -67,7 +67,7 @@ class _Cupy:
             if type(array) is kind:
                 memory = array.data
                 addresses.append(memory.ptr)
-                facts.append((array.dtype, array.shape, array.strides, memory.device_id))
+                facts += array.dtype, array.shape, array.strides, memory.device_id
             elif array is None:
                 facts.append(None)
             elif kind_of_number := number_class(array):
@@ -78,7 +78,7 @@ class _Cupy:
         return addresses, arrays[0].data.device_id
 
     def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
-        return CupyMaker(wanted)
+        return cupy_maker(wanted)
 
     def stream(self, index: int) -> int:
         return streams.cupy_stream(index)
@@ -97,7 +97,7 @@ class _Torch:
                     # A lazy negation or conjugate is no memory that a kernel can read.
                     if (differentiable and tensor.requires_grad) or tensor.is_neg() or tensor.is_conj():
                         return None
-                    facts.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()))
+                    facts += tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
                     addresses.append(tensor.data_ptr())
                 elif tensor is None:
                     facts.append(None)

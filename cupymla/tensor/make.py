@@ -241,48 +241,60 @@ TOGETHER_BYTES = 1 << 20
 _CUPY_ALIGNMENT = 512  # of what CuPy's pools give
 
 
-class CupyMaker:
-    """Makes uninitialised CuPy arrays of fixed shapes and dtypes on the current device.
+def cupy_maker(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[], tuple[list[Any], list[int]]]:
+    """A function that makes uninitialised CuPy arrays of fixed shapes and dtypes on the current device.
 
     What `allocate` makes, the short way: ordinary calls with CuPy arrays come through here. Small ones share one
     allocation, which takes more time than all else about an array: up to TOGETHER_BYTES, held for as long as any of
     them.
+
+    Args:
+        wanted: (shape, dtype label) of each array.
+
+    Returns:
+        a function that gives the arrays and their addresses.
     """
+    size = 0
+    # Shapes, dtypes as CuPy takes them, and offsets: a letter is taken faster than a dtype; ml_dtypes' have none that it
+    # knows.
+    places: list[tuple[tuple[int, ...], np.dtype[Any] | str, int]] = []
+    for shape, label in wanted:
+        dtype = _CUPY_DTYPES[label]
+        places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype, size))
+        size += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
+    modules = sys.modules
 
-    __slots__ = ("_bytes", "_places", "_shared")
+    # What cupy.empty ends in. As NumPy's, arrays are complete without __init__, which takes a tenth of their time.
+    def one() -> tuple[list[Any], list[int]]:
+        kind: Any = modules["cupy"].ndarray
+        ((shape, dtype, _),) = places
+        array = kind.__new__(kind, shape, dtype)
+        return [array], [array.data.ptr]
 
-    def __init__(self, wanted: Sequence[tuple[tuple[int, ...], str]]) -> None:
-        """Work out where arrays of these (shape, dtype label)s lie in an allocation that they share."""
-        self._bytes = 0
-        # Shapes, dtypes as CuPy takes them, and offsets: a letter is taken faster than a dtype; ml_dtypes' have none
-        # that it knows.
-        self._places: list[tuple[tuple[int, ...], np.dtype[Any] | str, int]] = []
-        for shape, label in wanted:
-            dtype = _CUPY_DTYPES[label]
-            self._places.append((shape, dtype.char if dtype.isbuiltin == 1 else dtype, self._bytes))
-            self._bytes += -(-math.prod(shape) * dtype.itemsize // _CUPY_ALIGNMENT) * _CUPY_ALIGNMENT
-        self._shared = len(wanted) > 1 and 0 < self._bytes <= TOGETHER_BYTES
-
-    def __call__(self) -> tuple[list[Any], list[int]]:
-        """The arrays, and their addresses."""
-        cupy: Any = sys.modules["cupy"]
-        # What cupy.empty ends in. As NumPy's, arrays are complete without __init__, which takes a tenth of their time.
+    def together() -> tuple[list[Any], list[int]]:
+        cupy: Any = modules["cupy"]
         kind = cupy.ndarray
-        make = kind.__new__
-        if self._shared:
-            memory = cupy.cuda.alloc(self._bytes)
-            first = memory.ptr
-            arrays = [
-                make(kind, shape, dtype, memory + offset if offset else memory) for shape, dtype, offset in self._places
-            ]
-            return arrays, [first + offset for _, _, offset in self._places]
-        arrays = [make(kind, shape, dtype) for shape, dtype, _ in self._places]
+        make, memory = kind.__new__, cupy.cuda.alloc(size)
+        first = memory.ptr
+        arrays, addresses = [], []
+        for shape, dtype, offset in places:
+            arrays.append(make(kind, shape, dtype, memory + offset if offset else memory))
+            addresses.append(first + offset)
+        return arrays, addresses
+
+    def apart() -> tuple[list[Any], list[int]]:
+        kind: Any = modules["cupy"].ndarray
+        arrays = [kind.__new__(kind, shape, dtype) for shape, dtype, _ in places]
         return arrays, [array.data.ptr for array in arrays]
+
+    if len(wanted) == 1:
+        return one
+    return together if 0 < size <= TOGETHER_BYTES else apart
 
 
 def cupy_arrays(wanted: Sequence[tuple[tuple[int, ...], str]]) -> tuple[list[Any], list[int]]:
     """Uninitialised CuPy arrays of these (shape, dtype label)s on the current device, and their addresses."""
-    return CupyMaker(wanted)()
+    return cupy_maker(wanted)()
 
 
 def _allocate_cupy(like: View, shape: tuple[int, ...], dtype: str, stream: int | None) -> Allocation:
