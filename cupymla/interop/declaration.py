@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ..errors import InputError, UnsupportedError, shown
 from ..ops.arguments import truth, whole
-from ..ops.bound import Calls
+from ..ops.calls import Calls
 
 _NEVER_PASSED = frozenset({"stream", "check_indices", "workspace"})
 """Parameters that no bridge offers: stream and workspace are the framework's, reading indices would wait."""

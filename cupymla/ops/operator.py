@@ -51,7 +51,7 @@ class Operator(functools.partial[R], Generic[P, R]):
 
 
 def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
-    """Decorator that makes a public function the operator of `calls`, an `ops.bound.Calls`."""
+    """Decorator that makes a public function the operator of `calls`, an `ops.calls.Calls`."""
 
     def made_of(call: Callable[P, R]) -> Operator[P, R]:
         made: Operator[P, R] = Operator(call)

@@ -19,6 +19,7 @@ from cupymla.interop.call import Call
 from cupymla.interop.declaration import Facts
 from cupymla.interop.table import declared
 from cupymla.ops import bound
+from cupymla.ops.calls import Calls
 
 pytest.importorskip("jax")
 
@@ -195,7 +196,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.FakeDriver]:
 class Launched:
     """The launches of rel_shift's bindings: addresses and streams; and with what they were bound."""
 
-    def __init__(self, calls: bound.Calls) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.launches: list[tuple[int, int, int]] = []
         self.recorded: list[bool] = []

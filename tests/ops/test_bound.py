@@ -20,6 +20,7 @@ from cupymla import InputError, driver, tensor
 from cupymla.launch import Geometry, Launcher
 from cupymla.ops import bound
 from cupymla.ops.arguments import Arguments, Flag, Number, option
+from cupymla.ops.calls import Calls
 from cupymla.tensor import View, fast
 from cupymla.testing import operators
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
@@ -65,7 +66,7 @@ class Kit:
         self.pointed: list[int] = []
         self.fails: BaseException | None = None
         self.within: Callable[[], object] | None = None
-        self.calls = bound.Calls(ARGUMENTS, self._read, self._wanted, self._bind, lambda views, problem: lambda: "cpu")
+        self.calls = Calls(ARGUMENTS, self._read, self._wanted, self._bind, lambda views, problem: lambda: "cpu")
 
     def _read(self, **given: Any) -> tuple[Arrays, dict[str, Any]]:
         inputs, options, (out,) = ARGUMENTS.placed(given)
@@ -434,7 +435,7 @@ def test_an_operators_call_within_a_call_takes_nothing_from_it(
     seen = launches_of(machine, monkeypatch)
     call = getattr(cupymla, name)
     if way == "long":
-        monkeypatch.setattr(bound.Calls, "again", lambda *_: None)
+        monkeypatch.setattr(Calls, "again", lambda *_: None)
     made: list[DeviceArray] = []
 
     def allocate(shape: tuple[int, ...], dtype: Any) -> DeviceArray:

@@ -16,7 +16,7 @@ from option_kit import DECLARED, MLA, another
 import cupymla
 from cupymla.ops import registry
 from cupymla.ops.arguments import Arguments, Check
-from cupymla.ops.bound import Calls
+from cupymla.ops.calls import Calls
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject
 from cupymla_lab import without_gpu

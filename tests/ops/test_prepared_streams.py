@@ -16,6 +16,7 @@ from cupymla import driver, tensor
 from cupymla.errors import UnsupportedError
 from cupymla.ops import bound
 from cupymla.ops.arguments import Arguments, NoOptions
+from cupymla.ops.calls import Calls
 from cupymla.tensor import View, fast
 from cupymla_lab.emulated import kind_of
 
@@ -83,7 +84,7 @@ class Kit:
             inputs, _, outputs = ARGUMENTS.placed(given)
             return Arrays(*ARGUMENTS.viewed(inputs, outputs)), None
 
-        self.calls = bound.Calls(
+        self.calls = Calls(
             ARGUMENTS,
             read,
             lambda views, problem: [((4,), "float32")] * results,

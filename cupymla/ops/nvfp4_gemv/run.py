@@ -14,7 +14,7 @@ from ... import tensor
 from ...arch import Gpu
 from ...build import KernelSource
 from ...tensor import View
-from ..bound import Calls
+from ..calls import Calls
 from ..operator import operator
 from . import companions, cuda, formats, plan, reference, spec, tiles
 from .door import Operand

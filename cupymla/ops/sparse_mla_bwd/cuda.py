@@ -261,7 +261,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernels for these layouts; see `cupymla.ops.bound.Calls`.
+    """The kernels for these layouts; see `cupymla.ops.bound.Operation`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

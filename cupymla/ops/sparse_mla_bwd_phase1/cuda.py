@@ -119,7 +119,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
+    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -31,7 +31,7 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Calls`. Raises UnsupportedError, CompileError, DriverError.
+    """The kernel for these layouts; see `cupymla.ops.bound.Operation`. Raises UnsupportedError, CompileError, DriverError.
 
     Calls that are recorded take rows in the order of tokens only in a workspace that they are given.
     """

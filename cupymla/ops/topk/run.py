@@ -6,7 +6,7 @@ from typing import Any
 
 from ...arch import Gpu
 from ...build import KernelSource
-from ..bound import Calls
+from ..calls import Calls
 from ..mla import by_reference
 from . import cuda, plan, reference
 from .spec import ARGUMENTS, read

@@ -15,7 +15,8 @@ from ...errors import InputError
 from ...launch import Launcher
 from ...tensor import View
 from ..arguments import Arguments, Choice, NoOptions, option
-from ..bound import Calls, Launches, Results
+from ..bound import Launches, Results
+from ..calls import Calls
 from . import plan
 from .checks import FLOATS, FP8, INDICES, Reader
 from .launches import CopyParameters, ReshapeParameters, elementwise

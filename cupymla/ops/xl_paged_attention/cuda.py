@@ -271,7 +271,7 @@ _MOST_WORKSPACES = 256
 
 
 def memory(binding: Binding, like: Callable[[], View], stream: int, prepared: bool) -> tuple[int, object]:
-    """A workspace's address; see `cupymla.ops.bound.Calls`.
+    """A workspace's address; see `cupymla.ops.bound.Operation`.
 
     A prepared call has one of its own. Others have this thread's for a stream, or for a stream of a capture; the latter
     is kept for good.
@@ -311,7 +311,7 @@ def wanted(views: Views, problem: Problem) -> Results:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Calls`.
+    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from ... import driver, tensor
 from ...tensor import View
 from ..arguments import Arguments, Choice, Integer, NoOptions, option
-from ..bound import Calls, Launches, Results
+from ..bound import Launches, Results
+from ..calls import Calls
 from . import plan
 from .bias import distances, extend, rows_at
 from .checks import FLOATS, MAX_COUNT, Reader

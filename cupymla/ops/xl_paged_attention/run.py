@@ -14,7 +14,7 @@ from ...arch import Gpu
 from ...build import KernelSource
 from ...errors import InputError
 from ...tensor import View
-from ..bound import Calls
+from ..calls import Calls
 from . import cuda, plan, reference, spec
 
 Array = npt.NDArray[Any]
