@@ -152,7 +152,7 @@ class Operation:
             launches: then no kernel overlaps another one, and there is no memory but the arrays.
         on_cpu: the NumPy reference on arrays of the CPU, made ready.
         look: looks at index values where a call asks for it; gets views, problem and stream. Raises InputError.
-        memory: gives a call its workspace where that is not freshly allocated: an address, and what is to be kept of it.
+        memory: gives a call its workspace where that is not freshly allocated: an address, and what is to be kept.
             Gets the binding, what gives a view of the caller's, a stream, and whether it is for one prepared call.
         handed: turns results as they were allocated into those that are returned; gets views and problem, too.
         size: how large a workspace a call needs, in bytes, where it has a parameter for it.
@@ -294,14 +294,21 @@ class BoundCall:
 
 
 class _Bound(threading.local):
-    """This thread's bound calls, by operator, options, layouts, devices and remainders. Emptied when full."""
+    """This thread's bound calls. Emptied when full.
+
+    Attributes:
+        calls: by operator, options, layouts, devices and what addresses leave when divided by 16.
+        latest: of them, each operator's last one of the short way, with what it was found by.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, BoundCall] = {}
+        self.latest: dict[object, tuple[list[Any], BoundCall]] = {}
 
     def keep(self, key: Hashable, call: BoundCall) -> BoundCall:
         if len(self.calls) >= _LIMIT:
             self.calls.clear()
+            self.latest.clear()
         self.calls[key] = call
         return call
 

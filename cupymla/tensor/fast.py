@@ -15,6 +15,9 @@ import numpy as np
 from . import read, streams
 from .make import cupy_maker, torch_dtype
 
+_ALIGNMENT = 16
+"""Whether a kernel can do with an address that is no multiple of this only its operator's checks know."""
+
 _NUMBERS = frozenset({int, float, np.int32, np.int64, np.float32, np.float64})
 
 _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -41,8 +44,10 @@ def number_class(value: Any) -> str:
 class Framework(Protocol):
     """What a call needs of a framework beside its arrays."""
 
-    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
-        """Addresses of arrays on one GPU, and its index; None for what only `read.view` can judge.
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
+        """Addresses of arrays, all multiples of 16, and behind them the index of the first one's GPU.
+
+        None for what only `read.view` can judge.
 
         Args:
             arrays: the first is an array; the others are arrays, numbers, or None.
@@ -60,13 +65,16 @@ class Framework(Protocol):
 class _Cupy:
     """CuPy's arrays; `Framework`."""
 
-    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         kind = type(arrays[0])
-        addresses = []
+        addresses: list[int] = []
         for array in arrays:
             if type(array) is kind:
                 memory = array.data
-                addresses.append(memory.ptr)
+                address = memory.ptr
+                if address % _ALIGNMENT or not address:
+                    return None
+                addresses.append(address)
                 facts += array.dtype, array.shape, array.strides, memory.device_id
             elif array is None:
                 facts.append(None)
@@ -75,7 +83,8 @@ class _Cupy:
                 numbers.append(float(array))
             else:
                 return None
-        return addresses, arrays[0].data.device_id
+        addresses.append(arrays[0].data.device_id)
+        return addresses
 
     def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
         return cupy_maker(wanted)
@@ -87,10 +96,10 @@ class _Cupy:
 class _Torch:
     """Tensors of torch's own class that are no more than their memory; `Framework`."""
 
-    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> tuple[list[int], int] | None:
+    def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         torch: Any = sys.modules["torch"]
         kind, differentiable = torch.Tensor, torch.is_grad_enabled()
-        addresses = []
+        addresses: list[int] = []
         try:
             for tensor in arrays:
                 if type(tensor) is kind:
@@ -98,7 +107,10 @@ class _Torch:
                     if (differentiable and tensor.requires_grad) or tensor.is_neg() or tensor.is_conj():
                         return None
                     facts += tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
-                    addresses.append(tensor.data_ptr())
+                    address = tensor.data_ptr()
+                    if address % _ALIGNMENT or not address:
+                        return None
+                    addresses.append(address)
                 elif tensor is None:
                     facts.append(None)
                 elif kind_of_number := number_class(tensor):
@@ -106,11 +118,13 @@ class _Torch:
                     numbers.append(float(tensor))
                 else:
                     return None
-            first = arrays[0]
-            return (addresses, first.get_device()) if first.is_cuda else None
+            if not arrays[0].is_cuda:
+                return None
+            addresses.append(arrays[0].get_device())
         except RuntimeError:
             # Tensors without strides, or without memory of their own.
             return None
+        return addresses
 
     def maker(self, wanted: Sequence[tuple[tuple[int, ...], str]], index: int) -> Maker:
         torch: Any = sys.modules["torch"]

@@ -255,8 +255,7 @@ def cupy_maker(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[], tu
         a function that gives the arrays and their addresses.
     """
     size = 0
-    # Shapes, dtypes as CuPy takes them, and offsets: a letter is taken faster than a dtype; ml_dtypes' have none that it
-    # knows.
+    # Shapes, dtypes as CuPy takes them, and offsets. A letter is taken faster than a dtype; ml_dtypes' have none.
     places: list[tuple[tuple[int, ...], np.dtype[Any] | str, int]] = []
     for shape, label in wanted:
         dtype = _CUPY_DTYPES[label]

@@ -207,7 +207,7 @@ def _c_strides(views: Views, problem: Problem) -> tuple[int, int, int]:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts, and for addresses with the same remainders by 16; see `cupymla.ops.bound.Operation`.
+    """The kernel for these layouts and remainders of addresses by 16; see `cupymla.ops.bound.Operation`.
 
     Raises UnsupportedError, CompileError, DriverError.
     """

@@ -31,9 +31,10 @@ def workspace_bytes(views: Views, problem: Problem) -> int:
 
 
 def bind(views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> Binding:
-    """The kernel for these layouts; see `cupymla.ops.bound.Operation`. Raises UnsupportedError, CompileError, DriverError.
+    """The kernel for these layouts; see `cupymla.ops.bound.Operation`.
 
-    Calls that are recorded take rows in the order of tokens only in a workspace that they are given.
+    Calls that are recorded take rows in the order of tokens only in a workspace that they are given. Raises
+    UnsupportedError, CompileError, DriverError.
     """
     sink_stride = 0 if views.attn_sink is None else views.attn_sink.strides[0]
     may_order = not recorded or views.workspace is not None
