@@ -10,16 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from .. import tensor
 from ..launch import Launcher
 from ..tensor import View, fast
 from .arguments import Arguments
-
-T = TypeVar("T")
-ViewsT = TypeVar("ViewsT")
-ProblemT = TypeVar("ProblemT")
 
 _LIMIT = 1024
 
@@ -87,40 +83,6 @@ class Captured:
 
 
 captured = Captured()
-
-
-class Shared(Generic[T]):
-    """What never changes once it is made, such as plans, for all threads of the process. Emptied when full."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: dict[Hashable, T] = {}
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for a key."""
-        with self._lock:
-            found = self._made.get(key)
-        if found is None:
-            found = make()
-            with self._lock:
-                if len(self._made) >= _LIMIT:
-                    self._made.clear()
-                self._made[key] = found
-        return found
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._made.clear()
-
-
-plans: Shared[Any] = Shared()
-
-
-def planned(plan: Callable[..., T], *facts: Any) -> T:
-    """`plan(*facts)`, worked out once. Raises what it raises."""
-    made: T = plans.get((plan, *facts), lambda: plan(*facts))
-    return made
 
 
 # Calls ---------------------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ class Calls(Operation):
 
         def looked() -> Any:
             if asked and self.look is not None:
-                self.look(views, problem, None)
+                self.look(views, problem, stream)
             return run()
 
         return CpuCall(looked)

@@ -330,18 +330,6 @@ def test_what_is_kept_is_bounded(machine: Emulated, kit: Kit, monkeypatch: pytes
         assert len(bound.bound.calls) <= 4
 
 
-def test_plans_are_made_once_for_all_threads() -> None:
-    shared: bound.Shared[object] = bound.Shared()
-    made = shared.get("key", object)
-    seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(shared.get("key", object)))
-    thread.start()
-    thread.join()
-    assert seen == [made]
-    shared.clear()
-    assert shared.get("key", object) is not made
-
-
 def test_other_frameworks_are_read_as_views(machine: Emulated, kit: Kit) -> None:
     x = floats(machine, 4)
     assert kit(x.host) == "cpu" and type(x.host) not in fast.frameworks

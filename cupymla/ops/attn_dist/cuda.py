@@ -10,7 +10,7 @@ from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..bound import Launches, Results, planned
+from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows, kv_rows
@@ -31,7 +31,7 @@ class Binding(Launches):
 
     def __init__(self, problem: Problem, device: Device, lse: View, dist: View) -> None:
         multiprocessors = driver.multiprocessor_count(device.index)
-        chosen = planned(plan.plan, problem, driver.arch_of(device), multiprocessors)
+        chosen = plan.plan(problem, driver.arch_of(device), multiprocessors)
         kernel = build.kernel(chosen.source, device.index)
         facts = kernel.facts
         check_record(chosen.source, facts, record(chosen.source))

@@ -6,11 +6,10 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from ... import build, driver
-from ...build.source import KernelSource
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import TileMap
-from ..bound import Launches, Results, planned
+from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_door import batched_strides
 from . import plan
@@ -98,7 +97,7 @@ class Binding(Launches):
         launcher = None
         if 0 not in problem.shape:
             index = problem.device.index
-            source: KernelSource = planned(plan.plan, problem, driver.arch_of(problem.device))
+            source = plan.plan(problem, driver.arch_of(problem.device))
             kernel = build.kernel(source, index)
             self._facts = facts = kernel.facts
             check_record(source, facts, Parameters)

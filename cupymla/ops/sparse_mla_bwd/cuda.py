@@ -13,7 +13,7 @@ from ...launch import Geometry, Launcher
 from ...launch import Parameter as LaunchParameter
 from ...tensor import View
 from ...tensormap import element_bytes, encoded
-from ..bound import Results, planned
+from ..bound import Results
 from ..gpu import check_record, tiles
 from ..head_tiles import BOX_CHANNELS, head_tiles
 from ..log2_scales import log2_scales
@@ -168,7 +168,7 @@ class Binding:
     ) -> None:
         """Bind arrays of these layouts; `overlaps`: whether kernels may overlap. Raises CompileError, DriverError."""
         arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
-        self.plan: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
+        self.plan = plan.plan(problem, arch, multiprocessors)
         self.workspace_bytes = self.plan.workspace.bytes
         self._parameters = parameters(self.plan, views, outputs)
         self._listed = Parameters() if self.plan.in_order else self._parameters  # the attention's

@@ -11,7 +11,7 @@ from ...errors import CompileError
 from ...launch import Geometry, Launcher
 from ...tensor import View
 from ...tensormap import encoded
-from ..bound import Launches, Results, planned
+from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..mla import lead_strides, record_fields
@@ -74,7 +74,7 @@ class Binding(Launches):
 
     def __init__(self, problem: Problem, device: Device, views: Views, outputs: Sequence[View]) -> None:
         arch, multiprocessors = driver.arch_of(device), driver.multiprocessor_count(device.index)
-        self.plan: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
+        self.plan = plan.plan(problem, arch, multiprocessors)
         self._problem = problem
         self._parameters = parameters(self.plan, problem, views, outputs)
         self._pointers: tuple[int, int] | None = None

@@ -16,7 +16,6 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import View
-from .. import bound
 from ..gpu import check_record, tiles
 from ..head_tiles import head_tiles
 from ..kv_rows import KvRows
@@ -103,7 +102,7 @@ def running_plan(
     arch, count = driver.arch_of(device), driver.multiprocessor_count(device.index)
     without: set[int] = set()
     while True:
-        chosen = bound.planned(planned, problem, arch, count, frozenset(without))
+        chosen = planned(problem, arch, count, without)
         if chosen.parts == 1 or not chosen.tokens:
             return chosen
         kernel = build.kernel(chosen.source, device.index)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ... import build, driver
 from ...launch import Geometry, Launcher
 from ...tensor import View
-from ..bound import Launches, Results, planned
+from ..bound import Launches, Results
 from ..gpu import check_record
 from ..indexer_door import batched_strides
 from . import plan
@@ -56,7 +56,7 @@ class Binding(Launches):
         if problem.batch * problem.rows:
             index = problem.device.index
             arch, multiprocessors = driver.arch_of(problem.device), driver.multiprocessor_count(index)
-            chosen: plan.Plan = planned(plan.plan, problem, arch, multiprocessors)
+            chosen = plan.plan(problem, arch, multiprocessors)
             kernel = build.kernel(chosen.source, index)
             check_record(chosen.source, kernel.facts, Parameters)
             made = (*results, None)

@@ -14,7 +14,7 @@ from ...device import Device
 from ...errors import CompileError
 from ...launch import Geometry, Launcher, active_clusters
 from ...tensor import Allocation, View
-from ..bound import Results, captured, planned
+from ..bound import Results, captured
 from ..gpu import check_record
 from . import plan, spec
 from .launches import RelativeScores
@@ -162,7 +162,7 @@ def _chosen(problem: Problem, device: Device, multiprocessors: int) -> tuple[pla
     A part of a GPU may have room for no cluster: the kernel for any work wants none.
     """
     arch, capability = driver.arch_of(device), driver.compute_capability(device.index)
-    chosen: plan.Plan = planned(plan.plan, problem, arch, capability, multiprocessors)
+    chosen = plan.plan(problem, arch, capability, multiprocessors)
     kernel = build.kernel(chosen.source, device.index)
     if not chosen.clusters:
         return chosen, kernel, 0
