@@ -14,7 +14,7 @@ from . import build
 from .build.source import KernelSource
 from .errors import InputError, UnsupportedError, shown
 from .ops import registry
-from .ops.dealt import Dealt
+from .ops.work_assignment import WorkAssignment
 
 _MAX_CTAS = 2**31 - 1  # the extent of grid.x (CUDA C++ Programming Guide)
 
@@ -22,7 +22,7 @@ _MAX_CTAS = 2**31 - 1  # the extent of grid.x (CUDA C++ Programming Guide)
 class Deal(Protocol):
     """How a kernel's work is dealt to the CTAs of a launch, as `RawKernel.deal` says it."""
 
-    def __call__(self, multiprocessors: int, **sizes: int) -> Dealt:
+    def __call__(self, multiprocessors: int, **sizes: int) -> WorkAssignment:
         """The grid for a GPU with that many multiprocessors, and the fields of the record that go with it.
 
         Args:
@@ -88,7 +88,9 @@ def raw_module(operator: str, *, arch: str | None = None, **variant: Any) -> Raw
     return RawKernel(build.raw_module(compiled), source.entry, compiled.facts, record, compiled.parameters, deal)
 
 
-def _deal(operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int) -> Dealt:
+def _deal(
+    operator: str, source: KernelSource, facts: Mapping[str, int], multiprocessors: int, **sizes: int
+) -> WorkAssignment:
     plan = import_module(f"cupymla.ops.{operator}.plan")
     if not hasattr(plan, "raw_deal"):
         supported = "what plan.py and cuda.py of the operator do for complete calls"
@@ -108,7 +110,7 @@ def _deal(operator: str, source: KernelSource, facts: Mapping[str, int], multipr
     for word, entry in words.items():
         if entry.default is entry.empty and word not in sizes:
             raise InputError("sizes", wanted, f"no {word}", operator)
-    dealt: Dealt = plan.raw_deal(source, facts, multiprocessors, **sizes)
+    dealt: WorkAssignment = plan.raw_deal(source, facts, multiprocessors, **sizes)
     if dealt.ctas > _MAX_CTAS:
         raise UnsupportedError(f"{operator} in {dealt.ctas} CTAs", source.arch, f"up to {_MAX_CTAS}")
     return dealt

@@ -21,6 +21,7 @@ from ..device import CPU, Device
 from ..errors import CupymlaError, InputError, shown
 from ..ops.arguments import whole
 from ..ops.bound import BoundCall, captured, kept, numbers_of, taken
+from ..ops.workspace import require
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
 from .declaration import Arrays, Declaration, Facts, Options, Results
@@ -246,6 +247,8 @@ class Compiled(BoundCall):
         inputs, options, outputs = calls.arguments.placed({**given, **declaration.passed(dict(call.options))})
         seen_all = calls.arguments.viewed(inputs, outputs)
         super().__init__(calls, calls.checked(seen_all, options), recorded=True)
+        if calls.arguments.has_workspace and seen_all[-1] is not None:
+            require(seen_all[-1], self.workspace_bytes, call.name)
         self._numbers = numbers_of(seen_all)
         self._given = views[0][1]
         places = {name: place for place, (name, _) in enumerate(views)}

@@ -13,20 +13,23 @@ from cupymla.device import Device
 from cupymla.errors import InputError, UnsupportedError
 from cupymla.ops.indexer_logits import cuda, plan
 from cupymla.ops.indexer_logits.spec import Options, Problem
+from cupymla.ops.work_assignment import WorkAssignment
 
 PROBLEM = Problem((), 4096, 32768, 64, 128, "float8_e4m3fn", False, Options(), Device("cuda", 0))
 SM90 = arch.named("sm_90a")
 FACTS = {"tile_queries": 8, "tile_keys": 128, "consumers": 2}
 
 
-def taken(dealt: plan.Deal) -> list[int]:
+def taken(work: WorkAssignment) -> list[int]:
     """Key tiles in the order in which CTAs take them: as `Walk` of cuda/indexer_logits/sm90/work.cuh does."""
     steps: list[int] = []
-    for cta in range(dealt.ctas):
+    for cta in range(work.ctas):
         unit = cta
-        while unit * dealt.unit_steps < dealt.steps:
-            steps += range(unit * dealt.unit_steps, min(dealt.steps, (unit + 1) * dealt.unit_steps))
-            unit += dealt.ctas
+        while unit * work.fields["unit_steps"] < work.fields["steps"]:
+            steps += range(
+                unit * work.fields["unit_steps"], min(work.fields["steps"], (unit + 1) * work.fields["unit_steps"])
+            )
+            unit += work.ctas
     return steps
 
 
@@ -35,16 +38,20 @@ def taken(dealt: plan.Deal) -> list[int]:
 @pytest.mark.parametrize("facts", [FACTS, {"tile_queries": 4, "tile_keys": 64, "consumers": 3}])
 def test_every_key_tile_is_taken_once(queries: int, keys: int, batch: int, masked: bool, facts: dict[str, int]) -> None:
     problem = replace(PROBLEM, lead=(batch,), queries=queries, keys=keys, masked=masked)
-    dealt = plan.deal(problem, facts, 132)
-    assert sorted(taken(dealt)) == list(range(dealt.steps))
-    assert dealt.query_tiles * facts["tile_queries"] >= queries > (dealt.query_tiles - 1) * facts["tile_queries"]
-    assert dealt.key_tiles * facts["tile_keys"] >= keys > (dealt.key_tiles - 1) * facts["tile_keys"]
-    assert 1 <= dealt.ctas <= 132
+    work = plan.work_assignment(problem, facts, 132)
+    assert sorted(taken(work)) == list(range(work.fields["steps"]))
+    assert (
+        work.fields["query_tiles"] * facts["tile_queries"]
+        >= queries
+        > (work.fields["query_tiles"] - 1) * facts["tile_queries"]
+    )
+    assert work.fields["key_tiles"] * facts["tile_keys"] >= keys > (work.fields["key_tiles"] - 1) * facts["tile_keys"]
+    assert 1 <= work.ctas <= 132
 
 
 def test_ctas_have_equal_parts_where_queries_see_all_keys() -> None:
-    dealt = plan.deal(PROBLEM, FACTS, 132)
-    assert dealt.ctas * dealt.unit_steps < 1.02 * dealt.steps
+    work = plan.work_assignment(PROBLEM, FACTS, 132)
+    assert work.ctas * work.fields["unit_steps"] < 1.02 * work.fields["steps"]
 
 
 @pytest.mark.parametrize(

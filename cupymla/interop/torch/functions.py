@@ -168,13 +168,15 @@ def public(declaration: Declaration) -> Callable[..., Any]:
     chosen = [places[option] for option in calls.arguments.options]
     own = [places[option] for option in declaration.own_options]
     varies, is_compiling, tensor_type = declaration.varies, torch.compiler.is_compiling, torch.Tensor
+    # What is written in place is autograd's to know of.
+    may_be_short = not updated
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = placed(args, kwargs)
         first = values[0]
         for place, option in labels:
             values[place] = _label_of(name, values[place], option)
-        if type(first) is tensor_type and first.is_cuda and not is_compiling() and nothing_listens():
+        if may_be_short and type(first) is tensor_type and first.is_cuda and not is_compiling() and nothing_listens():
             for place in own:
                 if values[place] is not False:
                     break

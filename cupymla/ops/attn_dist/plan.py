@@ -9,10 +9,10 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import named_by_any
 from ..shares import shares
+from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
 SOURCES = {
@@ -165,12 +165,14 @@ def raw_deal(
     topk: int,
     batch: int = 1,
     normalized: bool = False,
-) -> Dealt:
+) -> WorkAssignment:
     """The deal for a launch on its own; arguments as those of `deal`. Raises InputError."""
     if topk < 1:
         raise InputError("topk", "at least one slot", shown(topk), OPERATOR)
     found = deal(source, facts, multiprocessors, s_q=s_q, topk=topk, batch=batch, normalized=normalized)
-    return Dealt(found.ctas, found.slicing | (found.sharing if source.arch == "sm_90a" else {"queries": s_q * batch}))
+    return WorkAssignment(
+        found.ctas, found.slicing | (found.sharing if source.arch == "sm_90a" else {"queries": s_q * batch})
+    )
 
 
 def deal_bunches(s_q: int, batch: int, topk: int, multiprocessors: int) -> Deal:

@@ -12,6 +12,7 @@ from ...tensormap import TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
 from ..indexer_door import batched_strides
+from ..work_assignment import WorkAssignment
 from . import plan
 from .spec import OPERATOR, Problem, Views
 
@@ -33,7 +34,7 @@ class Parameters(ctypes.Structure):
     )
 
 
-def record(problem: Problem, dealt: plan.Deal, views: Views, logits: View) -> Parameters:
+def record(problem: Problem, work: WorkAssignment, views: Views, logits: View) -> Parameters:
     """The parameters of a launch."""
     made = Parameters(
         q_start=problem.options.q_start,
@@ -44,7 +45,7 @@ def record(problem: Problem, dealt: plan.Deal, views: Views, logits: View) -> Pa
         heads=problem.heads,
         bf16_weights=int(views.weights.dtype == "bfloat16"),
         causal=int(problem.options.causal),
-        **dealt.fields,
+        **work.fields,
     )
     axes = {"weights": "batch query head", "q_scale": "batch query head", "k_scale": "batch key"}
     for name in _ARRAYS:
@@ -101,7 +102,7 @@ class Binding(Launches):
             kernel = build.kernel(source, index)
             self._facts = facts = kernel.facts
             check_record(source, facts, Parameters)
-            work = plan.deal(problem, facts, driver.multiprocessor_count(index))
+            work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index))
             geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
             self._record = record(problem, work, views, logits)
             launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))

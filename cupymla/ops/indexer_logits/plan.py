@@ -1,14 +1,14 @@
-"""Which kernel serves a problem, and how its key tiles are dealt to CTAs. Pure: no array, no driver."""
+"""Which kernel serves a problem, and which CTA takes which key tiles. Pure: no array, no driver."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
+from ..work_assignment import WorkAssignment
 from .spec import CHANNELS, DTYPES, MAX_HEADS, OPERATOR, Problem
 
 SOURCE = "indexer_logits/sm90/indexer_logits.cu"
@@ -27,30 +27,6 @@ _LEAST_UNITS, _MOST_UNIT_STEPS = 16, 32
 """Where queries see different keys: units that a CTA takes at least, and key tiles of a unit at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deal:
-    """How the key tiles of all query tiles are dealt to CTAs; fields are those of the parameter record.
-
-    Attributes:
-        query_tiles: of a batch entry.
-        key_tiles: of a query tile.
-        steps: key tiles of all query tiles.
-        unit_steps: of them a CTA takes at a time.
-        ctas: all of them; each takes every ctas'th unit.
-    """
-
-    query_tiles: int
-    key_tiles: int
-    steps: int
-    unit_steps: int
-    ctas: int
-
-    @property
-    def fields(self) -> dict[str, int]:
-        """What the parameter record has of it."""
-        return {name: getattr(self, name) for name in ("query_tiles", "key_tiles", "steps", "unit_steps")}
-
-
 def plan(problem: Problem, arch: Arch) -> KernelSource:
     """Choose the kernel. Raises UnsupportedError when the architecture has none."""
     heads = next(heads for heads in HEADS if problem.heads <= heads)
@@ -64,8 +40,11 @@ def plan(problem: Problem, arch: Arch) -> KernelSource:
     )
 
 
-def deal(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> Deal:
-    """Deal out the key tiles of a call. Where every query sees every key, each CTA takes as many, side by side."""
+def work_assignment(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> WorkAssignment:
+    """Which CTA takes which key tiles of all query tiles: each takes every ctas'th unit of `unit_steps` of them.
+
+    Where every query sees every key, each CTA takes as many, side by side.
+    """
     query_tiles = -(-problem.queries // facts["tile_queries"])
     key_tiles = -(-problem.keys // facts["tile_keys"])
     steps = problem.batch * query_tiles * key_tiles
@@ -76,7 +55,8 @@ def deal(problem: Problem, facts: Mapping[str, int], multiprocessors: int) -> De
     # Consumers take the key tiles of a unit in turn.
     consumers = facts["consumers"]
     unit = -(-unit // consumers) * consumers
-    return Deal(query_tiles, key_tiles, steps, unit, min(multiprocessors, -(-steps // unit)))
+    fields = {"query_tiles": query_tiles, "key_tiles": key_tiles, "steps": steps, "unit_steps": unit}
+    return WorkAssignment(min(multiprocessors, -(-steps // unit)), fields)
 
 
 def variant(

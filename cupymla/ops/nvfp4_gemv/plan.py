@@ -9,7 +9,7 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..dealt import Dealt
+from ..work_assignment import WorkAssignment
 from . import model
 from .formats import FORMATS, BlockFormat
 from .spec import ACTIVATION_DTYPES, MAX_N, OPERATOR, Problem
@@ -245,7 +245,7 @@ def raw_deal(
     n: int,
     k: int,
     batches: int = 1,
-) -> Dealt:
+) -> WorkAssignment:
     """The deal of the streaming kernel for a launch on its own.
 
     Args:
@@ -268,7 +268,7 @@ def raw_deal(
     if dict(source.defines)["CUPYMLA_WHOLE"] and not is_whole(work, k):
         given = f"m={m}, k={k}, batches={batches} on {multiprocessors} multiprocessors"
         raise InputError("sizes", "those of a whole call, as this variant is for them alone", given, OPERATOR)
-    return Dealt(work.ctas, work.fields)
+    return WorkAssignment(work.ctas, work.fields)
 
 
 def _parts(rows: int, batches: int, multiprocessors: int, pass_rows: int) -> int:

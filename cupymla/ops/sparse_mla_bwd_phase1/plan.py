@@ -9,10 +9,10 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..dealt import Dealt
 from ..kv_rows import KvRows, kv_rows
 from ..mla import D_QK, DTYPES
 from ..shares import Shares, shares
+from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
 MAX_CTAS = 2**31 - 1
@@ -75,7 +75,7 @@ def _deal(tokens: int, h_q: int, multiprocessors: int) -> tuple[int, Shares]:
 
 def raw_deal(
     source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
-) -> Dealt:
+) -> WorkAssignment:
     """The deal for a launch on its own.
 
     Args:
@@ -88,7 +88,7 @@ def raw_deal(
     """
     head_blocks, dealt = _deal(s_q * batch, h_q, multiprocessors)
     fields = {"groups": dealt.groups, "group_tokens": dealt.group_tokens, "shares": dealt.ctas}
-    return Dealt(dealt.ctas * head_blocks * PAIR_CTAS, fields)
+    return WorkAssignment(dealt.ctas * head_blocks * PAIR_CTAS, fields)
 
 
 def variant(arch: Arch, *, d_qk: int = 576, dtype: str = "bfloat16") -> KernelSource:

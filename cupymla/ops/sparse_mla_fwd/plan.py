@@ -10,10 +10,10 @@ from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..dealt import Dealt
 from ..mla import D_QK, DTYPES
 from ..rows_in_order import found_more
 from ..shares import Shares, shares
+from ..work_assignment import WorkAssignment
 from .spec import OPERATOR, Problem
 
 MAX_CTAS = 2**31 - 1
@@ -233,7 +233,7 @@ def _aligned(size: int) -> int:
 
 def raw_deal(
     source: KernelSource, facts: Mapping[str, int], multiprocessors: int, *, s_q: int, h_q: int, batch: int = 1
-) -> Dealt:
+) -> WorkAssignment:
     """The deal for a launch on its own, of a variant whose CTAs, or pairs of them on Blackwell, take queries whole.
 
     Args:
@@ -250,15 +250,17 @@ def raw_deal(
     if defines["CUPYMLA_SPLIT"]:
         raise UnsupportedError(f"a deal by sizes alone of {OPERATOR} with split", source.arch, "split=False")
     if defines.get("CUPYMLA_STAGE") == STAGES.index("order"):
-        return Dealt(s_q * batch, {})
+        return WorkAssignment(s_q * batch, {})
     ctas = facts["cluster"]
     head_blocks = max(1, -(-h_q // (facts["heads_per_cta"] * ctas)))
     if source.arch == BLACKWELL:
         items = s_q * batch * head_blocks
-        return Dealt(ctas * max(1, min(items, multiprocessors // ctas)), {"head_blocks": head_blocks, "items": items})
+        return WorkAssignment(
+            ctas * max(1, min(items, multiprocessors // ctas)), {"head_blocks": head_blocks, "items": items}
+        )
     dealt = shares(s_q * batch, head_blocks, multiprocessors)
     fields = {"head_blocks": head_blocks, "groups": dealt.groups, "group_tokens": dealt.group_tokens}
-    return Dealt(dealt.ctas * head_blocks, fields)
+    return WorkAssignment(dealt.ctas * head_blocks, fields)
 
 
 def variant(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...arch import Arch
 from ...build.source import KernelSource
 from ...errors import InputError, UnsupportedError, shown
-from ..dealt import Dealt
+from ..work_assignment import WorkAssignment
 from .checks import FLOATS, FP8, ITEMSIZE, MAX_COUNT
 from .paging import HEAD_SIZES, LAYOUTS, MAX_BLOCK_SIZE
 from .spec import NAME, Problem
@@ -368,7 +368,7 @@ def raw_deal(
     num_heads: int,
     num_kv_heads: int,
     capacity: int,
-) -> Dealt:
+) -> WorkAssignment:
     """The deal for a launch on its own, whose `partials` have room for twice as many times `facts["slot_bytes"]` as
     there are CTAs, and whose `arrivals` are `facts["arrivals_bytes"]` of zeros before the first launch that uses them.
 
@@ -396,10 +396,12 @@ def raw_deal(
         units = max(1, num_seqs * num_kv_heads * row_blocks)
         given = deal_few(units, _useful(capacity), multiprocessors // FEW_CLUSTER, facts)
         fields = {"group": group, "row_blocks": row_blocks, "capacity": capacity, **given.fields}
-        return Dealt(given.ctas if num_seqs else 0, fields)
+        return WorkAssignment(given.ctas if num_seqs else 0, fields)
     work = _units(num_seqs, num_kv_heads, group, capacity, head_size, head_size * item, facts)
     given = deal(work, multiprocessors, facts)
-    return Dealt(given.ctas, {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, **given.fields})
+    return WorkAssignment(
+        given.ctas, {"group": group, "row_blocks": work.row_blocks, "capacity": capacity, **given.fields}
+    )
 
 
 def _useful(capacity: int) -> int:

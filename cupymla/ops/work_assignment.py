@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Dealt(NamedTuple):
+class WorkAssignment(NamedTuple):
     """Which CTA does what: the part of a launch that depends on sizes and on the GPU.
 
     Attributes:
