@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from .. import tensor
-from ..errors import InputError
 from ..tensor import View
-from .arguments import Arguments, OptionsT
+from .checks import Checks
 from .mla import ROW_ALIGNMENT_BYTES, Layout
 
 MAX_EXTENT = 2**31 - 1
 """Bound of a number of queries, of keys and of topk: ids are int32."""
 
 
-class Door:
-    """The checks of one call. The first array fixes the device and whether there is a batch axis.
-
-    Every failure is an `InputError` that names the operator and the argument.
-    """
-
-    def __init__(self, operator: str) -> None:
-        self.operator = operator
-        self._first: View | None = None
-        self._seen: list[tuple[str, View, bool]] = []
-
-    def error(self, argument: str, expected: str, got: object) -> InputError:
-        """A refusal, ready to be raised."""
-        return InputError(argument, expected, got, operator=self.operator)
-
-    def chosen(self, arguments: Arguments[Any, OptionsT], values: Sequence[object]) -> OptionsT:
-        """An operator's options, checked."""
-        try:
-            return arguments.chosen(values)
-        except InputError as refused:
-            raise self.error(refused.argument, refused.expected, refused.got) from None
-
-    def view(self, array: object, argument: str, dtypes: Sequence[str], output: bool = False) -> View:
-        """An array of one of these dtypes, on the device of the first one."""
-        try:
-            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
-        except InputError as refused:
-            raise self.error(refused.argument, refused.expected, refused.got) from None
-        if seen.dtype not in dtypes:
-            raise self.error(argument, "dtype " + " or ".join(dtypes), seen.dtype)
-        if self._first is None:
-            self._first = seen
-        elif seen.device != self._first.device:
-            raise self.error(argument, f"an array on {self._first.device}, as the first one", f"one on {seen.device}")
-        self._seen.append((argument, seen, output))
-        return seen
+class Door(Checks):
+    """The checks of one call. The first array fixes the device and whether there is a batch axis."""
 
     def shaped(
         self,
@@ -64,7 +27,7 @@ class Door:
         """An array whose shape is known, None where there is none; `layout` as in `check_layout`."""
         if array is None:
             return None
-        seen = self.view(array, argument, dtypes, output)
+        seen = self.view(array, argument, dtypes, output=output)
         if seen.shape != shape:
             raise self.error(argument, f"shape {list(shape)}", list(seen.shape))
         self.check_layout(seen, argument, layout)
@@ -106,17 +69,3 @@ class Door:
         if seen.ndim not in (rank, rank + 1):
             raise self.error(argument, f"shape {spelled}, with or without a leading batch axis", list(seen.shape))
         return seen.shape[:-rank]
-
-    def separate(self) -> None:
-        """Refuse an output that shares memory with an input or with another output."""
-        for index, (argument, seen, output) in enumerate(self._seen):
-            for other, before, other_output in self._seen[:index]:
-                if (output or other_output) and tensor.overlap(seen, before):
-                    raise self.error(argument, "memory of its own", f"memory that overlaps argument '{other}'")
-
-
-def batched_strides(seen: View | None, axes: int) -> tuple[int, ...]:
-    """Strides in elements with the batch axis's in front, 0 without one; zeros without an array."""
-    if seen is None:
-        return (0,) * axes
-    return seen.strides if seen.ndim == axes else (0, *seen.strides)

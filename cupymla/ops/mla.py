@@ -197,7 +197,7 @@ def _checked(
     length_strides = (0, 0)
     if topk_length is not None:
         check_array(topk_length, "topk_length", (*lead, s_q), "int32", None, "free")
-        length_strides = cast("tuple[int, int]", _batched(topk_length.strides, batch))
+        length_strides = cast("tuple[int, int]", batched_strides(topk_length.strides, 2))
     if attn_sink is not None:
         check_array(attn_sink, "attn_sink", (h_q,), "float32", None, "free")
     return MlaProblem(
@@ -211,9 +211,9 @@ def _checked(
         options=options,
         has_topk_length=topk_length is not None,
         has_sink=attn_sink is not None,
-        q_strides=cast("tuple[int, int, int]", _batched(q.strides, batch)[:3]),
-        kv_strides=cast("tuple[int, int]", _batched(kv_strides, batch)[:2]),
-        indices_strides=cast("tuple[int, int]", _batched(indices_strides, batch)[:2]),
+        q_strides=cast("tuple[int, int, int]", batched_strides(q.strides, 4)[:3]),
+        kv_strides=cast("tuple[int, int]", batched_strides(kv_strides, 3)[:2]),
+        indices_strides=cast("tuple[int, int]", batched_strides(indices_strides, 3)[:2]),
         topk_length_strides=length_strides,
     )
 
@@ -244,9 +244,11 @@ def _without_singleton(
     return shape[-2], shape, strides
 
 
-def _batched(strides: tuple[int, ...], batch: int | None) -> tuple[int, ...]:
-    """Strides with the batch axis's in front, 0 without one."""
-    return strides if batch is not None else (0, *strides)
+def batched_strides(strides: tuple[int, ...] | None, axes: int) -> tuple[int, ...]:
+    """Strides of so many axes, the batch axis's in front, 0 without one; zeros without an array."""
+    if strides is None:
+        return (0,) * axes
+    return strides if len(strides) == axes else (0, *strides)
 
 
 def _refuse_misaligned(q: View, kv: View, indices: View, topk_length: View | None, attn_sink: View | None) -> None:
@@ -339,7 +341,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
 
 def lead_strides(view: View, problem: MlaProblem[MaskOptions]) -> tuple[int, int, int]:
     """Strides (batch, query, head), in elements, of an array of shape [[batch,] s_q, h_q, ...]; batch 0 without one."""
-    return cast("tuple[int, int, int]", _batched(view.strides, problem.batch)[:3])
+    return cast("tuple[int, int, int]", batched_strides(view.strides, view.ndim + (problem.batch is None))[:3])
 
 
 def _check_layout(

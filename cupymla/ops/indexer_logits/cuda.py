@@ -11,7 +11,7 @@ from ...tensor import View
 from ...tensormap import TileMap
 from ..bound import Launches, Results
 from ..gpu import check_record, tiles
-from ..indexer_door import batched_strides
+from ..mla import batched_strides
 from ..work_assignment import WorkAssignment
 from . import plan
 from .spec import OPERATOR, Problem, Views
@@ -53,14 +53,14 @@ def record(problem: Problem, work: WorkAssignment, views: Views, logits: View) -
         setattr(made, name, None if seen is None else seen.ptr)
         own = axes.get(name, "batch query").split()
         rank = 3 if name == "logits" else len(own)
-        for axis, stride in zip(own, batched_strides(seen, rank), strict=False):
+        for axis, stride in zip(own, batched_strides(None if seen is None else seen.strides, rank), strict=False):
             setattr(made, f"{name}_{axis}", stride)
     return made
 
 
 def q_tiles(problem: Problem, q: View, facts: Mapping[str, int]) -> TileMap:
     """Tiles of q: channels, heads, queries, batch."""
-    batch, query, head, _ = (stride * q.itemsize for stride in batched_strides(q, 4))
+    batch, query, head, _ = (stride * q.itemsize for stride in batched_strides(q.strides, 4))
     shape = (problem.channels, problem.heads, problem.queries, problem.batch)
     box = (facts["tile_bytes"] // q.itemsize, facts["tile_heads"], facts["tile_queries"], 1)
     return _map(problem, q, shape, (head, query, batch), box, facts["tile_bytes"])
@@ -68,7 +68,7 @@ def q_tiles(problem: Problem, q: View, facts: Mapping[str, int]) -> TileMap:
 
 def k_tiles(problem: Problem, k: View, facts: Mapping[str, int]) -> TileMap:
     """Tiles of k: channels, keys, batch, and an axis of extent 1."""
-    batch, key, _ = (stride * k.itemsize for stride in batched_strides(k, 3))
+    batch, key, _ = (stride * k.itemsize for stride in batched_strides(k.strides, 3))
     shape = (problem.channels, problem.keys, problem.batch, 1)
     box = (facts["tile_bytes"] // k.itemsize, facts["tile_keys"], 1, 1)
     return _map(problem, k, shape, (key, batch, 0), box, facts["tile_bytes"])

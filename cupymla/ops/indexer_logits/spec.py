@@ -134,7 +134,7 @@ def read(
         ends=door.shaped(ends, "ends", row, ("int32",)),
         logits=door.shaped(logits, "logits", (*row, keys), ("float32",), "lists", output=True),
     )
-    options = door.chosen(ARGUMENTS, (causal, q_start, k_stride, relu))
+    options = door.chosen(ARGUMENTS, causal, q_start, k_stride, relu)
     door.separate()
     return views, Problem(
         lead=lead,

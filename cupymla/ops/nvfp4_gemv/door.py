@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import tensor
-from ...errors import InputError, shown
-from ...tensor import Device, View, overlap
+from ...errors import shown
+from ...tensor import View
 from ..arguments import Arguments, OptionsT
+from ..checks import Checks
 from .formats import BlockFormat, padded
 
 Dim = tuple[str, int | None]
@@ -58,51 +59,20 @@ def _spelled(dims: Sequence[Dim]) -> str:
     return "[" + ", ".join(text if size is None else f"{text} = {size}" for text, size in dims) + "]"
 
 
-class Door:
-    """The checks of one call. The first array that it reads fixes the device and whether there is a batch axis.
+class Door(Checks):
+    """The checks of one call. The first array that it reads fixes the device and whether there is a batch axis."""
 
-    Every failure is an `InputError` that names the operator and the argument.
-    """
-
-    def __init__(self, operator: str, batch_axis: int = -1) -> None:
-        self.operator = operator
-        self.device: Device | None = None
+    def __init__(self, operator: str) -> None:
+        super().__init__(operator)
         self.batches = 1
         self.batched = False
-        self.batch_first = batch_axis == 0
-        self._inputs: list[tuple[str, View]] = []
-        self._outputs: list[tuple[str, View]] = []
+        self.batch_first = False
 
-    def error(self, argument: str, expected: str, got: object) -> InputError:
-        """A refusal, ready to be raised."""
-        return InputError(argument, expected, got, operator=self.operator)
-
-    def view(self, array: object, argument: str, dtypes: Sequence[str], why: str = "", output: bool = False) -> View:
-        """An array of one of these dtypes on the device of the call."""
-        try:
-            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
-        except InputError as refused:
-            raise self.error(argument, refused.expected, refused.got) from None
-        if seen.dtype not in dtypes:
-            got = seen.dtype
-            if got == "float4_e2m1fn":
-                got += " with one code per byte (pack two per byte, low nibble first)"
-            raise self.error(argument, "dtype " + " or ".join(dtypes) + why, got)
-        if self.device is None:
-            self.device = seen.device
-        elif seen.device != self.device:
-            raise self.error(argument, f"an array on {self.device}, like the others", f"one on {seen.device}")
-        (self._outputs if output else self._inputs).append((argument, seen))
-        return seen
-
-    def separate(self) -> None:
-        """Every output has memory of its own."""
-        others = list(self._inputs)
-        for argument, seen in self._outputs:
-            for other, view in others:
-                if overlap(seen, view):
-                    raise self.error(argument, "memory that no other argument uses", f"memory shared with '{other}'")
-            others.append((argument, seen))
+    def taken(self, arguments: Arguments[Any, OptionsT], *values: object) -> OptionsT:
+        """An operator's options, in their order, checked; where the batch axis is counts from now on."""
+        options: Any = self.chosen(arguments, *values)
+        self.batch_first = options.batch_axis == 0
+        return options  # type: ignore[no-any-return]
 
     def _caller_order(self, dims: Sequence[Dim], batched: bool) -> tuple[Dim, ...]:
         if not batched:
@@ -209,14 +179,6 @@ class Door:
         if np.isinf(rounded) != np.isinf(exact):
             raise self.error(argument, expected, shown(value))
         return rounded
-
-
-def chosen(arguments: Arguments[Any, OptionsT], *values: object) -> OptionsT:
-    """An operator's options, in their order, checked. Raises InputError."""
-    try:
-        return arguments.chosen(values)
-    except InputError as refused:
-        raise InputError(refused.argument, refused.expected, refused.got, arguments.operator) from None
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

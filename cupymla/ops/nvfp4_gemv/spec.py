@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...errors import shown
 from ...tensor import Device, View
 from ..arguments import Arguments, Axis, Choice, Dtype, Integer, option
-from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, chosen, is_number
+from .door import E2M1_DTYPES, FLOAT_DTYPES, SCALE_LAYOUTS, Door, Operand, is_number
 from .formats import FORMATS, MXFP4, BlockFormat, named, padded
 
 OPERATOR = "nvfp4_gemv"
@@ -224,8 +224,9 @@ def read(
     c: object = None,
 ) -> tuple[Views, Problem]:
     """Check a call of `nvfp4_gemv`. Raises InputError."""
-    options = chosen(ARGUMENTS, format, scale_layout, batch_axis, out_dtype)
-    door, fmt, layout = Door(OPERATOR, options.batch_axis), named(options.format), options.scale_layout
+    door = Door(ARGUMENTS.operator)
+    options = door.taken(ARGUMENTS, format, scale_layout, batch_axis, out_dtype)
+    fmt, layout = named(options.format), options.scale_layout
     a_operand = door.first(door.view(a, "a", E2M1_DTYPES), "a", [("m", None), ("k/2", None)])
     m, k = a_operand.shape[0], 2 * a_operand.shape[1]
     b_operand, b_dtype = _read_b(door, b, k)
@@ -368,8 +369,9 @@ def read_quantize(
     scales: object = None,
 ) -> QuantizeViews:
     """Check a call of `quantize_nvfp4`. Raises InputError."""
-    options = chosen(QUANTIZE, format, scale_layout, batch_axis)
-    door, fmt, layout = Door("quantize_nvfp4", options.batch_axis), named(options.format), options.scale_layout
+    door = Door(QUANTIZE.operator)
+    options = door.taken(QUANTIZE, format, scale_layout, batch_axis)
+    fmt, layout = named(options.format), options.scale_layout
     x_operand = door.first(door.view(x, "x", FLOAT_DTYPES), "x", [("m", None), ("k", None)])
     m, k = x_operand.shape[:2]
     if k % 2:
@@ -412,8 +414,9 @@ def read_dequantize(
     out: object = None,
 ) -> DequantizeViews:
     """Check a call of `dequantize_nvfp4`. Raises InputError."""
-    options = chosen(DEQUANTIZE, format, scale_layout, batch_axis, out_dtype)
-    door, fmt, layout = Door("dequantize_nvfp4", options.batch_axis), named(options.format), options.scale_layout
+    door = Door(DEQUANTIZE.operator)
+    options = door.taken(DEQUANTIZE, format, scale_layout, batch_axis, out_dtype)
+    fmt, layout = named(options.format), options.scale_layout
     packed_operand = door.first(door.view(packed, "packed", E2M1_DTYPES), "packed", [("m", None), ("k/2", None)])
     m, k = packed_operand.shape[0], 2 * packed_operand.shape[1]
     scales_operand = door.scales(scales, "scales", fmt, layout, ("m", m, k))
@@ -452,7 +455,8 @@ _SCALE_DTYPES = ("uint8", "float8_e4m3fn", "float8_e8m0fnu")
 
 def read_swizzle(scales: object, *, batch_axis: object = -1, out: object = None) -> SwizzleViews:
     """Check a call of `swizzle_scales`. Raises InputError."""
-    door = Door("swizzle_scales", chosen(SWIZZLE, batch_axis).batch_axis)
+    door = Door(SWIZZLE.operator)
+    door.taken(SWIZZLE, batch_axis)
     operand = door.first(door.view(scales, "scales", _SCALE_DTYPES), "scales", [("rows", None), ("columns", None)])
     rows, columns, batches = operand.shape
     out_operand = None
@@ -468,8 +472,9 @@ def read_unswizzle(
     swizzled: object, rows: object, columns: object, *, batch_axis: object = -1, out: object = None
 ) -> SwizzleViews:
     """Check a call of `unswizzle_scales`. Raises InputError."""
-    options = chosen(UNSWIZZLE, rows, columns, batch_axis)
-    door, row_count, column_count = Door("unswizzle_scales", options.batch_axis), options.rows, options.columns
+    door = Door(UNSWIZZLE.operator)
+    options = door.taken(UNSWIZZLE, rows, columns, batch_axis)
+    row_count, column_count = options.rows, options.columns
     seen = door.view(swizzled, "swizzled", _SCALE_DTYPES)
     all_rows, all_columns = padded(row_count, column_count)
     unbatched = seen.shape in ((all_rows, all_columns), (all_rows * all_columns,))

@@ -10,7 +10,7 @@ from ...launch import Geometry, Launcher
 from ...tensor import View
 from ..bound import Launches, Results
 from ..gpu import check_record
-from ..indexer_door import batched_strides
+from ..mla import batched_strides
 from . import plan
 from .spec import Problem, Views
 
@@ -42,7 +42,9 @@ def record(problem: Problem, chosen: plan.Plan, arrays: dict[str, View | None]) 
     )
     for name, seen in arrays.items():
         setattr(made, name, None if seen is None else seen.ptr)
-        batch, row, *_ = batched_strides(seen, 2 if name in ("starts", "ends", "count") else 3)
+        batch, row, *_ = batched_strides(
+            None if seen is None else seen.strides, 2 if name in ("starts", "ends", "count") else 3
+        )
         setattr(made, f"{name}_batch", batch)
         setattr(made, f"{name}_row", row)
     return made

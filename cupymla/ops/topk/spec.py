@@ -99,7 +99,7 @@ def read(
     door.check_layout(seen, "scores", "lists")
     rows = door.extent(seen, "scores", -2, "rows")
     columns = door.extent(seen, "scores", -1, "columns")
-    options = door.chosen(ARGUMENTS, (topk, order, return_values))
+    options = door.chosen(ARGUMENTS, topk, order, return_values)
     if values is not None and not options.return_values:
         raise door.error("values", "None without return_values", shown(values))
     row = (*lead, rows)

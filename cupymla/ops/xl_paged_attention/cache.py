@@ -146,7 +146,7 @@ def read_reshape_and_cache(**given: Any) -> tuple[ReshapeViews, ReshapeProblem]:
     """Check arguments by name. Raises InputError."""
     (key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale), values, _ = RESHAPE.placed(given)
     reader = Reader(RESHAPE.operator)
-    options = reader.chosen(RESHAPE, values)
+    options = reader.chosen(RESHAPE, *values)
     keys = reader.array(key, "key", "num_tokens num_kv_heads head_size", FLOATS)
     if reader.sizes["head_size"] not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
@@ -162,7 +162,7 @@ def read_reshape_and_cache(**given: Any) -> tuple[ReshapeViews, ReshapeProblem]:
         _nonzero_scale(reader, read_scale(reader, scale, name, label), name)
         for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
     ]
-    reader.check_outputs_apart()
+    reader.separate()
     num_slots = reader.sizes["num_blocks"] * reader.sizes["block_size"]
     views = ReshapeViews(keys, seen, k_blocks, v_blocks, slots, *factors)
     return views, ReshapeProblem(options.kv_layout, label, num_slots)
@@ -288,8 +288,8 @@ def read_copy_blocks(**given: Any) -> tuple[CopyViews, None]:
     reader = Reader(COPY.operator)
     caches: list[View] = []
     for argument, cache, ranks in (("k_cache", k_cache, (4, 5)), ("v_cache", v_cache, (4,))):
-        seen = reader.look(cache, argument, output=True)
-        reader.check_dtype(seen, argument, (*FLOATS, *FP8, "uint8") if not caches else (caches[0].dtype,))
+        dtypes = (*FLOATS, *FP8, "uint8") if not caches else (caches[0].dtype,)
+        seen = reader.look(cache, argument, dtypes, output=True)
         if len(seen.shape) not in ranks:
             reader.reject(argument, f"rank {' or '.join(map(str, ranks))}", f"shape {list(seen.shape)}")
         inner = " ".join(map(str, seen.shape[1:]))
@@ -297,7 +297,7 @@ def read_copy_blocks(**given: Any) -> tuple[CopyViews, None]:
         reader.check_rows(seen, argument)
         caches.append(seen)
     pairs = reader.array(mapping, "mapping", "num_pairs 2", INDICES)
-    reader.check_outputs_apart()
+    reader.separate()
     k_seen, v_seen = caches
     return CopyViews(k_seen, v_seen, pairs), None
 

@@ -1,4 +1,4 @@
-"""The door's tools: arrays read by axis names, options read by type, outputs kept apart from everything else.
+"""The door's tools: arrays read by axis names.
 
 Every function here raises `InputError` and nothing else, whatever it is given.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ... import tensor
-from ...errors import InputError
-from ...tensor import Device, View, overlap
-from ..arguments import Arguments, Check, OptionsT
+from ...tensor import View
+from ..checks import Checks
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -32,28 +30,20 @@ ITEMSIZE = {
 }
 
 
-class Reader:
+class Reader(Checks):
     """Reads the arguments of one call; the first array fixes the device, named axes must agree.
 
     Attributes:
-        operator: the name that errors carry.
         sizes: axis name -> size, filled by the first array that shows the axis.
-        device: where every array must be; None until the first one is read.
-        alignments: argument -> bytes that its address must be a multiple of, where that was checked.
     """
 
     def __init__(self, operator: str) -> None:
-        self.operator = operator
+        super().__init__(operator)
         self.sizes: dict[str, int] = {}
-        self.device: Device | None = None
-        self.alignments: dict[str, int] = {}
-        self._first = ""
-        self._inputs: list[tuple[str, View]] = []
-        self._outputs: list[tuple[str, View]] = []
 
     def reject(self, argument: str, expected: str, got: object) -> NoReturn:
         """Raise the InputError of this operator."""
-        raise InputError(argument, expected, got, operator=self.operator)
+        raise self.error(argument, expected, got)
 
     # Arrays ------------------------------------------------------------------------------------------------
 
@@ -62,30 +52,16 @@ class Reader:
 
         An axis seen before must have the same size again; a number stands for itself.
         """
-        seen = self.look(array, argument, output=output)
-        self.check_dtype(seen, argument, dtypes)
+        seen = self.look(array, argument, dtypes, output=output)
         self.check_shape(seen, argument, axes)
         return seen
 
-    def look(self, array: Any, argument: str, *, output: bool = False) -> View:
-        """Any array on the call's device. Outputs are writable and no two of their elements share memory."""
-        try:
-            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
-        except InputError as error:
-            raise InputError(error.argument, error.expected, error.got, operator=self.operator) from None
-        if self.device is None:
-            self.device, self._first = seen.device, argument
-        elif seen.device != self.device:
-            self.reject(argument, f"an array on {self.device}, where '{self._first}' is", f"an array on {seen.device}")
+    def look(self, array: Any, argument: str, dtypes: Sequence[str] = (), *, output: bool = False) -> View:
+        """Any array of one of `dtypes`, with strides that kernels can follow; see `view`."""
+        seen = self.view(array, argument, dtypes, output=output)
         if 0 not in seen.shape and any(stride < 0 for stride in seen.strides):
             self.reject(argument, "strides of zero or more", f"strides {list(seen.strides)}")
-        (self._outputs if output else self._inputs).append((argument, seen))
         return seen
-
-    def check_dtype(self, seen: View, argument: str, dtypes: Sequence[str]) -> None:
-        """One of `dtypes`."""
-        if seen.dtype not in dtypes:
-            self.reject(argument, "dtype " + " or ".join(dtypes), f"dtype {seen.dtype}")
 
     def check_shape(self, seen: View, argument: str, axes: str, why: str = "") -> None:
         """The named axes, in order; see `array`. `why` ends what an error says was expected."""
@@ -122,36 +98,12 @@ class Reader:
         self._check_alignment(seen, argument, alignment, len(seen.shape) - axes)
 
     def _check_alignment(self, seen: View, argument: str, alignment: int, outer: int) -> None:
-        self.alignments[argument] = alignment
         item = seen.itemsize
         steps = [s * item for n, s in zip(seen.shape[:outer], seen.strides[:outer], strict=True) if n > 1]
         if any(step % alignment for step in steps):
             self.reject(argument, f"strides of whole {alignment}-byte units", f"strides of {steps} bytes")
         if seen.ptr % alignment:
             self.reject(argument, f"an address aligned to {alignment} bytes", hex(seen.ptr))
-
-    def check_outputs_apart(self) -> None:
-        """No output shares memory with an input or with another output."""
-        for number, (argument, output) in enumerate(self._outputs):
-            for other, seen in [*self._inputs, *self._outputs[:number]]:
-                if overlap(output, seen):
-                    self.reject(argument, f"memory apart from '{other}'", f"memory that overlaps '{other}'")
-
-    # Options -----------------------------------------------------------------------------------------------
-
-    def chosen(self, arguments: Arguments[Any, OptionsT], values: Sequence[object]) -> OptionsT:
-        """An operator's options, checked."""
-        try:
-            return arguments.chosen(values)
-        except InputError as refused:
-            self.reject(refused.argument, refused.expected, refused.got)
-
-    def option(self, check: Check, argument: str, value: object) -> Any:
-        """What a check makes of a value."""
-        try:
-            return check(argument, value)
-        except InputError as refused:
-            self.reject(argument, refused.expected, refused.got)
 
     def check_rows_of_heads(self, argument: str) -> None:
         """No more than MAX_COUNT rows of `num_seqs` times `num_heads`."""

@@ -38,9 +38,8 @@ def elements_of_x(kv_dtype: str) -> int:
     return 16 // ITEMSIZE[kv_dtype]
 
 
-def read_kv_dtype(reader: Reader, cache: View, dtype: str, kv_dtype: object) -> str:
-    """What the cache's elements are: `dtype`, the label of its own fp8 dtype, or the label given for uint8."""
-    reader.check_dtype(cache, "k_cache", (dtype, *FP8, "uint8"))
+def read_kv_dtype(reader: Reader, cache: View, kv_dtype: object) -> str:
+    """What the cache's elements are: its own dtype, or the label given for uint8."""
     if cache.dtype == "uint8":
         label: str = reader.option(Choice(FP8), "kv_dtype", kv_dtype)
         return label
@@ -53,10 +52,9 @@ def read_caches(
     reader: Reader, k_cache: Any, v_cache: Any, dtype: str, kv_layout: str, kv_dtype: object, *, output: bool = False
 ) -> tuple[View, View, str]:
     """Both caches and their element label. `reader` knows head_size; num_blocks, num_kv_heads, block_size come out."""
-    keys = reader.look(k_cache, "k_cache", output=output)
-    label = read_kv_dtype(reader, keys, dtype, kv_dtype)
-    values = reader.look(v_cache, "v_cache", output=output)
-    reader.check_dtype(values, "v_cache", (keys.dtype,))
+    keys = reader.look(k_cache, "k_cache", (dtype, *FP8, "uint8"), output=output)
+    label = read_kv_dtype(reader, keys, kv_dtype)
+    values = reader.look(v_cache, "v_cache", (keys.dtype,), output=output)
     if kv_layout == "vllm":
         _read_vllm(reader, keys, values, label)
     else:
@@ -98,8 +96,7 @@ def read_scale(reader: Reader, value: Any, argument: str, kv_dtype: str) -> floa
     else:
         if value is None or isinstance(value, (str, list, tuple)):
             reader.reject(argument, "a number or a float32 array", type(value).__name__)
-        scale = reader.look(value, argument)
-        reader.check_dtype(scale, argument, ("float32",))
+        scale = reader.look(value, argument, ("float32",))
         if scale.shape not in ((), (1,)):
             reader.check_shape(scale, argument, "num_kv_heads")
         plain = False

@@ -97,14 +97,13 @@ def read_rel_shift(**given: Any) -> tuple[ShiftViews, None]:
     """Check arguments by name. Raises InputError."""
     (x,), _, (out,) = SHIFT.placed(given)
     reader = Reader(SHIFT.operator)
-    seen = reader.look(x, "x")
-    reader.check_dtype(seen, "x", FLOATS)
+    seen = reader.look(x, "x", FLOATS)
     if not 2 <= len(seen.shape) <= 4:
         reader.reject("x", "rank 2 to 4, shape [..., q_len, k_len]", f"shape {list(seen.shape)}")
     target = None
     if out is not None:
         target = reader.array(out, "out", " ".join(map(str, seen.shape)), (seen.dtype,), output=True)
-    reader.check_outputs_apart()
+    reader.separate()
     return ShiftViews(seen, target), None
 
 
@@ -176,7 +175,7 @@ def read_matrix_bd(**given: Any) -> tuple[BiasViews, BiasOptions]:
     """Check arguments by name. Raises InputError."""
     (query, pos_emb, context_lens, pos_bias_v), values, (out,) = BIAS.placed(given)
     reader = Reader(BIAS.operator)
-    options = reader.chosen(BIAS, values)
+    options = reader.chosen(BIAS, *values)
     seen = reader.array(query, "query", "num_seqs num_heads head_size", FLOATS)
     if reader.sizes["head_size"] not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
@@ -192,7 +191,7 @@ def read_matrix_bd(**given: Any) -> tuple[BiasViews, BiasOptions]:
     if out is not None:
         target = reader.array(out, "out", "num_seqs num_heads max_context", (options.out_dtype,), output=True)
         reader.check_rows(target, "out")
-    reader.check_outputs_apart()
+    reader.separate()
     return BiasViews(seen, table, lens, offset, target), options
 
 

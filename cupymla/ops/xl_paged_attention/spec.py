@@ -125,7 +125,7 @@ def read(*, check_indices: object = False, stream: object = None, **given: Any) 
     (query, k_cache, v_cache, block_tables, context_lens, pos_bias_u, *bias, k_scale, v_scale) = inputs
     matrix_bd, rel_bias, pos_bias_v, pos_emb, alibi_slopes = bias
     reader = Reader(NAME)
-    options = reader.chosen(ARGUMENTS, values)
+    options = reader.chosen(ARGUMENTS, *values)
     layout = options.kv_layout
     seen_query = _read_query(reader, query)
     dtype = seen_query.dtype
@@ -152,7 +152,7 @@ def read(*, check_indices: object = False, stream: object = None, **given: Any) 
         lse=None if lse is None else _read_lse(reader, lse),
         **terms,
     )
-    reader.check_outputs_apart()
+    reader.separate()
     form, array = _form(views)
     extension = options.rel_extend
     if extension != EXTENSIONS[0] and views.rel_bias is None and views.pos_emb is None:

@@ -1,0 +1,79 @@
+"""The checks of one call's arguments that all operators make: options, devices, dtypes, memory of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import tensor
+from ..errors import InputError
+from ..tensor import Device, View
+from .arguments import Arguments, Check, OptionsT
+
+
+class Checks:
+    """The checks of one call. The first array fixes the device.
+
+    Every failure is an `InputError` that names the operator and the argument.
+
+    Attributes:
+        operator: the name that errors carry.
+        device: where every array must be; None until the first one is read.
+    """
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.device: Device | None = None
+        self._first = ""
+        self._seen: list[tuple[str, View, bool]] = []
+
+    def error(self, argument: str, expected: str, got: object) -> InputError:
+        """A refusal, ready to be raised."""
+        return InputError(argument, expected, got, operator=self.operator)
+
+    def option(self, check: Check, argument: str, value: object) -> Any:
+        """What a check makes of a value."""
+        try:
+            return check(argument, value)
+        except InputError as refused:
+            raise self.error(refused.argument, refused.expected, refused.got) from None
+
+    def chosen(self, arguments: Arguments[Any, OptionsT], *values: object) -> OptionsT:
+        """An operator's options, in their order, checked."""
+        try:
+            return arguments.chosen(values)
+        except InputError as refused:
+            raise self.error(refused.argument, refused.expected, refused.got) from None
+
+    def view(
+        self, array: object, argument: str, dtypes: Sequence[str] = (), why: str = "", output: bool = False
+    ) -> View:
+        """An array on the call's device, of one of `dtypes` where there are some.
+
+        Outputs are writable and no two of their elements share memory. `why` ends what an error says of the dtype.
+        """
+        try:
+            seen = tensor.view_output(array, argument) if output else tensor.view(array, argument)
+        except InputError as refused:
+            raise self.error(refused.argument, refused.expected, refused.got) from None
+        if dtypes and seen.dtype not in dtypes:
+            got = seen.dtype
+            if got == "float4_e2m1fn":
+                got += " with one code per byte (pack two per byte, low nibble first)"
+            raise self.error(argument, "dtype " + " or ".join(dtypes) + why, got)
+        if self.device is None:
+            self.device, self._first = seen.device, argument
+        elif seen.device != self.device:
+            expected = f"an array on {self.device}, where '{self._first}' is"
+            raise self.error(argument, expected, f"an array on {seen.device}")
+        self._seen.append((argument, seen, output))
+        return seen
+
+    def separate(self) -> None:
+        """Refuse an output that shares memory with an input or with another output."""
+        outputs = [entry for entry in self._seen if entry[2]]
+        for number, (argument, output, _) in enumerate(outputs):
+            others = [entry for entry in self._seen if not entry[2]] + outputs[:number]
+            for other, seen, _ in others:
+                if tensor.overlap(output, seen):
+                    raise self.error(argument, "memory of its own", f"memory that overlaps argument '{other}'")
