@@ -328,7 +328,9 @@ def test_calls_on_the_current_stream_have_its_workspace(
     arguments = plain_call(machine)
     current = [0x50]
     monkeypatch.setattr(tensor, "current_stream", lambda like: current[0])
-    monkeypatch.setattr(tensor, "cupy_stream", lambda index: current[0])
+    monkeypatch.setattr(tensor.streams, "cupy_stream", lambda index: current[0])
+    tensor.view(arguments["query"], "query")
+    tensor.fast.remember(arguments["query"])
 
     def calls() -> None:
         for current[0] in (0x50, 0x60, 0x50):
