@@ -268,11 +268,16 @@ class _Bound(threading.local):
         self.latest: dict[object, tuple[list[Any], BoundCall]] = {}
 
     def keep(self, key: Hashable, call: BoundCall) -> BoundCall:
+        """Have it at hand for further calls of that key."""
         if len(self.calls) >= _LIMIT:
-            self.calls.clear()
-            self.latest.clear()
+            self.forget()
         self.calls[key] = call
         return call
+
+    def forget(self) -> None:
+        """Have none at hand."""
+        self.calls.clear()
+        self.latest.clear()
 
 
 bound = _Bound()

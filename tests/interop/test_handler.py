@@ -187,10 +187,10 @@ def test_other_versions_are_refused_in_words(xla: Xla) -> None:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.FakeDriver]:
-    kept, bound.bound.calls = bound.bound.calls, {}
+    bound.bound.forget()
     with fake_driver.installed(monkeypatch) as fake:
         yield fake
-    bound.bound.calls = kept
+    bound.bound.forget()
 
 
 class Launched:

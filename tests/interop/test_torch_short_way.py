@@ -57,7 +57,7 @@ class Short:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     made, empty = Short(), torch.empty
-    kept, bound.bound.calls = bound.bound.calls, {}
+    bound.bound.forget()
     monkeypatch.setattr(made.calls, "bind", made.bind)
     monkeypatch.setattr(gradients, "called", made.called)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -67,7 +67,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     monkeypatch.setattr(read, "_torch_device", lambda device: cuda(0))
     monkeypatch.setattr(driver, "is_current", lambda index: True)
     yield made
-    bound.bound.calls = kept
+    bound.bound.forget()
 
 
 def inputs() -> tuple[Any, Any, Any]:

@@ -116,14 +116,13 @@ class Kit:
 
 @pytest.fixture
 def kit(machine: Emulated) -> Iterator[Kit]:
-    kept = bound.bound.calls
-    bound.bound.calls = {}
+    bound.bound.forget()
     # A type is known for CuPy's once an array of it has been seen.
     known = machine.array(np.zeros(1, np.float32))
     tensor.view(known, "x")
     fast.remember(known)
     yield Kit()
-    bound.bound.calls = kept
+    bound.bound.forget()
 
 
 def floats(machine: Emulated, *shape: int, dtype: Any = np.float32) -> DeviceArray:
@@ -187,8 +186,8 @@ def test_a_call_that_was_interrupted_is_bound_anew(machine: Emulated, kit: Kit, 
 def test_everything_that_a_check_may_depend_on_is_told_apart(machine: Emulated, kit: Kit) -> None:
     x = floats(machine, 4, 4)
     kit(x), kit(x)
-    del kit.bound[:], bound.bound.calls
-    bound.bound.calls = {}
+    del kit.bound[:]
+    bound.bound.forget()
     transposed = DeviceArray(x.host.T)
     variants: list[tuple[Any, ...]] = [
         *((x,), (floats(machine, 4, 2),), (floats(machine, 4, 4, dtype=np.int32),), (transposed,)),
@@ -401,7 +400,7 @@ def test_an_operators_call_made_again_launches_what_one_bound_anew_does(
         first = launched()
     with monkeypatch.context() as patch:
         patch.setattr(bound._Bound, "keep", lambda self, key, made: made)
-        bound.bound.calls.clear()
+        bound.bound.forget()
         assert launched() == first
     count = len(first) // len(turns)
     by_turn = [first[start : start + count] for start in range(0, len(first), count)]

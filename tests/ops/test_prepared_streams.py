@@ -32,12 +32,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.FakeCupy:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    kept, bound.bound.calls = bound.bound.calls, {}
+    bound.bound.forget()
     with installed(monkeypatch) as made:
         # Index 0's context, which the fake hands out as 0xC0, is current: nothing is pushed.
         made.context = 0xC0
         yield made
-    bound.bound.calls = kept
+    bound.bound.forget()
 
 
 @dataclass
