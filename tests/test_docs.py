@@ -16,7 +16,7 @@ from cupymla_lab.emulate.host import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PROSE = {"architecture.md", "testing.md"}
+PROSE = {"architecture.md", "how_a_call_flows.md", "testing.md"}
 """Pages of interfaces and prose."""
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
 OPERATORS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cupymla/ops/*/README.md"))
