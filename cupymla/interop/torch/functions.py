@@ -91,16 +91,19 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         tensors, chosen = given(declaration, arguments, options)
         asked = [name for name in declaration.requests if chosen[f"return_{name}"]]
-        requests = (
-            {n: made for n, made in _outputs(declaration, tensors, chosen).items() if n in asked} if asked else {}
-        )
-        made = function(**tensors, **declaration.passed(chosen), **requests)
+        results: dict[str, Any] = {}
+        if asked or not (declaration.updates or arguments[0].is_cuda):
+            results = _outputs(declaration, tensors, chosen)
+        if arguments[0].is_cuda:
+            # On a GPU a call returns what torch's allocator gave; the CPU's arrays may have other strides than fakes.
+            results = {name: results[name] for name in asked}
+        made = function(**tensors, **declaration.passed(chosen), **results)
         for name in declaration.updates:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
                 torch.autograd.graph.increment_version(tensors[name])
-        results = made if isinstance(made, tuple) else (made,)
-        return _returned(declaration, dict(zip(names, results)) | requests)  # noqa: B905 - not all are wanted
+        values = made if isinstance(made, tuple) else (made,)
+        return _returned(declaration, dict(zip(names, values)) | results)  # noqa: B905 - not all are wanted
 
     return run
 
