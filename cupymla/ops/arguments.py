@@ -192,6 +192,11 @@ class NoOptions:
     """Of operators that have none."""
 
 
+def all_plain(values: Sequence[object]) -> bool:
+    """Whether all values of options are what they are equal to; see `is_plain`."""
+    return _PLAIN.issuperset(map(type, values)) or all(map(is_plain, values))
+
+
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 

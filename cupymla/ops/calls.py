@@ -9,7 +9,7 @@ from typing import Any
 from .. import driver, tensor
 from ..errors import InputError, UnsupportedError
 from ..tensor import Allocation, View, fast
-from .arguments import Arguments, Flag, is_plain
+from .arguments import Arguments, Flag, all_plain
 from .bound import BoundCall, Operation, bound, captured, kept, numbers_of, taken
 from .operator import CpuCall, Prepared
 from .workspace import require
@@ -104,7 +104,7 @@ class Calls(Operation):
     ) -> BoundCall | None:
         """A call bound for a fast framework, kept; None for what only the long way can judge."""
         seen = self._seen(inputs, ())
-        if seen is None or not all(map(is_plain, options)):
+        if seen is None or not all_plain(options):
             return None
         # One that the long way made is as good, and the other way round.
         shared = self._key(seen, options)
@@ -166,7 +166,7 @@ class Calls(Operation):
 
     def _key(self, seen: Sequence[Any], options: Sequence[Any]) -> Hashable | None:
         """What tells a call from all that its checks could find different; None where there is no telling."""
-        if not all(map(is_plain, options)):
+        if not all_plain(options):
             return None
         facts: list[Any] = [self, seen[0].framework, *options, *map(type, options)]
         for view in seen:
