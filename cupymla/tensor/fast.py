@@ -103,8 +103,8 @@ class _Torch:
         try:
             for tensor in arrays:
                 if type(tensor) is kind:
-                    # A lazy negation or conjugate is no memory that a kernel can read.
-                    if (differentiable and tensor.requires_grad) or tensor.is_neg() or tensor.is_conj():
+                    # A lazy negation is no memory that a kernel can read. Conjugates are complex: no kernel takes them.
+                    if (differentiable and tensor.requires_grad) or tensor.is_neg():
                         return None
                     facts += tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
                     address = tensor.data_ptr()

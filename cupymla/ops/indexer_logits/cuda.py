@@ -95,6 +95,7 @@ class Binding(Launches):
 
     def __init__(self, views: Views, problem: Problem, logits: View) -> None:
         self._problem = problem
+        self._pointers: tuple[int, int] | None = None
         launcher = None
         if 0 not in problem.shape:
             index = problem.device.index
@@ -112,8 +113,11 @@ class Binding(Launches):
         """Set every address. The views' layouts are those the binding was made for."""
         if self.launcher is None:
             return
-        self.launcher.replace(0, tiles(q_tiles(self._problem, views.q, self._facts), "q", OPERATOR))
-        self.launcher.replace(1, tiles(k_tiles(self._problem, views.k, self._facts), "k", OPERATOR))
+        pointers = views.q.ptr, views.k.ptr
+        if self._pointers != pointers:
+            self.launcher.replace(0, tiles(q_tiles(self._problem, views.q, self._facts), "q", OPERATOR))
+            self.launcher.replace(1, tiles(k_tiles(self._problem, views.k, self._facts), "k", OPERATOR))
+            self._pointers = pointers
         for name in _ARRAYS[:-1]:
             seen: View | None = getattr(views, name)
             setattr(self._record, name, None if seen is None else seen.ptr)
