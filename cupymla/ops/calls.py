@@ -93,7 +93,7 @@ class Calls(Operation):
                 addresses += places
         call.run(addresses, numbers, pointer)
         tensor.release(index, pointer)
-        if keep is not None and driver.capturing(pointer):
+        if keep is not None and not framework.graphs_keep_memory and driver.capturing(pointer):
             captured.keep(keep)
         if self._returns_results:
             return arrays[0] if len(arrays) == 1 else tuple(arrays)

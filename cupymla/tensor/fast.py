@@ -42,7 +42,13 @@ def number_class(value: Any) -> str:
 
 
 class Framework(Protocol):
-    """What a call needs of a framework beside its arrays."""
+    """What a call needs of a framework beside its arrays.
+
+    Attributes:
+        graphs_keep_memory: whether what is allocated while a graph is captured stays the graph's, given back or not.
+    """
+
+    graphs_keep_memory: bool
 
     def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         """Addresses of arrays, all multiples of 16, and behind them the index of the first one's GPU.
@@ -64,6 +70,8 @@ class Framework(Protocol):
 
 class _Cupy:
     """CuPy's arrays; `Framework`."""
+
+    graphs_keep_memory = False
 
     def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         kind = type(arrays[0])
@@ -95,6 +103,8 @@ class _Cupy:
 
 class _Torch:
     """Tensors of torch's own class that are no more than their memory; `Framework`."""
+
+    graphs_keep_memory = True
 
     def look(self, arrays: Sequence[Any], facts: list[Any], numbers: list[float]) -> list[int] | None:
         torch: Any = sys.modules["torch"]

@@ -25,6 +25,7 @@ class Short:
     def __init__(self) -> None:
         self.calls = declared("sparse_mla_fwd").calls()
         self.bound = 0
+        self.workspace_bytes = 0
         self.runs: list[list[int]] = []
         self.dispatched = 0
 
@@ -33,7 +34,7 @@ class Short:
         short = self
 
         class Binding:
-            launcher, workspace_bytes = None, 0
+            launcher, workspace_bytes = None, short.workspace_bytes
             at: tuple[int, ...] = ()
 
             def point(self, views: Any, results: Any, workspace: int) -> None:
@@ -154,3 +155,11 @@ def test_whoever_listens_gets_to_see_the_call(short: Short) -> None:
     torch.func.vmap(mapped)(q[None])
     assert seen == [False]
     assert short.takes(q, kv, indices)
+
+
+def test_a_captured_workspace_is_the_graphs(short: Short, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's allocator gives a graph a pool of its own; to keep the memory as well would be for good."""
+    monkeypatch.setattr(driver, "capturing", lambda stream: True)
+    monkeypatch.setattr(bound.captured, "keep", lambda memory: pytest.fail("kept"))
+    short.workspace_bytes = 64
+    assert short.takes(*inputs())
