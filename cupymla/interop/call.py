@@ -231,7 +231,7 @@ def _views(call: Call, device: Device) -> list[tuple[str, View]]:
 class Compiled(BoundCall):
     """A bound call of a compiled program."""
 
-    __slots__ = ("_given", "_numbers", "_order")
+    __slots__ = ("_constants", "_given", "_order")
 
     def __init__(self, call: Call, device: Device, addresses: Sequence[int]) -> None:
         """Bind, with the device's context current, for contiguous arrays. Raises what the operator raises.
@@ -249,7 +249,7 @@ class Compiled(BoundCall):
         super().__init__(calls, calls.checked(seen_all, options), recorded=True)
         if calls.arguments.has_workspace and seen_all[-1] is not None:
             require(seen_all[-1], self.workspace_bytes, call.name)
-        self._numbers = numbers_of(seen_all)
+        self._constants = numbers_of(seen_all)
         self._given = views[0][1]
         places = {name: place for place, (name, _) in enumerate(views)}
         results = [name for name in calls.arguments.results if name in places]
@@ -263,7 +263,7 @@ class Compiled(BoundCall):
         if self.workspace_bytes and len(ordered) == len(self.names) + len(self.results):
             place, keep = self.memory(lambda: self._given, stream, stream)
             ordered.append(place)
-        self.run(ordered, self._numbers, stream)
+        self.run(ordered, self._constants, stream)
         if keep is not None and driver.capturing(stream):
             captured.keep(keep)
 

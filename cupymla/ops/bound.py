@@ -152,7 +152,7 @@ class BoundCall:
     """
 
     __slots__ = (
-        *("_addresses", "_count", "_operation", "_reaches", "_views", "binding"),
+        *("_addresses", "_count", "_numbers", "_operation", "_reaches", "_views", "binding"),
         *("in_use", "is_written", "maker", "names", "problem", "results", "views", "workspace_bytes"),
         "workspace_maker",
     )
@@ -176,6 +176,7 @@ class BoundCall:
         self.binding = operation.bind(self.views, self.problem, places, recorded)
         self.workspace_bytes = self.binding.workspace_bytes
         self._addresses: list[int] | None = None
+        self._numbers: list[float] | None = []
         written = (*arguments.outputs, *arguments.updates)
         self.is_written = any(name in given for name in written)
         self._reaches = [
@@ -235,7 +236,7 @@ class BoundCall:
             stream: to run on.
         """
         self.in_use = True
-        if numbers or addresses != self._addresses:
+        if addresses != self._addresses or numbers != self._numbers:
             self.point(addresses, numbers)
         self.binding.launch(stream)
         self.in_use = False
@@ -252,7 +253,10 @@ class BoundCall:
             self.binding.point(self.views, addresses[count:after], workspace)
             self._addresses = addresses
         if numbers:
+            self._numbers = None
             self.binding.scale(*numbers)  # type: ignore[attr-defined]
+            # Zeros are equal whatever their signs.
+            self._numbers = None if 0.0 in numbers else numbers
 
 
 class _Bound(threading.local):

@@ -90,19 +90,21 @@ class Kit:
         class Binding:
             launcher, workspace_bytes, times = None, 0, 0
             places: tuple[int, ...] = ()
+            numbers: tuple[float, ...] = ()
 
             def point(self, seen: Arrays, results: Sequence[int], workspace: int) -> None:
                 self.times += 1
                 self.places = tuple(v.ptr for v in (seen.x, seen.y) if isinstance(v, View))
 
             def scale(self, *numbers: float) -> None:
-                kit.numbers.append(numbers)
+                self.numbers = numbers
 
             def launch(self, stream: int) -> None:
                 if kit.within is not None:
                     within, kit.within = kit.within, None
                     within()
                 kit.runs.append(list(self.places))
+                kit.numbers.append(self.numbers)
                 kit.pointed.append(self.times)
                 kit.streams.append(stream)
                 if kit.fails is not None:
@@ -205,7 +207,7 @@ def test_a_number_in_the_place_of_an_array_is_given_to_each_run(machine: Emulate
     x = floats(machine, 4)
     kit(x, 5.0)
     del kit.bound[:], kit.numbers[:]
-    numbers = (2.0, -0.0, 3, np.float32(0.1), np.int64(-5), 1, 1.0, np.float64(1), 0)
+    numbers = (2.0, 0.0, -0.0, 3, np.float32(0.1), np.int64(-5), 1, 1.0, np.float64(1), 0)
     for _ in range(2):
         for number in numbers:
             kit(x, number)
