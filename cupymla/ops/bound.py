@@ -144,6 +144,8 @@ class BoundCall:
         binding: its kernels.
         results: shapes and dtypes of what it returns, and of nothing else.
         names: of its arrays, inputs and what is written beside the results, in the order of their addresses.
+        places: theirs among all arrays, in the declared order.
+        result_places: likewise of the results; None for those that the call makes, not all of which have a name.
         workspace_bytes: what a run needs beside its arrays.
         is_written: whether it writes an array that it is given.
         in_use: whether it runs, or was interrupted when it last ran. Its addresses are somebody's then.
@@ -153,8 +155,8 @@ class BoundCall:
 
     __slots__ = (
         *("_addresses", "_count", "_numbers", "_operation", "_reaches", "_views", "binding"),
-        *("in_use", "is_written", "maker", "names", "problem", "results", "views", "workspace_bytes"),
-        "workspace_maker",
+        *("in_use", "is_written", "maker", "names", "places", "problem", "result_places", "results"),
+        *("views", "workspace_bytes", "workspace_maker"),
     )
 
     def __init__(self, operation: Operation, checked: Checked, recorded: bool = False) -> None:
@@ -165,12 +167,16 @@ class BoundCall:
         self._operation = operation
         self.results = tuple(operation.wanted(self.views, self.problem))
         like = views[0]
-        places = []
-        for number, (shape, dtype) in enumerate(self.results):
-            own = given.get(arguments.results[number]) if number < len(arguments.results) else None
-            places.append(own or tensor.contiguous(like, shape, dtype))
+        order = {name: number for number, name in enumerate(arguments.names) if name in given}
+        named = (*arguments.results, *("",) * len(self.results))
+        self.result_places = tuple([order.get(name) for name, _ in zip(named, self.results)])  # noqa: B905 - not all are wanted
+        places = [
+            tensor.contiguous(like, shape, dtype) if place is None else views[place]
+            for place, (shape, dtype) in zip(self.result_places, self.results, strict=True)
+        ]
         addressed = (*arguments.inputs, *arguments.written)
         self.names = tuple(n for n in addressed if isinstance(given.get(n), View))
+        self.places = tuple([order[name] for name in self.names])
         self._views = [given[name] for name in self.names]
         self._count = len(self._views)
         self.binding = operation.bind(self.views, self.problem, places, recorded)

@@ -9,7 +9,7 @@ from typing import Any
 from .. import driver, tensor
 from ..errors import InputError, UnsupportedError
 from ..tensor import Allocation, View, fast
-from .arguments import Arguments, Flag, all_plain
+from .arguments import Flag, all_plain
 from .bound import BoundCall, Operation, bound, captured, kept, numbers_of, taken
 from .operator import CpuCall, Prepared
 from .workspace import require
@@ -133,7 +133,7 @@ class Calls(Operation):
                 call = kept(key, BoundCall(self, checked))
             self._check(call, seen, options, check_indices, stream)
             pointer = tensor.launch_stream(given, stream)
-            arrays = _Arrays(call, self.arguments, seen, None if stream is None else pointer)
+            arrays = _Arrays(call, seen, None if stream is None else pointer)
             place, keep = self._workspace(call, seen, None if stream is None else pointer, pointer)
             addresses = [*arrays.addresses, *place]
             call.run(addresses, numbers_of(seen), pointer)
@@ -145,8 +145,7 @@ class Calls(Operation):
     def _check(self, call: BoundCall, seen: Sequence[Any], options: Any, check_indices: object, stream: object) -> None:
         """What each call is checked for: arrays apart from each other, and index values where that is asked for."""
         asked = self._asked(check_indices)
-        addresses = [view.ptr for view in seen if isinstance(view, View)]
-        if asked or (call.is_written and not call.lies_apart(addresses)):
+        if asked or (call.is_written and not call.lies_apart([v.ptr for v in seen if isinstance(v, View)])):
             views, problem = self.read(**self.arguments.named(seen, options))
             if asked and self.look is not None:
                 self.look(views, problem, stream)
@@ -247,15 +246,13 @@ class _Arrays:
         fresh: whether any was made here.
     """
 
-    def __init__(self, call: BoundCall, arguments: Arguments[Any, Any], seen: Sequence[Any], own: int | None) -> None:
+    def __init__(self, call: BoundCall, seen: Sequence[Any], own: int | None) -> None:
         """Take or make them; `own`: the stream they are written on where it is not the current one of the first."""
-        by_name = dict(zip(arguments.names, seen, strict=True))
-        names = (*arguments.results, *(None,) * len(call.results))
         self._arrays: list[View | Allocation] = [
-            by_name.get(name) or tensor.allocate(seen[0], shape, dtype, own)
-            for name, (shape, dtype) in zip(names, call.results)  # noqa: B905 - not all of them are wanted
+            tensor.allocate(seen[0], shape, dtype, own) if place is None else seen[place]
+            for place, (shape, dtype) in zip(call.result_places, call.results, strict=True)
         ]
-        self.addresses = [by_name[name].ptr for name in call.names] + [array.ptr for array in self._arrays]
+        self.addresses = [seen[place].ptr for place in call.places] + [array.ptr for array in self._arrays]
         self.fresh = any(isinstance(array, Allocation) for array in self._arrays)
 
     def require_mutable(self, like: View) -> None:
@@ -299,7 +296,7 @@ class PreparedCall:
         with driver.beside_captures(), driver.on_device(self._device):
             self._call = call = BoundCall(calls, checked)
             calls._check(call, seen, options, check_indices, stream)
-            arrays = _Arrays(call, calls.arguments, seen, own)
+            arrays = _Arrays(call, seen, own)
             arrays.require_mutable(like)
             place, self._keep = calls._workspace(call, seen, own, pointer, prepared=True)
             call.point([*arrays.addresses, *place], numbers_of(seen))

@@ -94,18 +94,18 @@ class Binding(Launches):
     """The kernel with everything that one problem and its layouts fix; it launches nothing without a query or a key."""
 
     def __init__(self, views: Views, problem: Problem, logits: View) -> None:
-        self._problem = problem
         self._pointers: tuple[int, int] | None = None
         launcher = None
         if 0 not in problem.shape:
             index = problem.device.index
             source = plan.plan(problem, driver.arch_of(problem.device))
             kernel = build.kernel(source, index)
-            self._facts = facts = kernel.facts
+            facts = kernel.facts
             check_record(source, facts, Parameters)
             work = plan.work_assignment(problem, facts, driver.multiprocessor_count(index))
             geometry = Geometry((work.ctas, 1, 1), facts["threads"], facts["smem_bytes"], facts["cluster"])
             self._record = record(problem, work, views, logits)
+            self._maps = q_tiles(problem, views.q, facts), k_tiles(problem, views.k, facts)
             launcher = Launcher(kernel, geometry, (ctypes.c_byte(), ctypes.c_byte(), self._record))
         super().__init__(launcher)
 
@@ -115,8 +115,8 @@ class Binding(Launches):
             return
         pointers = views.q.ptr, views.k.ptr
         if self._pointers != pointers:
-            self.launcher.replace(0, tiles(q_tiles(self._problem, views.q, self._facts), "q", OPERATOR))
-            self.launcher.replace(1, tiles(k_tiles(self._problem, views.k, self._facts), "k", OPERATOR))
+            self.launcher.replace(0, tiles(self._maps[0]._replace(ptr=views.q.ptr), "q", OPERATOR))
+            self.launcher.replace(1, tiles(self._maps[1]._replace(ptr=views.k.ptr), "k", OPERATOR))
             self._pointers = pointers
         for name in _ARRAYS[:-1]:
             seen: View | None = getattr(views, name)
