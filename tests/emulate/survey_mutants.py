@@ -150,7 +150,10 @@ def relocate(name: str) -> None:
     """Write down where the sources of today have the mutants that are listed of a kernel."""
     kernel, entry = KERNELS[name], read()[name]
     every = operators.variants(registry.named(kernel.operator), [kernel.arch])
-    source = next(each for each in every if str(each) == entry["kernel"])
+    source = next((each for each in every if str(each) == entry["kernel"]), None)
+    if source is None:  # of an open set, which its problem chooses from
+        print(f"{name}: left, for the listing of kernels does not have {entry['kernel']}")
+        return
     today = mutants.resolved(build.ptx(source), source.entry, [identity(each) for each in entry["mutants"]])
     with changed() as known:
         for each, mutant in zip(known[name]["mutants"], today, strict=True):
