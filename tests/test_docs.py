@@ -20,12 +20,15 @@ PROSE = {"architecture.md", "testing.md"}
 """Pages of interfaces and prose."""
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in PROSE)
 OPERATORS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("cupymla/ops/*/README.md"))
+KERNELS = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("cuda/**/README.md") if "third_party" not in p.parts)
+KERNEL_WORDS = 800
 LINKED = [
     *sorted(f"docs/{page.name}" for page in DOCS.glob("*.md")),
     "README.md",
     "tests/README.md",
     *OPERATORS,
-    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("cuda/**/README.md") if "third_party" not in p.parts),
+    *KERNELS,
+    *sorted(f"docs/log/{page.name}" for page in DOCS.glob("log/*.md")),
 ]
 
 
@@ -93,6 +96,18 @@ def test_links_lead_to_headings_that_are_there(page: str) -> None:
         if part not in headings((place.parent / target) if target else place)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", KERNELS)
+def test_a_kernels_page_is_short(page: str) -> None:
+    """Words as `wc -w` counts them; no table there is generated. What is longer belongs into docs/log."""
+    assert len((ROOT / page).read_text().split()) <= KERNEL_WORDS
+
+
+@pytest.mark.parametrize("page", KERNELS)
+def test_a_kernels_page_links_into_the_log_as_a_whole(page: str) -> None:
+    links = re.findall(r"\[([^\]]*)\]\([^)]*docs/log/([^)]*)\)", (ROOT / page).read_text())
+    assert [link for link in links if link[0].lower() != "see the log" or "#" in link[1]] == []
 
 
 TARGETS = sorted(ROOT.glob("cuda/*/sm*/README.md"))
