@@ -112,8 +112,13 @@ def marked_table(name: str, heading: str, columns: Sequence[str], rows: Iterable
     return "\n".join(lines)
 
 
+def marked_text(name: str, text: str) -> str:
+    """Text between the markers by which `replaced` finds it on a page."""
+    return f"<!-- {name}:begin -->\n{text}\n<!-- {name}:end -->"
+
+
 def replaced(page: str, made: str) -> str:
-    """A page with what `marked_table` made in the place of what it has between these markers.
+    """A page with what `marked_table` or `marked_text` made in the place of what it has between these markers.
 
     Raises ValueError for a page without them.
     """
