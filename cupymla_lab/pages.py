@@ -42,6 +42,7 @@ class Comparison:
         case: its name there.
         peer: the name of what was timed beside it; None to compare with the cuBLAS rate of the same run.
         words: what that is, in words.
+        short: the problem in the words of the picture.
     """
 
     problem: str
@@ -49,6 +50,7 @@ class Comparison:
     case: str
     peer: str | None
     words: str
+    short: str
 
 
 COMPARISONS = (
@@ -58,6 +60,7 @@ COMPARISONS = (
         "h128_d576_k2048_q4096_kv8192",
         None,
         "cuBLAS bf16 matrix product, 8192 x 8192 x 8192",
+        "sparse attention, forward",
     ),
     Comparison(
         "the same, backward",
@@ -65,6 +68,7 @@ COMPARISONS = (
         "h128_d576_k2048_q4096_kv8192",
         None,
         "cuBLAS bf16 matrix product, 8192 x 8192 x 8192",
+        "sparse attention, backward",
     ),
     Comparison(
         "NVFP4 weights, 7168 x 16384, times one vector",
@@ -72,6 +76,7 @@ COMPARISONS = (
         "m7168_k16384_l1_n1",
         "cuBLAS bf16",
         "cuBLAS with bf16 weights",
+        "NVFP4 weights times one vector",
     ),
     Comparison(
         "paged decode, 64 sequences of 1 to 8192 tokens, dense bias",
@@ -79,6 +84,7 @@ COMPARISONS = (
         "mha16x128_b64_c1-8192_dense",
         "torch SDPA, gathered",
         "torch SDPA, cache already contiguous and padded",
+        "paged decode, ragged, bias",
     ),
     Comparison(
         "paged decode, 32 sequences of 2048 tokens, dense bias",
@@ -86,6 +92,7 @@ COMPARISONS = (
         "mha16x64_b32_c2048_dense",
         "torch SDPA, gathered",
         "torch SDPA, cache already contiguous",
+        "paged decode, equal lengths, bias",
     ),
 )
 
@@ -130,27 +137,94 @@ def performance(operator: str) -> str:
     return report.marked_table("performance", heading, columns, rows)
 
 
-def comparison() -> str:
-    """The README's table: five problems, each with what was measured beside it in the same run."""
-    rows = []
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison with its numbers.
+
+    Attributes:
+        ours, theirs: rates in TFLOPS, or times in microseconds, with their unit.
+        ratio: how fast cupymla is, 1 for equally fast.
+    """
+
+    entry: Comparison
+    ours: str
+    theirs: str
+    ratio: float
+
+
+def compared() -> tuple[str, list[Compared]]:
+    """Of which GPU and when, and the comparisons with the numbers that are recorded."""
+    found = []
     runs = []
     for entry in COMPARISONS:
-        found = benchmark(entry.operator)
-        assert found is not None, entry.operator
-        runs.append(found)
-        (ours,) = (row for row in found.rows if row.case == entry.case)
+        run = benchmark(entry.operator)
+        if run is None:
+            raise ValueError(f"no benchmark of {entry.operator} is recorded in docs/benchmarks/{GPU}")
+        runs.append(run)
+        (ours,) = (row for row in run.rows if row.case == entry.case)
         if entry.peer is None:
-            limit = found.ceilings["cublas_bf16_tflops"]
-            cells = [f"{ours.tflops:.0f} TFLOPS", f"{entry.words}: {limit:.0f} TFLOPS", f"{ours.of_ceiling:.2f} of it"]
+            limit = run.ceilings["cublas_bf16_tflops"]
+            found.append(Compared(entry, f"{ours.tflops:.0f} TFLOPS", f"{limit:.0f} TFLOPS", ours.of_ceiling))
         else:
-            (theirs,) = (row for row in found.rivals if (row.case, row.name) == (entry.case, entry.peer))
-            ratio = theirs.us / ours.us
-            said = f"{ratio:.2f}x as fast" if ratio >= 1 else f"{ratio:.2f}x as fast: slower"
-            cells = [f"{_digits(ours.us)} us", f"{entry.words}: {_digits(theirs.us)} us", said]
-        rows.append([entry.problem, *cells])
-    dates = sorted({found.date for found in runs})
-    heading = f"{runs[0].gpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-    return report.marked_table("peers", heading, ["problem", "cupymla", "measured beside it", "cupymla is"], rows)
+            (theirs,) = (row for row in run.rivals if (row.case, row.name) == (entry.case, entry.peer))
+            times = f"{_digits(ours.us)} us", f"{_digits(theirs.us)} us"
+            found.append(Compared(entry, *times, theirs.us / ours.us))
+    dates = sorted({run.date for run in runs})
+    return f"{runs[0].gpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", found
+
+
+def comparison() -> str:
+    """The README's table: five problems, each with what was measured beside it in the same run."""
+    where, found = compared()
+    rows = [
+        [
+            one.entry.problem,
+            one.ours,
+            f"{one.entry.words}: {one.theirs}",
+            f"{one.ratio:.2f}x{' (slower)' * _loses(one)}",
+        ]
+        for one in found
+    ]
+    columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
+    return report.marked_table("peers", f"{where}.", columns, rows)
+
+
+def _loses(one: Compared) -> bool:
+    """Whether another library is faster; a ceiling is nobody's time for the same problem."""
+    return one.entry.peer is not None and one.ratio < 1
+
+
+def picture() -> str:
+    """The README's picture, an SVG: a bar for each comparison, and a line where both are equally fast."""
+    where, found = compared()
+    left, width, row, top = 330, 330, 44, 46
+    scale = width / max(3.0, *(one.ratio for one in found))
+    height = top + row * len(found) + 34
+    base = left + scale
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="760" height="{height}" fill="white"/>',
+        f'<text x="12" y="20" font-size="13" font-weight="bold">Speed beside what was measured in the same run '
+        f"({where})</text>",
+    ]
+    for number, one in enumerate(found):
+        y = top + row * number
+        color = "#999999" if one.entry.peer is None else "#cc6677" if _loses(one) else "#4477aa"
+        lines += [
+            f'<text x="12" y="{y + 13}">{one.entry.short}</text>',
+            f'<text x="12" y="{y + 28}" fill="#666666" font-size="11">beside {one.entry.words}</text>',
+            f'<rect x="{left}" y="{y + 4}" width="{one.ratio * scale:.0f}" height="22" fill="{color}"/>',
+            f'<text x="{left + one.ratio * scale + 6:.0f}" y="{y + 20}">{one.ratio:.2f}x</text>',
+        ]
+    end = top + row * len(found)
+    lines += [
+        f'<line x1="{base:.0f}" x2="{base:.0f}" y1="{top - 6}" y2="{end}" stroke="black" stroke-dasharray="4 3"/>',
+        f'<text x="12" y="{end + 18}" fill="#666666" font-size="11">grey: share of a ceiling, the rate of cuBLAS; '
+        "blue: faster than another library; red: slower</text>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 # Support -------------------------------------------------------------------------------------------------------------
@@ -208,6 +282,9 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
 }
 
 
+PICTURE = "docs/benchmarks/comparison.svg"
+
+
 def renewed(name: str, page: str) -> str:
     """A page of `PARTS` with its generated parts made anew. Raises ValueError where it has no markers for one."""
     for make in PARTS[name]:
@@ -218,6 +295,7 @@ def renewed(name: str, page: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: rewrite the pages, and name those that changed."""
     argparse.ArgumentParser(prog="python -m cupymla_lab pages", description=__doc__).parse_args(arguments)
+    (machine.ROOT / PICTURE).write_text(picture(), encoding="utf-8")
     for name in PARTS:
         file = machine.ROOT / name
         before = file.read_text(encoding="utf-8")

@@ -47,7 +47,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         image, text, target, part = match[1], match[2], match[3], match[4] or ""
         place = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
         uri = places.get(place, place.removeprefix("docs/") if place.startswith("docs/") else "")
-        if uri and files.get_file_from_path(uri) is not None:
+        file = files.get_file_from_path(uri) if uri else None
+        if file is not None and file.inclusion.is_included():
             relative = posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".")
             return f"{image}[{text}]({relative}{part})"
         name = posixpath.basename(place)
