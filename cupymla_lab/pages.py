@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -135,6 +136,19 @@ def performance(operator: str) -> str:
         f"{limits['cublas_bf16_tflops']:.0f} TFLOPS, reading {limits['read_tbps']:.2f} TB/s."
     )
     return report.marked_table("performance", heading, columns, rows)
+
+
+def host() -> str:
+    """What a call costs the host, as `scripts/bench --host` wrote it."""
+    file = machine.ROOT / "docs" / "benchmarks" / GPU / "host.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    ways = ("bare", "prepared", "ordinary", "torch", "jax")
+    rows = [
+        [f"`{row['operator']}`", str(row["launches"]), *(f"{row[way]:.1f}" if way in row else "" for way in ways)]
+        for row in content["rows"]
+    ]
+    heading = f"{content['gpu']}, driver {content['driver']}, {content['date']}."
+    return report.marked_table("host", heading, ["operator", "launches", *ways], rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +289,7 @@ PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
     "README.md": (comparison, support),
     "docs/support.md": (evidence.support_markdown,),
     "docs/reference.md": (reference,),
+    "docs/benchmarks.md": (host,),
     **{
         f"docs/operators/{entry.name}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
         for entry in registry.OPERATORS

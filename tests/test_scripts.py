@@ -17,7 +17,7 @@ from cupymla import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
-COMMANDS = ("demo", "test", "bench", "gpu_check")
+COMMANDS = ("demo", "test", "bench", "gpu_check", "docs")
 TOOLS = ("bash", "dirname", "cksum", "cat", "mktemp", "rm", "sed", "head", "flock", "env")
 
 
