@@ -249,7 +249,7 @@ def cases_since(found: Evidence) -> int:
 
 
 def support_markdown(rows: Sequence[Support] | None = None) -> str:
-    """The support table, between the markers that the README keeps it in."""
+    """The support table, between the markers that docs/support.md keeps it in."""
     lines = [BEGIN, "| operator | kernel | target | status |", "| --- | --- | --- | --- |"]
     for row in support_rows() if rows is None else rows:
         lines.append(f"| `{row.operator}` | `{row.kernel}` | `{row.arch}` | {told(row)} |")

@@ -211,7 +211,7 @@ def _loses(one: Compared) -> bool:
 def picture() -> str:
     """The README's picture, an SVG: a bar for each comparison, and a line where both are equally fast."""
     where, found = compared()
-    left, width, row, top = 330, 330, 44, 46
+    left, width, row, top = 345, 330, 44, 46
     scale = width / max(3.0, *(one.ratio for one in found))
     height = top + row * len(found) + 34
     base = left + scale
@@ -229,7 +229,7 @@ def picture() -> str:
             f'<text x="12" y="{y + 13}">{one.entry.short}</text>',
             f'<text x="12" y="{y + 28}" fill="#666666" font-size="11">beside {one.entry.words}</text>',
             f'<rect x="{left}" y="{y + 4}" width="{one.ratio * scale:.0f}" height="22" fill="{color}"/>',
-            f'<text x="{left + one.ratio * scale + 6:.0f}" y="{y + 20}">{one.ratio:.2f}x</text>',
+            f'<text x="{left + max(1, one.ratio) * scale + 6:.0f}" y="{y + 20}">{one.ratio:.2f}x</text>',
         ]
     end = top + row * len(found)
     lines += [
@@ -276,10 +276,10 @@ def written_in(name: str) -> str:
 def reference() -> str:
     """The body of the reference page: a directive of mkdocstrings for every public function."""
     lines = []
-    for operator, names in public_functions():
-        lines += [f"## {operator}", ""]
+    for _, names in public_functions():
         for name in names:
-            lines += [f"::: {written_in(name)}", "    options:", f"      heading: cupymla.{name}", ""]
+            options = ["    options:", f"      heading: cupymla.{name}", "      heading_level: 2", ""]
+            lines += [f"::: {written_in(name)}", *options]
     return report.marked_text("functions", "\n".join(lines))
 
 
