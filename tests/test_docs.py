@@ -133,6 +133,22 @@ def test_a_kernels_page_names_all_of_its_files(page: Path) -> None:
     assert sorted(file for file in page.parent.glob("*.cu*") if file.resolve() not in named) == []
 
 
+KERNELS = sorted(page for page in ROOT.glob("cuda/**/README.md") if "third_party" not in page.parts)
+KERNEL_WORDS = 800
+
+
+@pytest.mark.parametrize("page", KERNELS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_kernels_page_is_short(page: Path) -> None:
+    """Words as `wc -w` counts them: no table there is generated. What is too much goes to docs/log."""
+    assert len(page.read_text(encoding="utf-8").split()) <= KERNEL_WORDS
+
+
+@pytest.mark.parametrize("page", KERNELS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_kernels_page_links_to_pages_of_the_log_as_wholes(page: Path) -> None:
+    links = re.findall(r"\[([^\]]*)\]\([^)]*docs/log/([^)]*)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if link[0].lower() != "see the log" or "#" in link[1]] == []
+
+
 @pytest.mark.parametrize(
     "folder", sorted({page.parent for page in ROOT.glob("cuda/*/README.md")}), ids=lambda f: f.name
 )
