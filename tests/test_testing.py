@@ -313,20 +313,25 @@ def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
     assert max(subject.cases.bytes_moved(case) for case in grid) < 32e6
 
 
+MLA_SPELLED = r"h\d+_d\d+_k\d+_q\d+_kv\d+(_overlap\d+|_sorted|_fp16|_sink|_causal|_lengths|_few)?(_det)?(_dist)?"
 SPELLED = {
+    **dict.fromkeys(("sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"), MLA_SPELLED),
     "nvfp4_gemv": r"m\d+_k\d+_l\d+_n\d+(_w4a16)?(_mxfp4)?",
     "xl_paged_attention": r"(mha\d+|gqa\d+-\d+)x\d+_b\d+_c\d+(-\d+)?(_dense|_rel\d+)?(_fp8)?",
+    "indexer_logits": r"(fp8|bf16|fp16)_h\d+_d\d+_t\d+_l\d+(_causal)?",
+    "topk": r"t\d+_l\d+_k\d+(_bfloat16|_float16)?(_score)?",
 }
-MLA_SPELLED = r"h\d+_d\d+_k\d+_q\d+_kv\d+(_overlap\d+|_sorted|_fp16|_sink|_causal|_lengths|_few)?(_det)?(_dist)?"
 
 
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
 def test_benchmarks_spell_their_sizes_one_way(entry: OperatorEntry) -> None:
+    assert entry.name in SPELLED, f"no pattern says how benchmark cases of {entry.name} are spelled"
+    spelled = SPELLED[entry.name]
     for case in operators.Subject(entry.name).cases.BENCH:
-        assert re.fullmatch(SPELLED.get(entry.name, MLA_SPELLED), case.name), case.name
+        assert re.fullmatch(spelled, case.name), case.name
     for file in (ROOT / "docs" / "benchmarks").glob(f"*/{entry.name}.json"):
         for row in json.loads(file.read_text())["rows"]:
-            assert re.match(SPELLED.get(entry.name, MLA_SPELLED), row["case"]), f"{file}: {row['case']}"
+            assert re.match(spelled, row["case"]), f"{file}: {row['case']}"
 
 
 @pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
