@@ -252,7 +252,7 @@ def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
         for one in found.beside(row):
             bars.append((one.label, light, one.of_ceiling or 0.0, (*_numbers(one), one.compared(row))))
     labels = [label for label, *_ in bars]
-    figure, (panel,) = _panels(labels, 1, 6.4 + 0.066 * max(map(len, labels), default=0))
+    figure, (panel,) = _panels(labels, 1, max(9.0, 6.4 + 0.066 * max(map(len, labels), default=0)))
     shares = [100 * share for _, _, share, _ in bars]
     headings = ("us", "TFLOPS", "TB/s", "share", *(("time / ours",) if found.baselines else ()))
     columns = {heading: [cells[place] for *_, cells in bars] for place, heading in enumerate(headings)}
