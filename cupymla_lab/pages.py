@@ -111,22 +111,30 @@ def _digits(microseconds: float) -> str:
     return f"{microseconds:.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
 
 
+def _beside(row: report.BaselineRow | None) -> str:
+    """The time of a baseline, or why there is none."""
+    if row is None:
+        return ""
+    return (row.error or "").partition(":")[0] if row.us is None else _digits(row.us)
+
+
 def performance(operator: str) -> str:
     """The performance table of an operator's page: every recorded case, and what was timed beside it."""
     found = benchmark(operator)
     if found is None:
         return report.marked_text("performance", "No benchmark is recorded yet.")
-    peers = list(dict.fromkeys(row.name for row in found.rivals))
-    times = {(row.case, row.name): row.us for row in found.rivals}
-    columns = ["case", "us", "TFLOPS", "TB/s", "share of the ceiling", *(f"{name}, us" for name in peers)]
+    peers = list(dict.fromkeys(row.label for row in found.baselines))
+    times = {(row.case, row.label): row for row in found.baselines}
+    columns = ["case", "us", "TFLOPS", "TB/s", "bound", "share", *(f"{name}, us" for name in peers)]
     rows = [
         [
             f"`{row.case}`",
             _digits(row.us),
             f"{row.tflops:.0f}" if row.tflops >= 100 else f"{row.tflops:.1f}",
             f"{row.tbps:.2f}",
-            f"{row.of_ceiling:.2f}",
-            *(_digits(times[row.case, name]) if (row.case, name) in times else "" for name in peers),
+            row.bound,
+            "" if row.of_ceiling is None else f"{row.of_ceiling:.2f}",
+            *(_beside(times.get((row.case, name))) for name in peers),
         ]
         for row in found.rows
     ]
@@ -178,11 +186,12 @@ def compared() -> tuple[str, list[Compared]]:
         (ours,) = (row for row in run.rows if row.case == entry.case)
         if entry.peer is None:
             limit = run.ceilings["cublas_bf16_tflops"]
-            found.append(Compared(entry, f"{ours.tflops:.0f} TFLOPS", f"{limit:.0f} TFLOPS", ours.of_ceiling))
+            found.append(Compared(entry, f"{ours.tflops:.0f} TFLOPS", f"{limit:.0f} TFLOPS", ours.tflops / limit))
         else:
-            (theirs,) = (row for row in run.rivals if (row.case, row.name) == (entry.case, entry.peer))
-            times = f"{_digits(ours.us)} us", f"{_digits(theirs.us)} us"
-            found.append(Compared(entry, *times, theirs.us / ours.us))
+            (us,) = (row.us for row in run.baselines if (row.case, row.name) == (entry.case, entry.peer))
+            if us is None:
+                raise ValueError(f"{entry.peer} has no time for {entry.case}")
+            found.append(Compared(entry, f"{_digits(ours.us)} us", f"{_digits(us)} us", us / ours.us))
     dates = sorted({run.date for run in runs})
     return f"{runs[0].gpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", found
 

@@ -127,6 +127,7 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
 
 def bench(options: argparse.Namespace) -> int:
     """`bench`."""
+    from ..bench import baselines
     from ..bench import run as measure
     from ..bench.processes import Processes
 
@@ -139,6 +140,8 @@ def bench(options: argparse.Namespace) -> int:
     if options.host:
         return _bench_host(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
+    if options.baselines:
+        baselines.load(options.baselines)
     found: dict[str, Benchmark] = {}
     failed = False
     # A process beside this one: a kernel that faults or hangs costs its own row, and no other.
@@ -146,7 +149,9 @@ def bench(options: argparse.Namespace) -> int:
         limits = measure.ceilings(processes.result)
         with terminal.progress("timed", sum(len(cases) for _, cases in chosen)) as step:
             for subject, cases in chosen:
-                benchmark, lost = measure.run(subject, cases, limits, processes.result, step, options.commit)
+                benchmark, lost = measure.run(
+                    subject, cases, limits, processes.result, step, options.commit, options.baselines
+                )
                 found[subject.name] = benchmark
                 failed |= bool(lost)
                 _show(terminal, subject.name, benchmark, lost)
@@ -159,8 +164,9 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _show(terminal: Terminal, name: str, benchmark: Benchmark, lost: Mapping[str, str]) -> None:
-    rows = [(r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows]
-    terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
+    from ..bench.report import TABLE_COLUMNS
+
+    terminal.table(f"{name} on {benchmark.gpu}", TABLE_COLUMNS, benchmark.table())
     for case, error in lost.items():
         print(f"{name} {case}: {error}", file=sys.stderr)
 

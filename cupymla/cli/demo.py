@@ -144,7 +144,7 @@ def show(chosen: Part) -> Shown:
             from ..bench import run as bench
             from ..bench import timing
 
-            ms = bench.time_case(chosen.subject, chosen.timed, timing.Timer(), beside=False)[0] / 1e3
+            ms = bench.time_case(chosen.subject, chosen.timed, timing.Timer())[0] / 1e3
     except Exception as error:
         # A driver's, CuPy's or the compile service's: the other operators are shown all the same.
         return not_shown(chosen, f"{type(error).__name__}: {error}")
