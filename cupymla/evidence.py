@@ -160,7 +160,7 @@ def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
 def read(file: Path) -> Evidence | None:
     """The evidence in a file; None when there is none that can be read."""
     try:
-        return Evidence(**json.loads(file.read_text()))
+        return Evidence(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -168,7 +168,7 @@ def read(file: Path) -> Evidence | None:
 def read_without_gpu(file: Path) -> WithoutGpu | None:
     """The same for a run on a CPU."""
     try:
-        return WithoutGpu(**json.loads(file.read_text()))
+        return WithoutGpu(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

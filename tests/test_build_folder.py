@@ -47,7 +47,7 @@ def test_a_folder_of_another_user_is_refused(
 
 
 def test_a_folder_that_cannot_be_made_is_named(kernel: KernelSource, folder: Path) -> None:
-    folder.write_text("a file")
+    folder.write_text("a file", encoding="utf-8")
     with pytest.raises(InputError, match="CUPYMLA_CACHE_DIR"):
         build.cubin(kernel)
 
@@ -123,7 +123,7 @@ def test_without_a_usable_home_a_private_temporary_folder_serves(
     if case in ("absent", "a file"):
         home.rmdir()
     if case == "a file":
-        home.write_text("")
+        home.write_text("", encoding="utf-8")
     elif case == "read-only":
         monkeypatch.setattr(Path, "mkdir", readonly)
     elif case == "unwritable":

@@ -78,7 +78,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def headings(page: Path) -> set[str]:
     """What links to a part of a page may end in: its headings, as Markdown's readers make anchors of them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     found = (match.lower() for match in re.findall(r"^#+ (.+)$", text, flags=re.M))
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in found}
 
@@ -100,7 +100,7 @@ TARGETS = sorted(ROOT.glob("cuda/*/sm*/README.md"))
 
 @pytest.mark.parametrize("page", TARGETS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_kernels_page_names_all_of_its_files(page: Path) -> None:
-    (table,) = re.findall(r"^## Files\n\n(.*?)\n\n", page.read_text(), flags=re.M | re.S)
+    (table,) = re.findall(r"^## Files\n\n(.*?)\n\n", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     named = {
         file.resolve()
         for pattern in re.findall(r"`([\w./*]+\.cuh?)`", table)

@@ -235,7 +235,7 @@ def device_files() -> list[Path]:
 def quoted_includes(path: Path) -> list[Path]:
     """Our own files that a device file includes, resolved from its folder, then from cuda/."""
     found = []
-    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), flags=re.M):
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), flags=re.M):
         for base in (path.parent, CUDA):
             candidate = (base / name).resolve()
             if candidate.is_file() and CUDA in candidate.parents:

@@ -111,7 +111,7 @@ def _folders(source: KernelSource) -> list[Path]:
 def _read(file: Path) -> tuple[bytes, dict[str, Any]] | None:
     """An entry whose record and checksum agree; anything else is as good as absent."""
     try:
-        record = json.loads(file.with_suffix(".json").read_text())
+        record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         data = file.read_bytes()
     except (OSError, ValueError):
         return None
@@ -232,7 +232,7 @@ def _acquire(descriptor: int, source: KernelSource, lock: Path) -> bool:
             waited = time.monotonic() - started
         if waited > compiler.SAY_AFTER_SECONDS and not said:
             said = True
-            holder = lock.read_text(errors="replace").strip() or "another process"
+            holder = lock.read_text(encoding="utf-8", errors="replace").strip() or "another process"
             print(f"cupymla: waiting for {holder}, which is compiling {source}", file=sys.stderr, flush=True)
         if waited > LOCK_TIMEOUT_SECONDS:
             return False

@@ -96,7 +96,7 @@ def _in_worker(source: KernelSource, fail_on_spill: bool | None) -> Outcome:
     path = json.dumps([str(Path(__file__).resolve().parents[2]), *sys.path])
     task = json.dumps({"source": asdict(source), "fail_on_spill": fail_on_spill})
     command = [sys.executable, "-c", _WORKER, path]
-    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=task, capture_output=True, encoding="utf-8", errors="replace", check=False)
     seconds = time.monotonic() - started
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
