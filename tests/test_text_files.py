@@ -28,7 +28,9 @@ def without_encoding(tree: ast.Module) -> Iterator[int]:
 
 
 def test_calls_without_an_encoding_are_found() -> None:
-    tree = ast.parse("f.read_text()\nf.write_text('x', 'utf-8')\nrun(text=True)\nf.read_text(encoding='utf-8')\nf.read()")
+    tree = ast.parse(
+        "f.read_text()\nf.write_text('x', 'utf-8')\nrun(text=True)\nf.read_text(encoding='utf-8')\nf.read()"
+    )
     assert list(without_encoding(tree)) == [1, 2, 3]
 
 
