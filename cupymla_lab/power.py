@@ -281,7 +281,7 @@ def cells(row: PowerRow) -> tuple[str, ...]:
 
 def renewed(page: str, folder: Path) -> str:
     """A page with the table of a folder's file in the place of what it has. Raises ValueError where it has none."""
-    content = json.loads((folder / "power.json").read_text())
+    content = json.loads((folder / "power.json").read_text(encoding="utf-8"))
     limit = f"{content['limit_watts']:.0f} W at most"
     heading = f"{content['gpu']}, {limit}, driver {content['driver']}, {content['date']}."
     rows = [cells(PowerRow(**row)) for row in content["rows"]]

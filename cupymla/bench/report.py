@@ -97,7 +97,7 @@ class Benchmark:
     @classmethod
     def read(cls, file: Path) -> Benchmark:
         """A benchmark file. Raises OSError, ValueError, TypeError, KeyError when it is none."""
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in content["rows"]]
         return cls(**{**content, "rows": rows, "baselines": [BaselineRow(**row) for row in content["baselines"]]})
 
@@ -143,7 +143,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
     """
     file = folder / gpu_slug(content["gpu"]) / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return file
 
 
@@ -185,10 +185,10 @@ def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) 
     if folder is None:
         raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
     try:
-        text = renewed(page.read_text(), folder)
+        text = renewed(page.read_text(encoding="utf-8"), folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError("--page", f"a page with markers, and files in {folder} to match", repr(error)) from None
-    page.write_text(text)
+    page.write_text(text, encoding="utf-8")
 
 
 _ROW_INCHES, _LINE_INCHES = 0.14, 0.12  # a row's height is one of the first, and one of the second for each line

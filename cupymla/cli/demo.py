@@ -18,7 +18,7 @@ from .. import arch as arches
 from ..arch import Gpu
 from ..bench.report import in_digits
 from ..build import KernelSource
-from ..build.precompile import Outcome, precompile
+from ..build.precompile import Outcome, check_settings, precompile
 from ..errors import CupymlaError
 from ..ops import registry
 from ..ops.case import Case
@@ -266,6 +266,7 @@ def run(terminal: Terminal, out: Path) -> int:
     """The whole demonstration, its plot in the folder `out`; 0 when every check passed and every kernel compiled."""
     from .. import driver
 
+    check_settings()
     checks = doctor.examine()
     show_machine(terminal, checks)
     terminal.line()
