@@ -76,6 +76,11 @@ def test_ci_runs_the_test_command() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_the_workflow_runs_the_commands() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert re.findall(r"- run: (.+)", workflow) == ["scripts/test --quick", "scripts/test", "scripts/docs"]
+
+
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "workers"])
 def test_gpu_tests_that_are_skipped_are_counted_on_one_line(workers: tuple[str, ...]) -> None:
