@@ -318,11 +318,52 @@ def fp8_mqa_logits(q, kv, weights, starts, ends, clean_logits):
     seen = (place >= starts[:, None]) & (place < ends[:, None])
     return logits.masked_fill(~seen, float("-inf"))
 """,
+    "cudnn": """
+import torch
+
+class DSA:
+    def __init__(self, *arrays, softmax_scale, deterministic):
+        assert not deterministic
+
+    SparseAttentionBackward = None
+
+    def check_support(self):
+        return True
+
+    def compile(self):
+        pass
+
+    def scratch_workspace_bytes(self):
+        return 8
+
+    @staticmethod
+    def sparse_attention_backward_wrapper(
+        q, kv, out, dout, lse, sink, indices, *, softmax_scale, deterministic, workspace, dq, dkv
+    ):
+        q, kv = (tensor.float().requires_grad_() for tensor in (q, kv))
+        keys = kv[indices.long()]
+        p = torch.softmax(torch.einsum("shd,skd->shk", q, keys) * softmax_scale, -1)
+        made = torch.einsum("shk,skd->shd", p, keys[..., :512])
+        gradients = torch.autograd.grad(made, (q, kv), dout.float())
+        dq.copy_(gradients[0])
+        dkv.copy_(gradients[1])
+
+    @staticmethod
+    def sparse_attn_score_recompute_wrapper(q, kv, lse, indices, scale, *, out):
+        scores = torch.einsum("bshd,bskd->bshk", q.float(), kv[:, indices[0].long()].float()) * scale
+        p = torch.exp(scores - lse[..., None]).sum(2)
+        out.copy_(p / p.sum(-1, keepdim=True))
+
+DSA.SparseAttentionBackward = DSA
+""",
     "flashinfer": """
 def top_k(input, k, sorted=False, deterministic=False):
     return input.topk(k)
 """,
 }
+
+
+BACKWARD = ["cuDNN", "cuDNN, not deterministic"]
 
 
 @pytest.fixture
@@ -339,6 +380,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("sparse_mla_fwd", sized(16, 576, 128, 3, 300, selection="full", intent="shapes"), ["FlashMLA"]),
         ("sparse_mla_fwd", sized(64, 512, 128, 2, 200, selection="full", intent="shapes"), ["FlashMLA"]),
+        ("sparse_mla_bwd", sized(16, 576, 65, 6, 200, "_dist", "options", wants_dist=True, selection="full"), BACKWARD),
+        (
+            "sparse_mla_bwd",
+            sized(16, 576, 65, 6, 200, "_det", "options", selection="full", deterministic=True),
+            BACKWARD,
+        ),
+        ("attn_dist", sized(16, 576, 65, 6, 200, intent="options", selection="full"), ["cuDNN"]),
         ("indexer_logits", "fp8_h32_d128_t3_l200", ["DeepGEMM"]),
         ("topk", "t3_l5000_k64", ["FlashInfer", "FlashInfer, deterministic"]),
     ],
@@ -357,6 +405,9 @@ def test_an_installed_package_is_found_and_agrees(operator: str, case: Any, name
     assert list(found) == names
     for name, maker in found.items():
         baseline = baselines.make(name, maker, case, tensors, subject.outputs)
+        if operator == "sparse_mla_bwd" and ("_det" in case.name) != ("not deterministic" in name):
+            assert baseline is None
+            continue
         assert baseline is not None and baseline.version == "7.1"
         agreement.difference(operator, inputs, ours, baseline.outputs(baseline.call()))
 

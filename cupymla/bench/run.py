@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,11 +88,23 @@ def time_case(
     """
     import cupy
 
+    us, found = _times(subject, case, timer, makers or {})
+    # What it held is free now: the next case may want it in another framework.
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return us, found
+
+
+def _times(subject: Subject, case: Case, timer: Timer, makers: Mapping[str, Maker]) -> tuple[float, list[BaselineTime]]:
+    import cupy
+
     inputs = subject.cases.inputs(case, 0, cupy)
     prepared = subject.call.prepare(**inputs)
     calls: dict[str, Callable[[], object]] = {"": prepared}
     found: dict[str, BaselineTime] = {}
-    for name, maker in (makers or {}).items():
+    for name, maker in makers.items():
         version, difference, error = "", None, None
         try:
             baseline = baselines.make(name, maker, case, inputs, subject.outputs)
@@ -107,10 +120,7 @@ def time_case(
             error = f"failed: {type(raised).__name__}: {raised}"
         found[name] = BaselineTime(name, version, None, difference, error)
     times = timer.alternating_us(calls)
-    timed = [replace(one, us=times.get(name)) for name, one in found.items()]
-    del inputs, prepared, calls
-    cupy.get_default_memory_pool().free_all_blocks()
-    return times[""], timed
+    return times[""], [replace(one, us=times.get(name)) for name, one in found.items()]
 
 
 @dataclass(frozen=True, slots=True)

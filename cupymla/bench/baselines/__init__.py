@@ -93,9 +93,9 @@ def make(name: str, maker: Maker, case: Case, inputs: dict[str, Any], outputs: t
 
     match made:
         case (call, str(version)) if callable(call):
-            return Baseline(name, version, call, by_name)
+            return Baseline(name, str(version), call, by_name)
         case (call, str(version), read) if callable(call) and callable(read):
-            return Baseline(name, version, call, read)
+            return Baseline(name, str(version), call, read)
     raise InputError(f"baseline {name}", "(call, version), (call, version, read) or None", repr(made))
 
 

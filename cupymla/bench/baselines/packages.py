@@ -1,7 +1,8 @@
-"""Baselines of installed packages: FlashMLA, cuDNN's front end, DeepGEMM and FlashInfer, where torch sees the GPU.
+"""Baselines of installed packages: FlashMLA, cuDNN's front end, DeepGEMM and FlashInfer, through torch.
 
-Each is called as its own documentation shows: `flash_mla.flash_mla_sparse_fwd`, `cudnn.DSA`,
-`deep_gemm.fp8_mqa_logits`, `flashinfer.top_k`. None of these calls has been run with this module yet.
+Each is called as its own documentation shows: `flash_mla.flash_mla_sparse_fwd`, `cudnn.DSA` (the backward, with the
+score recompute where a case asks for the distribution), `deep_gemm.fp8_mqa_logits`, `flashinfer.top_k`. This module has
+run with stand-ins for these packages only, on the CPU.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _plain(case: Any, *options: str) -> bool:
 
 
 def flash_mla_forward(flash_mla: Any, case: Any, given: dict[str, Any]) -> Any:
-    """FlashMLA's sparse prefill; the heads are padded beforehand."""
+    """FlashMLA's sparse prefill; heads are padded beforehand."""
     import torch
 
     if not _plain(case) or case.topk % 128:
@@ -77,31 +78,36 @@ def flash_mla_forward(flash_mla: Any, case: Any, given: dict[str, Any]) -> Any:
     )
 
 
-def cudnn_backward(cudnn: Any, case: Any, given: dict[str, Any]) -> Any:
-    """cuDNN's sparse backward, with the distribution by its score recompute where the case asks for one. It is not
-    deterministic on Hopper."""
-    import torch
+def _cudnn_backward(in_any_order: bool) -> Make:
+    def make(cudnn: Any, case: Any, given: dict[str, Any]) -> Any:
+        import torch
 
-    if not _plain(case, "deterministic") or not hasattr(cudnn, "DSA"):
-        return None
-    q, kv, scale = given["q"], given["kv"], case.d_qk**-0.5
-    sink = torch.full((case.h_q,), float("-inf"), device=q.device)
-    arrays = (q, kv, given["out"], given["dout"], given["lse"], sink, given["indices"])
-    plan = cudnn.DSA.SparseAttentionBackward(*arrays, softmax_scale=scale)
-    if not plan.check_support():
-        return None
-    plan.compile()
-    dq, dkv = torch.empty_like(q), torch.empty_like(kv)
-    workspace = torch.empty(plan.scratch_workspace_bytes(), dtype=torch.uint8, device=q.device)
-    recompute = _recompute(cudnn, case, given)[0] if case.wants_dist else None
+        q, kv, scale = given["q"], given["kv"], case.d_qk**-0.5
+        wants_equal_bits = case.options.get("deterministic", False)
+        # Before Blackwell its sums have no order.
+        has_order = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (10, 0)
+        if not _plain(case, "deterministic") or in_any_order != (wants_equal_bits and not has_order):
+            return None
+        options = {"softmax_scale": scale, "deterministic": wants_equal_bits and has_order}
+        sink = torch.full((case.h_q,), float("-inf"), device=q.device)
+        arrays = (q, kv, given["out"], given["dout"], given["lse"], sink, given["indices"])
+        plan = cudnn.DSA.SparseAttentionBackward(*arrays, **options)
+        if not plan.check_support():
+            return None
+        plan.compile()
+        results = {"dq": torch.empty_like(q), "dkv": torch.empty_like(kv)}
+        workspace = torch.empty(plan.scratch_workspace_bytes(), dtype=torch.uint8, device=q.device)
+        recompute = _recompute(cudnn, case, given)[0] if case.wants_dist else None
 
-    def call() -> Mapping[str, Any]:
-        cudnn.DSA.sparse_attention_backward_wrapper(*arrays, softmax_scale=scale, workspace=workspace, dq=dq, dkv=dkv)
-        if recompute:
-            recompute()
-        return {"dq": dq, "dkv": dkv}
+        def call() -> Mapping[str, Any]:
+            cudnn.DSA.sparse_attention_backward_wrapper(*arrays, **options, workspace=workspace, **results)
+            if recompute:
+                recompute()
+            return results
 
-    return call, dict
+        return call, dict
+
+    return make
 
 
 def _recompute(cudnn: Any, case: Any, given: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
@@ -119,7 +125,7 @@ def _recompute(cudnn: Any, case: Any, given: dict[str, Any]) -> tuple[Callable[[
 
 def cudnn_distribution(cudnn: Any, case: Any, given: dict[str, Any]) -> Any:
     """cuDNN's score recompute, whose rows sum to 1."""
-    return _recompute(cudnn, case, given) if _plain(case) and hasattr(cudnn, "DSA") else None
+    return _recompute(cudnn, case, given) if _plain(case) else None
 
 
 def deep_gemm_logits(deep_gemm: Any, case: Any, given: dict[str, Any]) -> Any:
@@ -154,7 +160,10 @@ def _flashinfer_topk(**options: Any) -> Make:
 
 _MAKERS: Mapping[str, Mapping[str, tuple[str, Make]]] = {
     "sparse_mla_fwd": {"FlashMLA": ("flash_mla", flash_mla_forward)},
-    "sparse_mla_bwd": {"cuDNN": ("cudnn", cudnn_backward)},
+    "sparse_mla_bwd": {
+        "cuDNN": ("cudnn", _cudnn_backward(in_any_order=False)),
+        "cuDNN, not deterministic": ("cudnn", _cudnn_backward(in_any_order=True)),
+    },
     "attn_dist": {"cuDNN": ("cudnn", cudnn_distribution)},
     "indexer_logits": {"DeepGEMM": ("deep_gemm", deep_gemm_logits)},
     "topk": {
