@@ -24,6 +24,7 @@ COMMANDS = {
     "training-step": ("training_step", "time forward and backward with the distribution as one step"),
     "scaling": ("scaling", "time sparse attention over several GPUs"),
     "pages": ("pages", "renew the generated parts of the documentation"),
+    "stubs": ("stubs", "write what editors and type checkers read of the public functions"),
 }
 
 

@@ -72,7 +72,7 @@ class SoftmaxOptions(MaskOptions):
     """
 
     sm_scale: float | None = option(None, Number(SCALE_BITS, optional=True))
-    lse_base: str = option("e", Choice(("e", "2")))
+    lse_base: Literal["e", "2"] = option("e", Choice(("e", "2")))
 
     def scale(self, d_qk: int) -> float:
         """The factor of q.k."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .. import mla
 from ..operator import Prepared
@@ -32,8 +32,8 @@ def attn_dist(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
-    normalize: str | None = None,
+    lse_base: Literal["e", "2"] = "e",
+    normalize: Literal["l1"] | None = None,
     dist: Any = None,
     check_indices: bool = False,
     stream: object = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .. import mla
 from ..operator import Prepared
@@ -40,12 +40,12 @@ def sparse_mla_bwd(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
+    lse_base: Literal["e", "2"] = "e",
     deterministic: bool = False,
     attn_dist: Any = None,
     dq: Any = None,
     dkv: Any = None,
-    dkv_dtype: str | None = None,
+    dkv_dtype: Literal["float32"] | None = None,
     d_sink: Any = None,
     workspace: Any = None,
     check_indices: bool = False,

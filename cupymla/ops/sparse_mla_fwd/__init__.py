@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .. import mla
 from ..operator import Prepared
@@ -37,7 +37,7 @@ def sparse_mla_fwd(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
+    lse_base: Literal["e", "2"] = "e",
     out: Any = None,
     max_logits: Any = None,
     lse: Any = None,
