@@ -403,9 +403,9 @@ def _sanitize(
     worker = [sys.executable, "-m", "cupymla_lab.gpu", "cases", subject.name, "--kernel", kernel.name]
     worker += ["--small", "--plain-allocations"]
     command = [program, "--tool", tool, "--error-exitcode", "9", *worker]
-    with runner.sanitizer, log.open("w") as stream:
+    with runner.sanitizer, log.open("w", encoding="utf-8") as stream:
         status = status_of(command, stream, timeout, runner.over)
-    summary = [line for line in log.read_text(errors="replace").splitlines() if "SUMMARY" in line]
+    summary = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if "SUMMARY" in line]
     text = summary[-1].lstrip("= ") if summary else f"exit status {status}"
     if status:
         raise Mismatch(f"{text}, see {log}")
@@ -485,7 +485,7 @@ def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str
 
 def _show(steps: Sequence[Step], out: Path) -> None:
     details = [f"-- {step.kernel} {step.name}\n{step.note}" for step in steps]
-    (out / "details.txt").write_text("\n".join(details) + "\n")
+    (out / "details.txt").write_text("\n".join(details) + "\n", encoding="utf-8")
     print(f"{'kernel':24} {'check':10} {'':6} {'seconds':>8}  note")
     for step in steps:
         print(_line(step))

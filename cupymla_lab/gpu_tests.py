@@ -114,20 +114,22 @@ def _file_of(case: ElementTree.Element) -> str:
 
 def read(file: Path = FILE) -> list[FileResult]:
     """What is on record; nothing where there is no file."""
-    return [FileResult(**entry) for entry in json.loads(file.read_text())] if file.exists() else []
+    return [FileResult(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
 
 
 def write(results: Iterable[FileResult], file: Path = FILE) -> None:
     """Put results on record, in the place of earlier ones of the same files."""
     known = {result.file: result for result in (*read(file), *results)}
     entries = [asdict(known[name]) for name in sorted(known)]
-    file.write_text(json.dumps(entries, indent=2) + "\n")
+    file.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def files_of(paths: Sequence[str]) -> list[str]:
     """The files in these folders, or at these places, that have tests for a GPU; all but `CASES` without a path."""
     command = [*_PYTEST, "--collect-only", *(paths or ["tests"])]
-    listed = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if listed.returncode not in (0, 5):  # 5: there are none
         raise InputError("PATH", "folders or files of tests", f"{' '.join(paths)}\n{listed.stdout}{listed.stderr}")
     found = dict.fromkeys(line.partition("::")[0] for line in listed.stdout.splitlines() if _TEST.match(line))
@@ -141,7 +143,9 @@ def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
     """Run the tests of a file: pytest's exit status, and counts."""
     report = Path(folder) / f"{file.replace('/', '.')}.xml"
     command = [*_PYTEST, f"--junitxml={report}", file]
-    done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         print(f"{done.stdout}{done.stderr}", file=sys.stderr)
     print(f"{file}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.returncode}", flush=True)

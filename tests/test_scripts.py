@@ -17,7 +17,7 @@ from cupymla import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
-COMMANDS = ("demo", "test", "bench", "gpu_check")
+COMMANDS = ("demo", "test", "bench", "gpu_check", "docs")
 TOOLS = ("bash", "dirname", "cksum", "cat", "mktemp", "rm", "sed", "head", "flock", "env")
 
 
@@ -74,6 +74,11 @@ def test_commands_are_executable_bash_that_stops_on_errors(name: str) -> None:
 def test_ci_runs_the_test_command() -> None:
     assert "exec scripts/test" in (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_workflow_runs_the_commands() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert re.findall(r"- run: (.+)", workflow) == ["scripts/test --quick", "scripts/test", "scripts/docs"]
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")

@@ -8,7 +8,7 @@ from typing import Any
 from .. import tensor
 from ..errors import InputError
 from ..tensor import View
-from .arguments import Check
+from .arguments import Check, dtype_got
 from .mla import ROW_ALIGNMENT_BYTES, Layout
 
 MAX_EXTENT = 2**31 - 1
@@ -44,7 +44,8 @@ class Door:
         except InputError as refused:
             raise self.error(refused.argument, refused.expected, refused.got) from None
         if seen.dtype not in dtypes:
-            raise self.error(argument, "dtype " + " or ".join(dtypes), seen.dtype)
+            got = seen.dtype if output else dtype_got(seen, argument, dtypes)
+            raise self.error(argument, "dtype " + " or ".join(dtypes), got)
         if self._first is None:
             self._first = seen
         elif seen.device != self._first.device:

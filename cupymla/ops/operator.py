@@ -60,14 +60,38 @@ def operator(
     made = cast("Operator[P, R]", call)
     made.name = call.__name__
     # Methods to those who call them, attributes here.
-    setattr(made, "prepare", _bound(call, "prepare", prepare, Prepared[Any]))  # noqa: B010
+    setattr(made, "prepare", _bound(call, "prepare", prepare, Prepared[Any], _PREPARE))  # noqa: B010
     if workspace_bytes is not None:
-        setattr(made, "workspace_bytes", _bound(call, "workspace_bytes", workspace_bytes, int))  # noqa: B010
+        setattr(made, "workspace_bytes", _bound(call, "workspace_bytes", workspace_bytes, int, _WORKSPACE_BYTES))  # noqa: B010
     return made
 
 
-def _bound(call: Callable[P, R], method: str, work: Callable[..., T], returns: object) -> Callable[P, T]:
-    """`work` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
+_PREPARE = """\
+Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
+
+Takes the arguments of `{name}`, which says what they mean.
+
+Returns:
+    A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+    outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+    synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+Raises:
+    As `{name}`.
+"""
+
+_WORKSPACE_BYTES = """\
+How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none is used.
+
+Nothing is computed or compiled, and the arrays are not read.
+
+Raises:
+    As `{name}`.
+"""
+
+
+def _bound(call: Callable[P, R], method: str, work: Callable[..., T], returns: object, text: str) -> Callable[P, T]:
+    """`work` with the signature of `call`: it takes exactly the calls that `call` takes. `text` is its docstring."""
     name = f"{call.__name__}.{method}"
     signature = inspect.signature(call)
 
@@ -80,6 +104,7 @@ def _bound(call: Callable[P, R], method: str, work: Callable[..., T], returns: o
         return work(**given.arguments)
 
     bound.__name__ = bound.__qualname__ = name
+    bound.__doc__ = text.format(name=call.__name__)
     bound.__annotations__ = {**call.__annotations__, "return": returns}
     setattr(bound, "__signature__", signature.replace(return_annotation=returns))  # noqa: B010
     return bound

@@ -66,7 +66,7 @@ class Program:
     def save(self, file: Path) -> None:
         """Write the cubin to `file` and everything else to a `.json` beside it."""
         file.write_bytes(self.cubin)
-        file.with_suffix(".json").write_text(self.rest())
+        file.with_suffix(".json").write_text(self.rest(), encoding="utf-8")
 
     def rest(self) -> str:
         """All but the cubin, as JSON."""
@@ -82,7 +82,7 @@ class Program:
     @staticmethod
     def read(file: Path) -> Program:
         """What `save` wrote."""
-        rest = json.loads(file.with_suffix(".json").read_text())
+        rest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         sites = tuple(Site(**site) for site in rest["sites"])
         kernels, facts = tuple(rest["kernels"]), rest["facts"]
         return Program(rest["name"], file.read_bytes(), kernels, sites, rest["cta_bytes"], facts)
@@ -137,7 +137,7 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
     made = build(ptx(source), str(source), threads)
     # The cubin, which is looked for, last.
     with contextlib.suppress(OSError):
-        cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
+        cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest(), encoding="utf-8"))
         cache.keep(file, lambda part: part.write_bytes(made.cubin))
     return made
 
@@ -146,7 +146,13 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
 def _linkers() -> tuple[str, ...]:
     """All that `link` might choose among, with their releases."""
     linker, ptxas = _nvjitlink(), shutil.which("ptxas")
-    told = subprocess.run((ptxas, "--version"), capture_output=True, text=True, check=False).stdout if ptxas else ""
+    told = (
+        subprocess.run(
+            (ptxas, "--version"), capture_output=True, encoding="utf-8", errors="replace", check=False
+        ).stdout
+        if ptxas
+        else ""
+    )
     release = ".".join(map(str, linker.version())) if linker else ""
     return release, told, str(driver.version()) if driver.available() else ""
 
@@ -291,13 +297,13 @@ def _link_wheel(linker: Any, translation: Translation, library: bytes) -> bytes:
 def _link_toolkit(translation: Translation, library: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
         place = Path(folder)
-        (place / "kernel.ptx").write_text(translation.text)
+        (place / "kernel.ptx").write_text(translation.text, encoding="utf-8")
         (place / "model.o").write_bytes(library)
         assemble = ["ptxas", f"-arch={TARGET}", f"-O{OPTIMISATION}", "-c", "-o", str(place / "kernel.o")]
         assemble.append(str(place / "kernel.ptx"))
         objects = [str(place / name) for name in ("kernel.o", "model.o")]
         for command in (assemble, ["nvlink", f"-arch={TARGET}", "-o", str(place / "whole.cubin"), *objects]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
             if done.returncode:
                 raise _rejected(translation, (done.stdout + done.stderr).strip())
         return (place / "whole.cubin").read_bytes()

@@ -238,8 +238,8 @@ def test_functionalize() -> None:
             assert all(map(torch.equal, one, row))
     problem = selection()
     lse = mla.sparse_mla_fwd(*problem)[2]
-    expected = mla.attn_dist(*problem, lse)
-    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*problem, lse))(lse), expected)
+    expected = mla.attn_dist(*problem, lse=lse)
+    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*problem, lse=lse))(lse), expected)
 
 
 def test_no_gradient_through_what_has_none() -> None:

@@ -58,6 +58,35 @@ def test_blocks_are_views(entry: Any) -> None:
         entry._blocks(np.ascontiguousarray(data[4]))
 
 
+class Device(np.ndarray):
+    """An array that comes to the host as CuPy's do: in C order of its axes, whatever its strides are."""
+
+    def get(self) -> Any:
+        return np.array(self, order="C", subok=False)
+
+
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_the_example_checks_itself(entry: Any, monkeypatch: pytest.MonkeyPatch, on_a_gpu: bool) -> None:
+    made = entry.problem
+
+    def problem(m: int, k: int, batches: int, xp: Any) -> tuple[Any, ...]:
+        return tuple(array.view(Device) for array in made(m, k, batches, np))
+
+    if on_a_gpu:
+        monkeypatch.setattr(entry, "problem", problem)
+    assert entry.main() == 0
+
+
+def test_the_example_s_check_can_fail(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "custom_kernel", lambda data: data[-1])
+    assert entry.main() == 1
+
+
+@pytest.mark.gpu
+def test_the_example_on_the_gpu(entry: Any) -> None:
+    assert entry.main() == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scales_on_cpu", [False, True])
 def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
-from ..arguments import truth, whole
+from ..arguments import dtype_got, truth, whole
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -87,7 +87,7 @@ class Reader:
     def check_dtype(self, seen: View, argument: str, dtypes: Sequence[str]) -> None:
         """One of `dtypes`."""
         if seen.dtype not in dtypes:
-            self.reject(argument, "dtype " + " or ".join(dtypes), f"dtype {seen.dtype}")
+            self.reject(argument, "dtype " + " or ".join(dtypes), f"dtype {dtype_got(seen, argument, dtypes)}")
 
     def check_shape(self, seen: View, argument: str, axes: str, why: str = "") -> None:
         """The named axes, in order; see `array`. `why` ends what an error says was expected."""
