@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -264,6 +265,24 @@ def test_calls_alternate_and_slow_hosts_are_waited_for(monkeypatch: pytest.Monke
     timer.held.clear()
     timer.us(call("a", 5e-6))
     assert timer.held == {0.0}
+
+
+@pytest.mark.gpu
+def test_a_slow_hosts_time_stays_out() -> None:
+    """The host takes longer for the call than the flush does; an empty kernel is all that there is to time."""
+    import cupy
+
+    kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
+
+    def call() -> None:
+        time.sleep(5e-4)
+        kernel((1,), (32,), ())
+
+    assert timing.Timer().us(call) < 100
+    product = timing.fp8_matmul()
+    if product is not None:
+        product()
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def test_a_baseline_that_ends_the_process_costs_itself_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
