@@ -184,8 +184,8 @@ def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tu
     return status, results
 
 
-def show(results: Sequence[FileResult]) -> None:
-    """Print a table of what is on record."""
+def show(results: Sequence[FileResult], never_ran: Sequence[str] = ()) -> None:
+    """Print a table of what is on record, and of files that are not."""
     current = content_hash()
     rows = [
         (
@@ -199,6 +199,7 @@ def show(results: Sequence[FileResult]) -> None:
         )
         for result in results
     ]
+    rows += [(file, "", "", "", "not run", "", "no") for file in never_ran]
     columns = ("file", "passed", "skipped", "failed", "on", "date", "of these sources")
     Terminal(as_json=False).table("Tests on a GPU", columns, rows)
 
@@ -215,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print what is on record, and run nothing")
     options = parser.parse_args(arguments)
     if options.show:
-        show(read(options.out))
+        found = read(options.out)
+        on_record = {result.file for result in found}
+        show(found, [file for file in files_of(options.paths) if file not in on_record])
         return 0
     if not driver.device_count():
         print("these tests are for a CUDA GPU, and there is none", file=sys.stderr)
