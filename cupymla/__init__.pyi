@@ -1,6 +1,8 @@
 """Made by `python -m cupymla_lab stubs` from the functions themselves; not to be edited."""
 from typing import Any, Literal, TypeVar, overload
 
+from numpy.typing import NDArray
+
 from .errors import CompileError as CompileError
 from .errors import CupymlaError as CupymlaError
 from .errors import DriverError as DriverError
@@ -45,26 +47,13 @@ class _SparseMlaFwd:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]:
+        self, q: NDArray[Any], kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Attention of each query to the keys that its row of `indices` names.
 
         A slot j of query s holds t = indices[s, j] and counts when 0 <= t < s_kv, j < topk_length[s], and, if causal,
@@ -115,26 +104,21 @@ class _SparseMlaFwd:
         selection, DeepSeek-V3.2; the interface follows FlashMLA's sparse prefill.
         """
 
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]:
+        self, q: NDArray[Any], kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `sparse_mla_fwd`, which says what they mean.
@@ -148,25 +132,19 @@ class _SparseMlaFwd:
             As `sparse_mla_fwd`.
         """
 
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
+
     def workspace_bytes(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: Any, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used.
 
@@ -187,31 +165,12 @@ class _SparseMlaBwd:
 
     @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: None = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
         With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
@@ -271,59 +230,39 @@ class _SparseMlaBwd:
 
     @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]: ...
 
     @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: None = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `sparse_mla_bwd`, which says what they mean.
@@ -339,57 +278,37 @@ class _SparseMlaBwd:
 
     @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
+
+    @overload
+    def prepare(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
 
     def workspace_bytes(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> int:
         """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used.
 
@@ -408,23 +327,12 @@ class _SparseMlaBwdPhase1:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        indices: Any,
-        *,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        p: Any = None,
-        delta: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
 
             p     = q . kv[t], without a scale; -inf on slots that do not count
@@ -461,23 +369,19 @@ class _SparseMlaBwdPhase1:
         Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), its lines up to the scores.
         """
 
-    def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        indices: Any,
-        *,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        p: Any = None,
-        delta: Any = None,
-        check_indices: bool = False,
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
         stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def prepare(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `sparse_mla_bwd_phase1`, which says what they mean.
@@ -491,6 +395,13 @@ class _SparseMlaBwdPhase1:
             As `sparse_mla_bwd_phase1`.
         """
 
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
+        stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
+
 
 sparse_mla_bwd_phase1: _SparseMlaBwdPhase1
 
@@ -500,24 +411,13 @@ class _AttnDist:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        lse: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None,
-        dist: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> _Array:
+        self, q: NDArray[Any], kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> NDArray[Any]:
         """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
 
             dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on slots that do not count
@@ -556,24 +456,20 @@ class _AttnDist:
         L1-normalised along the sequence).
         """
 
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        lse: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None,
-        dist: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        self, q: NDArray[Any], kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `attn_dist`, which says what they mean.
@@ -587,6 +483,13 @@ class _AttnDist:
             As `attn_dist`.
         """
 
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 attn_dist: _AttnDist
 
@@ -596,22 +499,13 @@ class _Nvfp4Gemv:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        a: _Array,
-        b: Any,
-        sfa: Any,
-        sfb: Any = None,
-        *,
-        alpha: Any = None,
-        bias: Any = None,
-        out_dtype: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        c: Any = None,
+        self, a: NDArray[Any], b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
-    ) -> _Array:
+    ) -> NDArray[Any]:
         """Multiply a block-scaled 4-bit matrix with 1 to 16 vectors.
 
             c[m, n, l] = alpha * sum_k a[m, k, l] * sfa[m, k // 16, l] * b[n, k, l] * sfb[n, k // 16, l]  (+ bias)
@@ -655,22 +549,21 @@ class _Nvfp4Gemv:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
-    def prepare(
-        self,
-        a: _Array,
-        b: Any,
-        sfa: Any,
-        sfb: Any = None,
-        *,
-        alpha: Any = None,
-        bias: Any = None,
-        out_dtype: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        c: Any = None,
+    @overload
+    def __call__(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
-    ) -> Prepared[_Array]:
+    ) -> _Array: ...
+
+    @overload
+    def prepare(
+        self, a: NDArray[Any], b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `nvfp4_gemv`, which says what they mean.
@@ -684,6 +577,14 @@ class _Nvfp4Gemv:
             As `nvfp4_gemv`.
         """
 
+    @overload
+    def prepare(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 nvfp4_gemv: _Nvfp4Gemv
 
@@ -695,17 +596,10 @@ class _QuantizeNvfp4:
 
     @overload
     def __call__(
-        self,
-        x: _Array,
-        *,
-        global_scale: Literal["amax"],
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]:
+        self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Quantise a matrix to block-scaled 4-bit codes as `nvfp4_gemv` reads them.
 
         NVFP4: with y = x * global_scale (float32), a block's scale is its amax / 6 rounded to E4M3 and its codes are
@@ -740,31 +634,31 @@ class _QuantizeNvfp4:
 
     @overload
     def __call__(
-        self,
-        x: _Array,
-        *,
-        global_scale: float | Any | None = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
+        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
     ) -> tuple[_Array, _Array]: ...
 
     @overload
     def prepare(
-        self,
-        x: _Array,
-        *,
-        global_scale: Literal["amax"],
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]:
+        self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `quantize_nvfp4`, which says what they mean.
@@ -780,16 +674,23 @@ class _QuantizeNvfp4:
 
     @overload
     def prepare(
-        self,
-        x: _Array,
-        *,
-        global_scale: float | Any | None = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
+        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
+
+    @overload
+    def prepare(
+        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]: ...
 
 
@@ -801,19 +702,12 @@ class _DequantizeNvfp4:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        packed: _Array,
-        scales: Any,
-        *,
-        global_scale: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        out_dtype: Any = None,
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
+    ) -> NDArray[Any]:
         """The values that block-scaled 4-bit codes stand for: `e2m1 * scale / global_scale`, in float32, then rounded.
 
         Args:
@@ -837,19 +731,19 @@ class _DequantizeNvfp4:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
+    def __call__(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
     def prepare(
-        self,
-        packed: _Array,
-        scales: Any,
-        *,
-        global_scale: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        out_dtype: Any = None,
-        out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `dequantize_nvfp4`, which says what they mean.
@@ -863,6 +757,13 @@ class _DequantizeNvfp4:
             As `dequantize_nvfp4`.
         """
 
+    @overload
+    def prepare(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 dequantize_nvfp4: _DequantizeNvfp4
 
@@ -872,14 +773,10 @@ class _SwizzleScales:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        scales: _Array,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> NDArray[Any]:
         """Scales in cuBLASLt's 128x4 layout.
 
         Scale (i, j) of a matrix with C columns goes to byte
@@ -900,14 +797,13 @@ class _SwizzleScales:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
+    def __call__(self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> _Array: ...
+
+    @overload
     def prepare(
-        self,
-        scales: _Array,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `swizzle_scales`, which says what they mean.
@@ -921,6 +817,11 @@ class _SwizzleScales:
             As `swizzle_scales`.
         """
 
+    @overload
+    def prepare(
+        self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 swizzle_scales: _SwizzleScales
 
@@ -930,16 +831,11 @@ class _UnswizzleScales:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        swizzled: _Array,
-        rows: int,
-        columns: int,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
+        self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
-    ) -> _Array:
+    ) -> NDArray[Any]:
         """Linear scales out of cuBLASLt's 128x4 layout: the inverse of `swizzle_scales`; padding is ignored.
 
         Args:
@@ -959,16 +855,17 @@ class _UnswizzleScales:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
-    def prepare(
-        self,
-        swizzled: _Array,
-        rows: int,
-        columns: int,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
+    @overload
+    def __call__(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
-    ) -> Prepared[_Array]:
+    ) -> _Array: ...
+
+    @overload
+    def prepare(
+        self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `unswizzle_scales`, which says what they mean.
@@ -982,6 +879,12 @@ class _UnswizzleScales:
             As `unswizzle_scales`.
         """
 
+    @overload
+    def prepare(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 unswizzle_scales: _UnswizzleScales
 
@@ -993,33 +896,14 @@ class _XlPagedAttention:
 
     @overload
     def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[False] = False,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> NDArray[Any]:
         """Attention of one query token per sequence over its paged keys and values.
 
         For head h of sequence s with n keys, n = context_lens[s]:
@@ -1092,93 +976,58 @@ class _XlPagedAttention:
 
     @overload
     def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[True],
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
+    def __call__(
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
     ) -> tuple[_Array, _Array]: ...
 
     @overload
     def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: bool,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> _Array | tuple[_Array, _Array]: ...
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Any | tuple[Any, Any]: ...
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[False] = False,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `xl_paged_attention`, which says what they mean.
@@ -1194,63 +1043,47 @@ class _XlPagedAttention:
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[True],
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
+    @overload
+    def prepare(
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: bool,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array | tuple[_Array, _Array]]: ...
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[Any | tuple[Any, Any]]: ...
 
 
 xl_paged_attention: _XlPagedAttention
@@ -1261,21 +1094,13 @@ class _ReshapeAndCache:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        key: _Array,
-        value: Any,
-        k_cache: Any,
-        v_cache: Any,
-        slot_mapping: Any,
-        *,
+        self, key: NDArray[Any], value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Write new keys and values into the paged cache, in place.
 
         Token t goes to block slot // block_size at offset slot % block_size, slot = slot_mapping[t]; a slot outside the
@@ -1305,21 +1130,21 @@ class _ReshapeAndCache:
             UnsupportedError: no kernel serves the arrays' device.
         """
 
-    def prepare(
-        self,
-        key: _Array,
-        value: Any,
-        k_cache: Any,
-        v_cache: Any,
-        slot_mapping: Any,
-        *,
+    @overload
+    def __call__(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def prepare(
+        self, key: NDArray[Any], value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `reshape_and_cache`, which says what they mean.
@@ -1333,6 +1158,14 @@ class _ReshapeAndCache:
             As `reshape_and_cache`.
         """
 
+    @overload
+    def prepare(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
+
 
 reshape_and_cache: _ReshapeAndCache
 
@@ -1342,15 +1175,11 @@ class _CopyBlocks:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        k_cache: _Array,
-        v_cache: Any,
-        mapping: Any,
-        *,
-        check_indices: bool = False,
+        self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
-    ) -> tuple[_Array, _Array]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
         Pairs that name a block outside the cache are skipped. A destination that appears twice, or that is also a source,
@@ -1372,15 +1201,16 @@ class _CopyBlocks:
             UnsupportedError: no kernel serves the arrays' device.
         """
 
+    @overload
+    def __call__(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
     def prepare(
-        self,
-        k_cache: _Array,
-        v_cache: Any,
-        mapping: Any,
-        *,
-        check_indices: bool = False,
+        self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `copy_blocks`, which says what they mean.
@@ -1394,6 +1224,11 @@ class _CopyBlocks:
             As `copy_blocks`.
         """
 
+    @overload
+    def prepare(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
+
 
 copy_blocks: _CopyBlocks
 
@@ -1403,13 +1238,8 @@ class _RelShift:
 
     name: str
 
-    def __call__(
-        self,
-        x: _Array,
-        *,
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+    @overload
+    def __call__(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> NDArray[Any]:
         """Align scores against reversed relative positions with keys: Transformer-XL's shift.
 
         Row i of x [..., q_len, k_len] holds query i's score at column c for the distance k_len - 1 - c, the order in
@@ -1437,13 +1267,11 @@ class _RelShift:
         Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, appendix B.
         """
 
-    def prepare(
-        self,
-        x: _Array,
-        *,
-        out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+    @overload
+    def __call__(self, x: _Array, *, out: Any = None, stream: object = None) -> _Array: ...
+
+    @overload
+    def prepare(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> Prepared[NDArray[Any]]:
         """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `rel_shift`, which says what they mean.
@@ -1457,6 +1285,9 @@ class _RelShift:
             As `rel_shift`.
         """
 
+    @overload
+    def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]: ...
+
 
 rel_shift: _RelShift
 
@@ -1466,19 +1297,12 @@ class _MatrixBd:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        query: _Array,
-        pos_emb: Any,
-        pos_bias_v: Any = None,
-        *,
-        context_lens: Any,
-        max_context: int,
+        self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32",
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> NDArray[Any]:
         """The dense relative bias of a decode step, as xl_paged_attention takes it: terms (b) + (d) of Transformer-XL.
 
         With n = context_lens[s] held to 0 .. max_context:
@@ -1507,19 +1331,19 @@ class _MatrixBd:
         Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3.
         """
 
-    def prepare(
-        self,
-        query: _Array,
-        pos_emb: Any,
-        pos_bias_v: Any = None,
-        *,
-        context_lens: Any,
-        max_context: int,
+    @overload
+    def __call__(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32",
-        out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
+    def prepare(
+        self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `matrix_bd`, which says what they mean.
@@ -1533,6 +1357,13 @@ class _MatrixBd:
             As `matrix_bd`.
         """
 
+    @overload
+    def prepare(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 matrix_bd: _MatrixBd
 
@@ -1542,23 +1373,12 @@ class _IndexerLogits:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        k: Any,
-        weights: Any,
-        *,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        starts: Any = None,
-        ends: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        relu: bool = True,
-        logits: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> NDArray[Any]:
         """Score every key for each query with the lightning indexer's heads.
 
             logits[t, s] = k_scale[s] * sum over h of weights[t, h] * q_scale[t, h] * relu(q[t, h] . k[s])
@@ -1596,23 +1416,19 @@ class _IndexerLogits:
         Source: the lightning indexer of DeepSeek-V3.2, section 2.1.
         """
 
+    @overload
+    def __call__(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        k: Any,
-        weights: Any,
-        *,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        starts: Any = None,
-        ends: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        relu: bool = True,
-        logits: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
+        self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]:
         """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `indexer_logits`, which says what they mean.
@@ -1626,6 +1442,13 @@ class _IndexerLogits:
             As `indexer_logits`.
         """
 
+    @overload
+    def prepare(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
+
 
 indexer_logits: _IndexerLogits
 
@@ -1637,19 +1460,10 @@ class _Topk:
 
     @overload
     def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[False] = False,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Select the largest scores of each row, exactly.
 
         The order is total: the larger score first, of equal ones the smaller index. -0.0 equals +0.0. NaN and -inf are
@@ -1684,51 +1498,38 @@ class _Topk:
 
     @overload
     def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[True],
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]: ...
 
     @overload
     def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: bool,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, ...]: ...
+        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
+        values: Any = None, stream: object = None,
+    ) -> tuple[Any, Any] | tuple[Any, Any, Any]: ...
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[False] = False,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
         """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `topk`, which says what they mean.
@@ -1744,35 +1545,31 @@ class _Topk:
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[True],
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
+
+    @overload
+    def prepare(
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: bool,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, ...]]: ...
+        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
+        values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[Any, Any] | tuple[Any, Any, Any]]: ...
 
 
 topk: _Topk

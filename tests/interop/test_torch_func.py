@@ -236,10 +236,10 @@ def test_functionalize() -> None:
     ):
         for one, row in zip(made, rows, strict=True):
             assert all(map(torch.equal, one, row))
-    problem = selection()
-    lse = mla.sparse_mla_fwd(*problem)[2]
-    expected = mla.attn_dist(*problem, lse=lse)
-    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*problem, lse=lse))(lse), expected)
+    three: tuple[Any, Any, Any] = selection()
+    lse = mla.sparse_mla_fwd(*three)[2]
+    expected = mla.attn_dist(*three, lse)
+    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*three, lse))(lse), expected)
 
 
 def test_no_gradient_through_what_has_none() -> None:
