@@ -53,7 +53,15 @@ class _SparseMlaFwd:
         attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]:
         """Attention of each query to the keys that its row of `indices` names.
 
         A slot j of query s holds t = indices[s, j] and counts when 0 <= t < s_kv, j < topk_length[s], and, if causal,
@@ -105,20 +113,20 @@ class _SparseMlaFwd:
         """
 
     @overload
-    def __call__(
-        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
-        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
-
-    @overload
     def prepare(
         self, q: NDArray[Any], kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
         attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array, _Array]]:
         """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `sparse_mla_fwd`, which says what they mean.
@@ -131,14 +139,6 @@ class _SparseMlaFwd:
         Raises:
             As `sparse_mla_fwd`.
         """
-
-    @overload
-    def prepare(
-        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
-        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
-        workspace: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
 
     def workspace_bytes(
         self, q: Any, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
@@ -170,7 +170,34 @@ class _SparseMlaBwd:
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
         With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
@@ -229,52 +256,13 @@ class _SparseMlaBwd:
         """
 
     @overload
-    def __call__(
-        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
-        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
-        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
-
-    @overload
-    def __call__(
-        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
-        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
-        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
-        check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
-
-    @overload
     def prepare(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
-        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_bwd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_bwd`.
-        """
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
@@ -301,7 +289,19 @@ class _SparseMlaBwd:
         lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
+    ) -> Prepared[tuple[_Array, _Array, _Array]]:
+        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `sparse_mla_bwd`, which says what they mean.
+
+        Returns:
+            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+        Raises:
+            As `sparse_mla_bwd`.
+        """
 
     def workspace_bytes(
         self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
@@ -332,7 +332,14 @@ class _SparseMlaBwdPhase1:
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
+        stream: object = None,
+    ) -> tuple[_Array, _Array]:
         """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
 
             p     = q . kv[t], without a scale; -inf on slots that do not count
@@ -370,18 +377,18 @@ class _SparseMlaBwdPhase1:
         """
 
     @overload
-    def __call__(
-        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
-        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
     def prepare(
         self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
         causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
+        stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]:
         """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `sparse_mla_bwd_phase1`, which says what they mean.
@@ -394,13 +401,6 @@ class _SparseMlaBwdPhase1:
         Raises:
             As `sparse_mla_bwd_phase1`.
         """
-
-    @overload
-    def prepare(
-        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
-        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]: ...
 
 
 sparse_mla_bwd_phase1: _SparseMlaBwdPhase1
@@ -417,7 +417,14 @@ class _AttnDist:
         topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> _Array:
         """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
 
             dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on slots that do not count
@@ -457,19 +464,19 @@ class _AttnDist:
         """
 
     @overload
-    def __call__(
-        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
-        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, q: NDArray[Any], kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None,
         topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
         lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
         check_indices: bool = False, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `attn_dist`, which says what they mean.
@@ -482,13 +489,6 @@ class _AttnDist:
         Raises:
             As `attn_dist`.
         """
-
-    @overload
-    def prepare(
-        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
-        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 attn_dist: _AttnDist
@@ -505,7 +505,15 @@ class _Nvfp4Gemv:
         out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> _Array:
         """Multiply a block-scaled 4-bit matrix with 1 to 16 vectors.
 
             c[m, n, l] = alpha * sum_k a[m, k, l] * sfa[m, k // 16, l] * b[n, k, l] * sfb[n, k // 16, l]  (+ bias)
@@ -550,20 +558,20 @@ class _Nvfp4Gemv:
         """
 
     @overload
-    def __call__(
-        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
-        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
-        stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, a: NDArray[Any], b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
         out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `nvfp4_gemv`, which says what they mean.
@@ -576,14 +584,6 @@ class _Nvfp4Gemv:
         Raises:
             As `nvfp4_gemv`.
         """
-
-    @overload
-    def prepare(
-        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
-        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 nvfp4_gemv: _Nvfp4Gemv
@@ -599,7 +599,28 @@ class _QuantizeNvfp4:
         self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
         scales: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]:
         """Quantise a matrix to block-scaled 4-bit codes as `nvfp4_gemv` reads them.
 
         NVFP4: with y = x * global_scale (float32), a block's scale is its amax / 6 rounded to E4M3 and its codes are
@@ -633,44 +654,11 @@ class _QuantizeNvfp4:
         """
 
     @overload
-    def __call__(
-        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
-        scales: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
-
-    @overload
-    def __call__(
-        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
-        scales: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
     def prepare(
         self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
         scales: Any = None, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `quantize_nvfp4`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `quantize_nvfp4`.
-        """
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
@@ -691,7 +679,19 @@ class _QuantizeNvfp4:
         self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
         scales: Any = None, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]: ...
+    ) -> Prepared[tuple[_Array, _Array]]:
+        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `quantize_nvfp4`, which says what they mean.
+
+        Returns:
+            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+        Raises:
+            As `quantize_nvfp4`.
+        """
 
 
 quantize_nvfp4: _QuantizeNvfp4
@@ -707,7 +707,14 @@ class _DequantizeNvfp4:
         self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
         format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
         batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
+    ) -> _Array:
         """The values that block-scaled 4-bit codes stand for: `e2m1 * scale / global_scale`, in float32, then rounded.
 
         Args:
@@ -732,18 +739,18 @@ class _DequantizeNvfp4:
         """
 
     @overload
-    def __call__(
-        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
-        out: Any = None, stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
         format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
         batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `dequantize_nvfp4`, which says what they mean.
@@ -757,13 +764,6 @@ class _DequantizeNvfp4:
             As `dequantize_nvfp4`.
         """
 
-    @overload
-    def prepare(
-        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
-        out: Any = None, stream: object = None,
-    ) -> Prepared[_Array]: ...
-
 
 dequantize_nvfp4: _DequantizeNvfp4
 
@@ -776,7 +776,10 @@ class _SwizzleScales:
     @overload
     def __call__(
         self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> _Array:
         """Scales in cuBLASLt's 128x4 layout.
 
         Scale (i, j) of a matrix with C columns goes to byte
@@ -798,12 +801,14 @@ class _SwizzleScales:
         """
 
     @overload
-    def __call__(self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> _Array: ...
+    def prepare(
+        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
 
     @overload
     def prepare(
-        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+        self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `swizzle_scales`, which says what they mean.
@@ -816,11 +821,6 @@ class _SwizzleScales:
         Raises:
             As `swizzle_scales`.
         """
-
-    @overload
-    def prepare(
-        self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 swizzle_scales: _SwizzleScales
@@ -835,7 +835,13 @@ class _UnswizzleScales:
     def __call__(
         self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> _Array:
         """Linear scales out of cuBLASLt's 128x4 layout: the inverse of `swizzle_scales`; padding is ignored.
 
         Args:
@@ -856,16 +862,16 @@ class _UnswizzleScales:
         """
 
     @overload
-    def __call__(
-        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
-        stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `unswizzle_scales`, which says what they mean.
@@ -878,12 +884,6 @@ class _UnswizzleScales:
         Raises:
             As `unswizzle_scales`.
         """
-
-    @overload
-    def prepare(
-        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 unswizzle_scales: _UnswizzleScales
@@ -903,7 +903,51 @@ class _XlPagedAttention:
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
         check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
+    def __call__(
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Any | tuple[Any, Any]:
         """Attention of one query token per sequence over its paged keys and values.
 
         For head h of sequence s with n keys, n = context_lens[s]:
@@ -975,50 +1019,6 @@ class _XlPagedAttention:
         """
 
     @overload
-    def __call__(
-        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
-        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
-        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> _Array: ...
-
-    @overload
-    def __call__(
-        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
-        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
-        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
-
-    @overload
-    def __call__(
-        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
-        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
-        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
-        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
-        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> Any | tuple[Any, Any]: ...
-
-    @overload
     def prepare(
         self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
         scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
@@ -1027,19 +1027,7 @@ class _XlPagedAttention:
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
         check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
-        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `xl_paged_attention`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `xl_paged_attention`.
-        """
+    ) -> Prepared[NDArray[Any]]: ...
 
     @overload
     def prepare(
@@ -1083,7 +1071,19 @@ class _XlPagedAttention:
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
         check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
-    ) -> Prepared[Any | tuple[Any, Any]]: ...
+    ) -> Prepared[Any | tuple[Any, Any]]:
+        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `xl_paged_attention`, which says what they mean.
+
+        Returns:
+            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+        Raises:
+            As `xl_paged_attention`.
+        """
 
 
 xl_paged_attention: _XlPagedAttention
@@ -1100,7 +1100,15 @@ class _ReshapeAndCache:
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]:
         """Write new keys and values into the paged cache, in place.
 
         Token t goes to block slot // block_size at offset slot % block_size, slot = slot_mapping[t]; a slot outside the
@@ -1131,20 +1139,20 @@ class _ReshapeAndCache:
         """
 
     @overload
-    def __call__(
-        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
     def prepare(
         self, key: NDArray[Any], value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]:
         """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `reshape_and_cache`, which says what they mean.
@@ -1157,14 +1165,6 @@ class _ReshapeAndCache:
         Raises:
             As `reshape_and_cache`.
         """
-
-    @overload
-    def prepare(
-        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]: ...
 
 
 reshape_and_cache: _ReshapeAndCache
@@ -1179,7 +1179,12 @@ class _CopyBlocks:
     def __call__(
         self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]:
         """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
         Pairs that name a block outside the cache are skipped. A destination that appears twice, or that is also a source,
@@ -1202,15 +1207,15 @@ class _CopyBlocks:
         """
 
     @overload
-    def __call__(
-        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
     def prepare(
         self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]:
         """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `copy_blocks`, which says what they mean.
@@ -1224,11 +1229,6 @@ class _CopyBlocks:
             As `copy_blocks`.
         """
 
-    @overload
-    def prepare(
-        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]: ...
-
 
 copy_blocks: _CopyBlocks
 
@@ -1239,7 +1239,10 @@ class _RelShift:
     name: str
 
     @overload
-    def __call__(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> NDArray[Any]:
+    def __call__(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, x: _Array, *, out: Any = None, stream: object = None) -> _Array:
         """Align scores against reversed relative positions with keys: Transformer-XL's shift.
 
         Row i of x [..., q_len, k_len] holds query i's score at column c for the distance k_len - 1 - c, the order in
@@ -1268,10 +1271,10 @@ class _RelShift:
         """
 
     @overload
-    def __call__(self, x: _Array, *, out: Any = None, stream: object = None) -> _Array: ...
+    def prepare(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> Prepared[NDArray[Any]]: ...
 
     @overload
-    def prepare(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> Prepared[NDArray[Any]]:
+    def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]:
         """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `rel_shift`, which says what they mean.
@@ -1284,9 +1287,6 @@ class _RelShift:
         Raises:
             As `rel_shift`.
         """
-
-    @overload
-    def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]: ...
 
 
 rel_shift: _RelShift
@@ -1302,7 +1302,14 @@ class _MatrixBd:
         self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
         out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> _Array:
         """The dense relative bias of a decode step, as xl_paged_attention takes it: terms (b) + (d) of Transformer-XL.
 
         With n = context_lens[s] held to 0 .. max_context:
@@ -1332,18 +1339,18 @@ class _MatrixBd:
         """
 
     @overload
-    def __call__(
-        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
         out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `matrix_bd`, which says what they mean.
@@ -1356,13 +1363,6 @@ class _MatrixBd:
         Raises:
             As `matrix_bd`.
         """
-
-    @overload
-    def prepare(
-        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 matrix_bd: _MatrixBd
@@ -1378,7 +1378,14 @@ class _IndexerLogits:
         self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
         ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
         logits: Any = None, stream: object = None,
-    ) -> NDArray[Any]:
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> _Array:
         """Score every key for each query with the lightning indexer's heads.
 
             logits[t, s] = k_scale[s] * sum over h of weights[t, h] * q_scale[t, h] * relu(q[t, h] . k[s])
@@ -1417,18 +1424,18 @@ class _IndexerLogits:
         """
 
     @overload
-    def __call__(
-        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
-        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
-        logits: Any = None, stream: object = None,
-    ) -> _Array: ...
-
-    @overload
     def prepare(
         self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
         ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
         logits: Any = None, stream: object = None,
-    ) -> Prepared[NDArray[Any]]:
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> Prepared[_Array]:
         """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding.
 
         Takes the arguments of `indexer_logits`, which says what they mean.
@@ -1441,13 +1448,6 @@ class _IndexerLogits:
         Raises:
             As `indexer_logits`.
         """
-
-    @overload
-    def prepare(
-        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
-        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
-        logits: Any = None, stream: object = None,
-    ) -> Prepared[_Array]: ...
 
 
 indexer_logits: _IndexerLogits
@@ -1463,7 +1463,35 @@ class _Topk:
         self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
         order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
         count: Any = None, values: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
+        values: Any = None, stream: object = None,
+    ) -> tuple[Any, Any] | tuple[Any, Any, Any]:
         """Select the largest scores of each row, exactly.
 
         The order is total: the larger score first, of equal ones the smaller index. -0.0 equals +0.0. NaN and -inf are
@@ -1497,51 +1525,11 @@ class _Topk:
         """
 
     @overload
-    def __call__(
-        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
-        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
-        count: Any = None, values: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
-        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
-        count: Any = None, values: Any = None, stream: object = None,
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
-
-    @overload
-    def __call__(
-        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
-        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
-        count: Any = None, values: Any = None, stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
-        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
-        values: Any = None, stream: object = None,
-    ) -> tuple[Any, Any] | tuple[Any, Any, Any]: ...
-
-    @overload
     def prepare(
         self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
         order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
         count: Any = None, values: Any = None, stream: object = None,
-    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]:
-        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `topk`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `topk`.
-        """
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
@@ -1569,7 +1557,19 @@ class _Topk:
         self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
         order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
         values: Any = None, stream: object = None,
-    ) -> Prepared[tuple[Any, Any] | tuple[Any, Any, Any]]: ...
+    ) -> Prepared[tuple[Any, Any] | tuple[Any, Any, Any]]:
+        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding.
+
+        Takes the arguments of `topk`, which says what they mean.
+
+        Returns:
+            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+        Raises:
+            As `topk`.
+        """
 
 
 topk: _Topk

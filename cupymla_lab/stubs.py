@@ -173,7 +173,10 @@ def _returns(variant: Variant, made: str) -> str:
 
 
 def _operator(name: str) -> Iterator[str]:
-    """An operator as a class of its own, whose only instance it is: a call, and a prepared form of the same call."""
+    """An operator as a class of its own, whose only instance it is: a call, and a prepared form of the same call.
+
+    Of several overloads the last has the docstring: that is the one that jedi shows.
+    """
     call: Any = getattr(cupymla, name)
     signature = inspect.signature(call)
     parameters = list(signature.parameters.values())
@@ -203,7 +206,9 @@ def _operator(name: str) -> Iterator[str]:
                 returned = _returns(variant, array)
             lines = ["self", *_parameters(parameters, typed)]
             yield ""
-            yield from _function(called, lines, made(returned), "" if number else text, "    ", len(each) > 1)
+            yield from _function(
+                called, lines, made(returned), text if number == len(each) - 1 else "", "    ", len(each) > 1
+            )
 
     yield from method("__call__", lambda returned: returned, doc)
     yield from method("prepare", lambda returned: f"Prepared[{returned}]", inspect.getdoc(call.prepare) or "")
@@ -258,7 +263,7 @@ def _bridged(bridge: Bridge, declaration: Declaration) -> Iterator[str]:
             returned = _arrays(len(declaration.updates or declaration.outputs), bridge.made)
         lines = _parameters(declaration.signature.parameters.values(), typed)
         yield from ("", "")
-        yield from _function(name, lines, returned, "" if number else doc, overload=len(each) > 1)
+        yield from _function(name, lines, returned, doc if number == len(each) - 1 else "", overload=len(each) > 1)
 
 
 def bridged(bridge: Bridge) -> str:

@@ -54,13 +54,7 @@ def sparse_mla_bwd(
     topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
     dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[False] = False,
-) -> tuple[Array, Array]:
-    """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
-
-    `cupymla.sparse_mla_bwd` for JAX arrays, traced or not; see there for the arguments.
-
-    `return_attn_dist=True` returns, last, what the public function writes to its `attn_dist`.
-    """
+) -> tuple[Array, Array]: ...
 
 
 @overload
@@ -110,7 +104,13 @@ def sparse_mla_bwd(
     topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
     dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
-) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
+) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
+    """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
+
+    `cupymla.sparse_mla_bwd` for JAX arrays, traced or not; see there for the arguments.
+
+    `return_attn_dist=True` returns, last, what the public function writes to its `attn_dist`.
+    """
 
 
 def sparse_mla_bwd_phase1(
@@ -198,11 +198,7 @@ def xl_paged_attention(
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
     k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0,
     return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
-) -> Array:
-    """Attention of one query token per sequence over its paged keys and values.
-
-    `cupymla.xl_paged_attention` for JAX arrays, traced or not; see there for the arguments.
-    """
+) -> Array: ...
 
 
 @overload
@@ -232,7 +228,11 @@ def xl_paged_attention(
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
     k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0, return_lse: bool,
     lse_base: Literal['e', '2'] = "e",
-) -> Array | tuple[Array, Array]: ...
+) -> Array | tuple[Array, Array]:
+    """Attention of one query token per sequence over its paged keys and values.
+
+    `cupymla.xl_paged_attention` for JAX arrays, traced or not; see there for the arguments.
+    """
 
 
 def reshape_and_cache(
@@ -296,11 +296,7 @@ def topk(
     scores: Array | NDArray[Any], topk: int, *, starts: Array | NDArray[Any] | None = None,
     ends: Array | NDArray[Any] | None = None, order: Literal['index', 'score'] = "index",
     return_values: Literal[False] = False,
-) -> tuple[Array, Array]:
-    """Select the largest scores of each row, exactly.
-
-    `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
-    """
+) -> tuple[Array, Array]: ...
 
 
 @overload
@@ -315,4 +311,8 @@ def topk(
 def topk(
     scores: Array | NDArray[Any], topk: int, *, starts: Array | NDArray[Any] | None = None,
     ends: Array | NDArray[Any] | None = None, order: Literal['index', 'score'] = "index", return_values: bool,
-) -> tuple[Array, Array] | tuple[Array, Array, Array]: ...
+) -> tuple[Array, Array] | tuple[Array, Array, Array]:
+    """Select the largest scores of each row, exactly.
+
+    `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
+    """

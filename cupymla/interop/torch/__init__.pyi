@@ -48,13 +48,7 @@ def sparse_mla_bwd(
     causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
     deterministic: bool = False, dkv_dtype: Literal['float32'] | None = None,
     return_attn_dist: Literal[False] = False,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
-
-    `cupymla.sparse_mla_bwd` as a torch operator; see there for the arguments.
-
-    `return_attn_dist=True` returns, last, what the public function writes to its `attn_dist`.
-    """
+) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
@@ -99,7 +93,13 @@ def sparse_mla_bwd(
     sm_scale: float | None = None, topk_length: Tensor | None = None, attn_sink: Tensor, causal: bool = False,
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
     dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
-) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
+
+    `cupymla.sparse_mla_bwd` as a torch operator; see there for the arguments.
+
+    `return_attn_dist=True` returns, last, what the public function writes to its `attn_dist`.
+    """
 
 
 def sparse_mla_bwd_phase1(
@@ -181,11 +181,7 @@ def xl_paged_attention(
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
     k_scale: float | Tensor = 1.0, v_scale: float | Tensor = 1.0, return_lse: Literal[False] = False,
     lse_base: Literal['e', '2'] = "e",
-) -> Tensor:
-    """Attention of one query token per sequence over its paged keys and values.
-
-    `cupymla.xl_paged_attention` as a torch operator; see there for the arguments.
-    """
+) -> Tensor: ...
 
 
 @overload
@@ -211,7 +207,11 @@ def xl_paged_attention(
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
     k_scale: float | Tensor = 1.0, v_scale: float | Tensor = 1.0, return_lse: bool,
     lse_base: Literal['e', '2'] = "e",
-) -> Tensor | tuple[Tensor, Tensor]: ...
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of one query token per sequence over its paged keys and values.
+
+    `cupymla.xl_paged_attention` as a torch operator; see there for the arguments.
+    """
 
 
 def reshape_and_cache(
@@ -266,11 +266,7 @@ def indexer_logits(
 def topk(
     scores: Tensor, topk: int, *, starts: Tensor | None = None, ends: Tensor | None = None,
     order: Literal['index', 'score'] = "index", return_values: Literal[False] = False,
-) -> tuple[Tensor, Tensor]:
-    """Select the largest scores of each row, exactly.
-
-    `cupymla.topk` as a torch operator; see there for the arguments.
-    """
+) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
@@ -284,4 +280,8 @@ def topk(
 def topk(
     scores: Tensor, topk: int, *, starts: Tensor | None = None, ends: Tensor | None = None,
     order: Literal['index', 'score'] = "index", return_values: bool,
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """Select the largest scores of each row, exactly.
+
+    `cupymla.topk` as a torch operator; see there for the arguments.
+    """
