@@ -127,18 +127,7 @@ class _SparseMlaFwd:
         lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
-        """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_fwd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_fwd`.
-        """
+        """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
         self, q: Any, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
@@ -146,13 +135,7 @@ class _SparseMlaFwd:
         lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
         workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used.
-
-        Nothing is computed or compiled, and the arrays are not read.
-
-        Raises:
-            As `sparse_mla_fwd`.
-        """
+        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used."""
 
 
 sparse_mla_fwd: _SparseMlaFwd
@@ -290,18 +273,7 @@ class _SparseMlaBwd:
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
         check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
-        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_bwd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_bwd`.
-        """
+        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
         self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
@@ -310,13 +282,7 @@ class _SparseMlaBwd:
         dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
         check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used.
-
-        Nothing is computed or compiled, and the arrays are not read.
-
-        Raises:
-            As `sparse_mla_bwd`.
-        """
+        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used."""
 
 
 sparse_mla_bwd: _SparseMlaBwd
@@ -389,18 +355,7 @@ class _SparseMlaBwdPhase1:
         q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
         stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_bwd_phase1`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_bwd_phase1`.
-        """
+        """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 sparse_mla_bwd_phase1: _SparseMlaBwdPhase1
@@ -477,18 +432,7 @@ class _AttnDist:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
         normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `attn_dist`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `attn_dist`.
-        """
+        """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 attn_dist: _AttnDist
@@ -572,18 +516,7 @@ class _Nvfp4Gemv:
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `nvfp4_gemv`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `nvfp4_gemv`.
-        """
+        """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 nvfp4_gemv: _Nvfp4Gemv
@@ -680,18 +613,7 @@ class _QuantizeNvfp4:
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
         scales: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `quantize_nvfp4`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `quantize_nvfp4`.
-        """
+        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 quantize_nvfp4: _QuantizeNvfp4
@@ -751,18 +673,7 @@ class _DequantizeNvfp4:
         scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
         out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `dequantize_nvfp4`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `dequantize_nvfp4`.
-        """
+        """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 dequantize_nvfp4: _DequantizeNvfp4
@@ -809,18 +720,7 @@ class _SwizzleScales:
     def prepare(
         self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `swizzle_scales`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `swizzle_scales`.
-        """
+        """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 swizzle_scales: _SwizzleScales
@@ -872,18 +772,7 @@ class _UnswizzleScales:
         self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `unswizzle_scales`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `unswizzle_scales`.
-        """
+        """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 unswizzle_scales: _UnswizzleScales
@@ -1072,18 +961,7 @@ class _XlPagedAttention:
         k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
         check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
     ) -> Prepared[Any | tuple[Any, Any]]:
-        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `xl_paged_attention`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `xl_paged_attention`.
-        """
+        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 xl_paged_attention: _XlPagedAttention
@@ -1153,18 +1031,7 @@ class _ReshapeAndCache:
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
         k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `reshape_and_cache`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `reshape_and_cache`.
-        """
+        """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 reshape_and_cache: _ReshapeAndCache
@@ -1216,18 +1083,7 @@ class _CopyBlocks:
     def prepare(
         self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `copy_blocks`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `copy_blocks`.
-        """
+        """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 copy_blocks: _CopyBlocks
@@ -1275,18 +1131,7 @@ class _RelShift:
 
     @overload
     def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]:
-        """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `rel_shift`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `rel_shift`.
-        """
+        """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 rel_shift: _RelShift
@@ -1351,18 +1196,7 @@ class _MatrixBd:
         rel_extend: Literal['zero', 'clamp'] = "zero",
         out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `matrix_bd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `matrix_bd`.
-        """
+        """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 matrix_bd: _MatrixBd
@@ -1436,18 +1270,7 @@ class _IndexerLogits:
         ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
         logits: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `indexer_logits`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `indexer_logits`.
-        """
+        """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 indexer_logits: _IndexerLogits
@@ -1558,18 +1381,7 @@ class _Topk:
         order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
         values: Any = None, stream: object = None,
     ) -> Prepared[tuple[Any, Any] | tuple[Any, Any, Any]]:
-        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `topk`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `topk`.
-        """
+        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 topk: _Topk

@@ -172,6 +172,10 @@ def _returns(variant: Variant, made: str) -> str:
 # The package ---------------------------------------------------------------------------------------------------------
 
 
+def _summary(function: object) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
 def _operator(name: str) -> Iterator[str]:
     """An operator as a class of its own, whose only instance it is: a call, and a prepared form of the same call.
 
@@ -181,9 +185,8 @@ def _operator(name: str) -> Iterator[str]:
     signature = inspect.signature(call)
     parameters = list(signature.parameters.values())
     variants = VARIANTS.get(name, ())
-    doc = inspect.getdoc(call) or ""
     kind = "_" + "".join(part.capitalize() for part in name.split("_"))
-    yield from ("", "", f"class {kind}:", f'    """{doc.partition(chr(10))[0]}"""', "", "    name: str")
+    yield from ("", "", f"class {kind}:", f'    """{_summary(call)}"""', "", "    name: str")
 
     def method(called: str, made: Callable[[str], str], text: str) -> Iterator[str]:
         fits = called != "workspace_bytes"
@@ -210,10 +213,10 @@ def _operator(name: str) -> Iterator[str]:
                 called, lines, made(returned), text if number == len(each) - 1 else "", "    ", len(each) > 1
             )
 
-    yield from method("__call__", lambda returned: returned, doc)
-    yield from method("prepare", lambda returned: f"Prepared[{returned}]", inspect.getdoc(call.prepare) or "")
+    yield from method("__call__", lambda returned: returned, inspect.getdoc(call) or "")
+    yield from method("prepare", lambda returned: f"Prepared[{returned}]", _summary(call.prepare))
     if hasattr(call, "workspace_bytes"):
-        yield from method("workspace_bytes", lambda _: "int", inspect.getdoc(call.workspace_bytes) or "")
+        yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
     yield from ("", "", f"{name}: {kind}")
 
 
