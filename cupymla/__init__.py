@@ -4,11 +4,6 @@ Importing this package loads neither a framework nor a CUDA library; each operat
 is first called. Editors and type checkers read `__init__.pyi`.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
 __version__ = "0.1.0"
 
 __all__ = [
@@ -39,9 +34,12 @@ __all__ = [
 _ERRORS = frozenset({"CupymlaError", "InputError", "UnsupportedError", "CompileError", "DriverError"})
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Bring in an operator, a companion or an error class when it is first named; from then on it is an attribute."""
-    # Imports go through import_module: `from . import x` asks this very function for x.
+    # Imported here, for what stands above is what editors complete. Imports go through import_module: `from . import x`
+    # asks this very function for x.
+    from importlib import import_module
+
     if name in _ERRORS:
         module = f"{__name__}.errors"
     elif name == "raw_module":

@@ -1,6 +1,8 @@
 """Made by `python -m cupymla_lab stubs` from the functions themselves; not to be edited."""
 from typing import Any, Literal, TypeVar, overload
 
+from numpy.typing import NDArray
+
 from .errors import CompileError as CompileError
 from .errors import CupymlaError as CupymlaError
 from .errors import DriverError as DriverError
@@ -45,25 +47,20 @@ class _SparseMlaFwd:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: NDArray[Any], kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array, _Array]:
         """Attention of each query to the keys that its row of `indices` names.
 
@@ -115,66 +112,30 @@ class _SparseMlaFwd:
         selection, DeepSeek-V3.2; the interface follows FlashMLA's sparse prefill.
         """
 
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: NDArray[Any], kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]:
-        """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_fwd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_fwd`.
-        """
+        """Do all of a call of `sparse_mla_fwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        out: Any = None,
-        max_logits: Any = None,
-        lse: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: Any, kv: Any, indices: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", out: Any = None, max_logits: Any = None, lse: Any = None,
+        workspace: Any = None, check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used.
-
-        Nothing is computed or compiled, and the arrays are not read.
-
-        Raises:
-            As `sparse_mla_fwd`.
-        """
+        """How many bytes the `workspace` of a call of `sparse_mla_fwd` with these arguments has to have at least; 0 where none is used."""
 
 
 sparse_mla_fwd: _SparseMlaFwd
@@ -187,31 +148,39 @@ class _SparseMlaBwd:
 
     @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: None = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
         With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
@@ -270,134 +239,50 @@ class _SparseMlaBwd:
         """
 
     @overload
-    def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
+    def prepare(
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: None = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_bwd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_bwd`.
-        """
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array, _Array]]:
+        """Do all of a call of `sparse_mla_bwd` but the launch: checks, plan, compilation, allocation and binding."""
 
     def workspace_bytes(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        lse: Any,
-        indices: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        attn_sink: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        deterministic: bool = False,
-        attn_dist: Any = None,
-        dq: Any = None,
-        dkv: Any = None,
-        dkv_dtype: Literal['float32'] | None = None,
-        d_sink: Any = None,
-        workspace: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: Any, kv: Any, out: Any, dout: Any, lse: Any, indices: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, attn_sink: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", deterministic: bool = False, attn_dist: Any = None, dq: Any = None,
+        dkv: Any = None, dkv_dtype: Literal['float32'] | None = None, d_sink: Any = None, workspace: Any = None,
+        check_indices: bool = False, stream: object = None,
     ) -> int:
-        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used.
-
-        Nothing is computed or compiled, and the arrays are not read.
-
-        Raises:
-            As `sparse_mla_bwd`.
-        """
+        """How many bytes the `workspace` of a call of `sparse_mla_bwd` with these arguments has to have at least; 0 where none is used."""
 
 
 sparse_mla_bwd: _SparseMlaBwd
@@ -408,21 +293,17 @@ class _SparseMlaBwdPhase1:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        indices: Any,
-        *,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        p: Any = None,
-        delta: Any = None,
-        check_indices: bool = False,
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
         stream: object = None,
     ) -> tuple[_Array, _Array]:
         """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
@@ -461,35 +342,20 @@ class _SparseMlaBwdPhase1:
         Source: FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), its lines up to the scores.
         """
 
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        out: Any,
-        dout: Any,
-        indices: Any,
-        *,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        p: Any = None,
-        delta: Any = None,
-        check_indices: bool = False,
+        self, q: NDArray[Any], kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, out: Any, dout: Any, indices: Any, *, topk_length: Any = None, causal: bool = False,
+        q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
         stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `sparse_mla_bwd_phase1`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `sparse_mla_bwd_phase1`.
-        """
+        """Do all of a call of `sparse_mla_bwd_phase1` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 sparse_mla_bwd_phase1: _SparseMlaBwdPhase1
@@ -500,23 +366,19 @@ class _AttnDist:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        lse: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None,
-        dist: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: NDArray[Any], kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
     ) -> _Array:
         """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
 
@@ -556,36 +418,21 @@ class _AttnDist:
         L1-normalised along the sequence).
         """
 
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        kv: Any,
-        indices: Any,
-        lse: Any,
-        *,
-        sm_scale: float | None = None,
-        topk_length: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        lse_base: Literal['e', '2'] = "e",
-        normalize: Literal['l1'] | None = None,
-        dist: Any = None,
-        check_indices: bool = False,
-        stream: object = None,
+        self, q: NDArray[Any], kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None,
+        topk_length: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+        lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None, dist: Any = None,
+        check_indices: bool = False, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, kv: Any, indices: Any, lse: Any, *, sm_scale: float | None = None, topk_length: Any = None,
+        causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
+        normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `attn_dist`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `attn_dist`.
-        """
+        """Do all of a call of `attn_dist` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 attn_dist: _AttnDist
@@ -596,20 +443,19 @@ class _Nvfp4Gemv:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        a: _Array,
-        b: Any,
-        sfa: Any,
-        sfb: Any = None,
-        *,
-        alpha: Any = None,
-        bias: Any = None,
-        out_dtype: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        c: Any = None,
+        self, a: NDArray[Any], b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
     ) -> _Array:
         """Multiply a block-scaled 4-bit matrix with 1 to 16 vectors.
@@ -655,34 +501,22 @@ class _Nvfp4Gemv:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        a: _Array,
-        b: Any,
-        sfa: Any,
-        sfb: Any = None,
-        *,
-        alpha: Any = None,
-        bias: Any = None,
-        out_dtype: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        c: Any = None,
+        self, a: NDArray[Any], b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
+        stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, a: _Array, b: Any, sfa: Any, sfb: Any = None, *, alpha: Any = None, bias: Any = None,
+        out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, c: Any = None,
         stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `nvfp4_gemv`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `nvfp4_gemv`.
-        """
+        """Do all of a call of `nvfp4_gemv` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 nvfp4_gemv: _Nvfp4Gemv
@@ -695,17 +529,31 @@ class _QuantizeNvfp4:
 
     @overload
     def __call__(
-        self,
-        x: _Array,
-        *,
-        global_scale: Literal["amax"],
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]:
+        self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]:
         """Quantise a matrix to block-scaled 4-bit codes as `nvfp4_gemv` reads them.
 
         NVFP4: with y = x * global_scale (float32), a block's scale is its amax / 6 rounded to E4M3 and its codes are
@@ -739,58 +587,33 @@ class _QuantizeNvfp4:
         """
 
     @overload
-    def __call__(
-        self,
-        x: _Array,
-        *,
-        global_scale: float | Any | None = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
+    def prepare(
+        self, x: NDArray[Any], *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
-        self,
-        x: _Array,
-        *,
-        global_scale: Literal["amax"],
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array, _Array]]:
-        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `quantize_nvfp4`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `quantize_nvfp4`.
-        """
+        self, x: _Array, *, global_scale: Literal["amax"], format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        x: _Array,
-        *,
-        global_scale: float | Any | None = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        packed: Any = None,
-        scales: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]: ...
+        self, x: NDArray[Any], *, global_scale: float | Any | None = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, packed: Any = None, scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, x: _Array, *, global_scale: float | Any | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, packed: Any = None,
+        scales: Any = None, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]:
+        """Do all of a call of `quantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 quantize_nvfp4: _QuantizeNvfp4
@@ -801,18 +624,18 @@ class _DequantizeNvfp4:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        packed: _Array,
-        scales: Any,
-        *,
-        global_scale: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        out_dtype: Any = None,
-        out: Any = None,
-        stream: object = None,
+        self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
     ) -> _Array:
         """The values that block-scaled 4-bit codes stand for: `e2m1 * scale / global_scale`, in float32, then rounded.
 
@@ -837,31 +660,20 @@ class _DequantizeNvfp4:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        packed: _Array,
-        scales: Any,
-        *,
-        global_scale: Any = None,
-        format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-        scale_layout: Literal['linear', '128x4'] = "linear",
-        batch_axis: int = -1,
-        out_dtype: Any = None,
-        out: Any = None,
-        stream: object = None,
+        self, packed: NDArray[Any], scales: Any, *, global_scale: Any = None,
+        format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
+        batch_axis: int = -1, out_dtype: Any = None, out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, packed: _Array, scales: Any, *, global_scale: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+        scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
+        out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `dequantize_nvfp4`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `dequantize_nvfp4`.
-        """
+        """Do all of a call of `dequantize_nvfp4` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 dequantize_nvfp4: _DequantizeNvfp4
@@ -872,14 +684,13 @@ class _SwizzleScales:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        scales: _Array,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None) -> _Array:
         """Scales in cuBLASLt's 128x4 layout.
 
         Scale (i, j) of a matrix with C columns goes to byte
@@ -900,26 +711,16 @@ class _SwizzleScales:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        scales: _Array,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
-        stream: object = None,
+        self, scales: NDArray[Any], *, batch_axis: int = -1, out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, scales: _Array, *, batch_axis: int = -1, out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `swizzle_scales`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `swizzle_scales`.
-        """
+        """Do all of a call of `swizzle_scales` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 swizzle_scales: _SwizzleScales
@@ -930,14 +731,15 @@ class _UnswizzleScales:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        swizzled: _Array,
-        rows: int,
-        columns: int,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
+        self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
     ) -> _Array:
         """Linear scales out of cuBLASLt's 128x4 layout: the inverse of `swizzle_scales`; padding is ignored.
@@ -959,28 +761,18 @@ class _UnswizzleScales:
             UnsupportedError: there is no kernel for the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        swizzled: _Array,
-        rows: int,
-        columns: int,
-        *,
-        batch_axis: int = -1,
-        out: Any = None,
+        self, swizzled: NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
+        stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, swizzled: _Array, rows: int, columns: int, *, batch_axis: int = -1, out: Any = None,
         stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `unswizzle_scales`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `unswizzle_scales`.
-        """
+        """Do all of a call of `unswizzle_scales` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 unswizzle_scales: _UnswizzleScales
@@ -993,33 +785,58 @@ class _XlPagedAttention:
 
     @overload
     def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[False] = False,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> _Array:
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> _Array: ...
+
+    @overload
+    def __call__(
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Any | tuple[Any, Any]:
         """Attention of one query token per sequence over its paged keys and values.
 
         For head h of sequence s with n keys, n = context_lens[s]:
@@ -1091,166 +908,60 @@ class _XlPagedAttention:
         """
 
     @overload
-    def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+    def prepare(
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[True],
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: bool,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> _Array | tuple[_Array, _Array]: ...
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[False] = False,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
-        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `xl_paged_attention`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `xl_paged_attention`.
-        """
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[_Array]: ...
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: NDArray[Any], k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: Literal[True],
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, query: _Array, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        query: _Array,
-        k_cache: Any,
-        v_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        *,
-        scale: float | None = None,
-        pos_bias_u: Any = None,
-        matrix_bd: Any = None,
-        rel_bias: Any = None,
-        rel_extend: Literal['zero', 'clamp'] = "zero",
-        pos_bias_v: Any = None,
-        pos_emb: Any = None,
-        alibi_slopes: Any = None,
-        bias_scaled: bool = True,
-        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        self, query: Any, k_cache: Any, v_cache: Any, block_tables: Any, context_lens: Any, *,
+        scale: float | None = None, pos_bias_u: Any = None, matrix_bd: Any = None, rel_bias: Any = None,
+        rel_extend: Literal['zero', 'clamp'] = "zero", pos_bias_v: Any = None, pos_emb: Any = None,
+        alibi_slopes: Any = None, bias_scaled: bool = True, kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        return_lse: bool,
-        lse_base: Literal['e', '2'] = "e",
-        check_indices: bool = False,
-        out: Any = None,
-        lse: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array | tuple[_Array, _Array]]: ...
+        k_scale: Any = 1.0, v_scale: Any = 1.0, return_lse: bool, lse_base: Literal['e', '2'] = "e",
+        check_indices: bool = False, out: Any = None, lse: Any = None, stream: object = None,
+    ) -> Prepared[Any | tuple[Any, Any]]:
+        """Do all of a call of `xl_paged_attention` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 xl_paged_attention: _XlPagedAttention
@@ -1261,20 +972,20 @@ class _ReshapeAndCache:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        key: _Array,
-        value: Any,
-        k_cache: Any,
-        v_cache: Any,
-        slot_mapping: Any,
-        *,
+        self, key: NDArray[Any], value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        check_indices: bool = False,
-        stream: object = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array]:
         """Write new keys and values into the paged cache, in place.
 
@@ -1305,33 +1016,22 @@ class _ReshapeAndCache:
             UnsupportedError: no kernel serves the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        key: _Array,
-        value: Any,
-        k_cache: Any,
-        v_cache: Any,
-        slot_mapping: Any,
-        *,
+        self, key: NDArray[Any], value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
         kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
         kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-        k_scale: Any = 1.0,
-        v_scale: Any = 1.0,
-        check_indices: bool = False,
-        stream: object = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, key: _Array, value: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *,
+        kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+        kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+        k_scale: Any = 1.0, v_scale: Any = 1.0, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `reshape_and_cache`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `reshape_and_cache`.
-        """
+        """Do all of a call of `reshape_and_cache` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 reshape_and_cache: _ReshapeAndCache
@@ -1342,14 +1042,15 @@ class _CopyBlocks:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        k_cache: _Array,
-        v_cache: Any,
-        mapping: Any,
-        *,
-        check_indices: bool = False,
+        self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
     ) -> tuple[_Array, _Array]:
         """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
@@ -1372,27 +1073,17 @@ class _CopyBlocks:
             UnsupportedError: no kernel serves the arrays' device.
         """
 
+    @overload
     def prepare(
-        self,
-        k_cache: _Array,
-        v_cache: Any,
-        mapping: Any,
-        *,
-        check_indices: bool = False,
+        self, k_cache: NDArray[Any], v_cache: Any, mapping: Any, *, check_indices: bool = False,
         stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, k_cache: _Array, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `copy_blocks`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `copy_blocks`.
-        """
+        """Do all of a call of `copy_blocks` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 copy_blocks: _CopyBlocks
@@ -1403,13 +1094,11 @@ class _RelShift:
 
     name: str
 
-    def __call__(
-        self,
-        x: _Array,
-        *,
-        out: Any = None,
-        stream: object = None,
-    ) -> _Array:
+    @overload
+    def __call__(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, x: _Array, *, out: Any = None, stream: object = None) -> _Array:
         """Align scores against reversed relative positions with keys: Transformer-XL's shift.
 
         Row i of x [..., q_len, k_len] holds query i's score at column c for the distance k_len - 1 - c, the order in
@@ -1437,25 +1126,12 @@ class _RelShift:
         Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, appendix B.
         """
 
-    def prepare(
-        self,
-        x: _Array,
-        *,
-        out: Any = None,
-        stream: object = None,
-    ) -> Prepared[_Array]:
-        """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding.
+    @overload
+    def prepare(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> Prepared[NDArray[Any]]: ...
 
-        Takes the arguments of `rel_shift`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `rel_shift`.
-        """
+    @overload
+    def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]:
+        """Do all of a call of `rel_shift` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 rel_shift: _RelShift
@@ -1466,18 +1142,18 @@ class _MatrixBd:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        query: _Array,
-        pos_emb: Any,
-        pos_bias_v: Any = None,
-        *,
-        context_lens: Any,
-        max_context: int,
+        self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32",
-        out: Any = None,
-        stream: object = None,
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
     ) -> _Array:
         """The dense relative bias of a decode step, as xl_paged_attention takes it: terms (b) + (d) of Transformer-XL.
 
@@ -1507,31 +1183,20 @@ class _MatrixBd:
         Source: Dai et al. 2019, "Transformer-XL", arXiv:1901.02860, section 3.3.
         """
 
+    @overload
     def prepare(
-        self,
-        query: _Array,
-        pos_emb: Any,
-        pos_bias_v: Any = None,
-        *,
-        context_lens: Any,
-        max_context: int,
+        self, query: NDArray[Any], pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
         rel_extend: Literal['zero', 'clamp'] = "zero",
-        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32",
-        out: Any = None,
-        stream: object = None,
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, query: _Array, pos_emb: Any, pos_bias_v: Any = None, *, context_lens: Any, max_context: int,
+        rel_extend: Literal['zero', 'clamp'] = "zero",
+        out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32", out: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `matrix_bd`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `matrix_bd`.
-        """
+        """Do all of a call of `matrix_bd` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 matrix_bd: _MatrixBd
@@ -1542,22 +1207,18 @@ class _IndexerLogits:
 
     name: str
 
+    @overload
     def __call__(
-        self,
-        q: _Array,
-        k: Any,
-        weights: Any,
-        *,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        starts: Any = None,
-        ends: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        relu: bool = True,
-        logits: Any = None,
-        stream: object = None,
+        self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
     ) -> _Array:
         """Score every key for each query with the lightning indexer's heads.
 
@@ -1596,35 +1257,20 @@ class _IndexerLogits:
         Source: the lightning indexer of DeepSeek-V3.2, section 2.1.
         """
 
+    @overload
     def prepare(
-        self,
-        q: _Array,
-        k: Any,
-        weights: Any,
-        *,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        starts: Any = None,
-        ends: Any = None,
-        causal: bool = False,
-        q_start: int = 0,
-        k_stride: int = 1,
-        relu: bool = True,
-        logits: Any = None,
-        stream: object = None,
+        self, q: NDArray[Any], k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
+    ) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(
+        self, q: _Array, k: Any, weights: Any, *, q_scale: Any = None, k_scale: Any = None, starts: Any = None,
+        ends: Any = None, causal: bool = False, q_start: int = 0, k_stride: int = 1, relu: bool = True,
+        logits: Any = None, stream: object = None,
     ) -> Prepared[_Array]:
-        """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `indexer_logits`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `indexer_logits`.
-        """
+        """Do all of a call of `indexer_logits` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 indexer_logits: _IndexerLogits
@@ -1637,19 +1283,38 @@ class _Topk:
 
     @overload
     def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[False] = False,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array]:
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]: ...
+
+    @overload
+    def __call__(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+    @overload
+    def __call__(
+        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
+        values: Any = None, stream: object = None,
+    ) -> tuple[Any, Any] | tuple[Any, Any, Any]:
         """Select the largest scores of each row, exactly.
 
         The order is total: the larger score first, of equal ones the smaller index. -0.0 equals +0.0. NaN and -inf are
@@ -1683,96 +1348,40 @@ class _Topk:
         """
 
     @overload
-    def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[True],
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, _Array, _Array]: ...
-
-    @overload
-    def __call__(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: bool,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> tuple[_Array, ...]: ...
+    def prepare(
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any]]]: ...
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[False] = False,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, _Array]]:
-        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding.
-
-        Takes the arguments of `topk`, which says what they mean.
-
-        Returns:
-            A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
-            outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
-            synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
-
-        Raises:
-            As `topk`.
-        """
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[False] = False, indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[_Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: Literal[True],
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
+        self, scores: NDArray[Any], topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]: ...
+
+    @overload
+    def prepare(
+        self, scores: _Array, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: Literal[True], indices: Any = None,
+        count: Any = None, values: Any = None, stream: object = None,
     ) -> Prepared[tuple[_Array, _Array, _Array]]: ...
 
     @overload
     def prepare(
-        self,
-        scores: _Array,
-        topk: int,
-        *,
-        starts: Any = None,
-        ends: Any = None,
-        order: Literal['index', 'score'] = "index",
-        return_values: bool,
-        indices: Any = None,
-        count: Any = None,
-        values: Any = None,
-        stream: object = None,
-    ) -> Prepared[tuple[_Array, ...]]: ...
+        self, scores: Any, topk: int, *, starts: Any = None, ends: Any = None,
+        order: Literal['index', 'score'] = "index", return_values: bool, indices: Any = None, count: Any = None,
+        values: Any = None, stream: object = None,
+    ) -> Prepared[tuple[Any, Any] | tuple[Any, Any, Any]]:
+        """Do all of a call of `topk` but the launch: checks, plan, compilation, allocation and binding."""
 
 
 topk: _Topk

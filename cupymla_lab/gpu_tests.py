@@ -42,7 +42,7 @@ CASES = "tests/ops/test_kernels.py"
 """What another command runs; see above."""
 JOBS = 12
 """Processes at a time: what takes time are references on the CPU."""
-SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("tests", "*.py"))
+SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("scripts", "*.py"), ("tests", "*.py"))
 """Folders of a checkout on which a test's result depends, and their files."""
 _TEST = re.compile(r"\S+\.py::")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")

@@ -25,7 +25,12 @@ from cupymla.ops import registry
 
 ERRORS = ("CompileError", "CupymlaError", "DriverError", "InputError", "UnsupportedError")
 
-_FLAG = {False: "Literal[False] = False", True: "Literal[True]", None: "bool"}
+_FLAG: dict[bool | None, str] = {False: "Literal[False] = False", True: "Literal[True]", None: "bool"}
+_COUNTS: dict[bool | None, Callable[[int], tuple[int, ...]]] = {
+    False: lambda least: (least,),
+    True: lambda least: (least + 1,),
+    None: lambda least: (least, least + 1),
+}
 _SINK = {False: "None = None", True: "{array}"}
 
 
@@ -36,39 +41,30 @@ class Variant:
     Attributes:
         told_by: the parameters that tell them from others, each with its annotation, and its default where it has one.
             "{array}" stands for an array.
-        results: how many arrays come back; 0 where it is not known before the call.
+        results: how many arrays come back; several numbers where it is not known before the call.
     """
 
     told_by: Mapping[str, str]
-    results: int
+    results: tuple[int, ...]
 
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
-    "sparse_mla_bwd": tuple(Variant({"attn_sink": _SINK[sink]}, 2 + sink) for sink in (False, True)),
-    "topk": (
-        *(Variant({"return_values": _FLAG[flag]}, 2 + flag) for flag in (False, True)),
-        Variant({"return_values": "bool"}, 0),
-    ),
-    "xl_paged_attention": (
-        *(Variant({"return_lse": _FLAG[flag]}, 1 + flag) for flag in (False, True)),
-        Variant({"return_lse": "bool"}, 0),
-    ),
+    "sparse_mla_bwd": tuple(Variant({"attn_sink": _SINK[sink]}, (2 + sink,)) for sink in (False, True)),
+    "topk": tuple(Variant({"return_values": _FLAG[flag]}, _COUNTS[flag](2)) for flag in _FLAG),
+    "xl_paged_attention": tuple(Variant({"return_lse": _FLAG[flag]}, _COUNTS[flag](1)) for flag in _FLAG),
     "quantize_nvfp4": (
-        Variant({"global_scale": 'Literal["amax"]'}, 3),
-        Variant({"global_scale": "float | {array} | None = None"}, 2),
+        Variant({"global_scale": 'Literal["amax"]'}, (3,)),
+        Variant({"global_scale": "float | {array} | None = None"}, (2,)),
     ),
 }
 """Functions whose results depend on their arguments; of all others the annotation says it."""
 
 BRIDGED: dict[str, tuple[Variant, ...]] = {
     **VARIANTS,
-    "sparse_mla_bwd": (
-        *(
-            Variant({"attn_sink": _SINK[sink], "return_attn_dist": _FLAG[dist]}, 2 + sink + dist)
-            for sink in (False, True)
-            for dist in (False, True)
-        ),
-        Variant({"attn_sink": "{array} | None = None", "return_attn_dist": "bool"}, 0),
+    "sparse_mla_bwd": tuple(
+        Variant({"attn_sink": _SINK[sink], "return_attn_dist": _FLAG[dist]}, _COUNTS[dist](2 + sink))
+        for sink in (False, True)
+        for dist in _FLAG
     ),
     "quantize_nvfp4": (),
 }
@@ -97,13 +93,19 @@ class Bridge:
 BRIDGES = (
     Bridge(
         "cupymla.interop.jax",
-        ("import numpy as np", "import numpy.typing as npt", "from jax import Array"),
-        "Array | npt.NDArray[Any]",
+        ("from jax import Array", "from numpy.typing import NDArray"),
+        "Array | NDArray[Any]",
         "Array",
         ("causal_indices", "export_checks", "register"),
     ),
     Bridge("cupymla.interop.torch", ("from torch import Tensor",), "Tensor", "Tensor", ("register",)),
 )
+
+_ARRAYS = ("NDArray[Any]", "_Array")
+"""What arrays are called in the package's stub: NumPy's tell their dtype, which results need not share, and others are
+of one type. Where the results are not known before the call it is Any."""
+
+_WIDTH = 120
 
 _HEAD = '''"""Made by `python -m cupymla_lab stubs` from the functions themselves; not to be edited."""
 '''
@@ -124,10 +126,7 @@ def _text(annotation: Any) -> str:
 
 
 def _parameters(parameters: Iterable[inspect.Parameter], typed: Callable[[inspect.Parameter], str]) -> list[str]:
-    """The parameters, a text each, with the star before those that have to be named.
-
-    A parameter that lost its default stays in its place: what has to be named may stand in any order.
-    """
+    """The parameters, a text each, with the star before those that have to be named."""
     lines, starred = [], False
     for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -141,7 +140,8 @@ def _function(
     name: str, parameters: Sequence[str], returns: str, doc: str = "", indent: str = "", overload: bool = False
 ) -> list[str]:
     lines = ["@overload"] * overload
-    lines += [f"def {name}(", *(f"    {parameter}," for parameter in parameters), f") -> {returns}:"]
+    whole = f"def {name}({', '.join(parameters)}) -> {returns}:"
+    lines += [whole] if len(indent + whole) <= _WIDTH else [f"def {name}(", *_filled(parameters), f") -> {returns}:"]
     if doc:
         quoted = f'{"r" * (chr(92) in doc)}"""{doc}' + ('\n"""' if "\n" in doc else '"""')
         lines += textwrap.indent(quoted, "    ").splitlines()
@@ -150,61 +150,80 @@ def _function(
     return [indent + line if line else line for line in lines]
 
 
+def _filled(parameters: Sequence[str]) -> list[str]:
+    """Lines of as many parameters as there is room for."""
+    lines = [" " * 4]
+    for parameter in parameters:
+        if len(lines[-1]) + len(parameter) > _WIDTH - 8 and lines[-1].strip():
+            lines.append(" " * 4)
+        lines[-1] += ("" if lines[-1].endswith(" " * 4) else " ") + parameter + ","
+    return lines
+
+
 def _arrays(count: int, made: str) -> str:
     """The type of so many arrays: one is not in a tuple."""
-    if count == 0:
-        return f"tuple[{made}, ...]"
     return made if count == 1 else f"tuple[{', '.join([made] * count)}]"
 
 
-def _returns(name: str, variant: Variant, made: str) -> str:
-    if name == "xl_paged_attention" and not variant.results:
-        return f"{made} | tuple[{made}, {made}]"
-    return _arrays(variant.results, made)
+def _returns(variant: Variant, made: str) -> str:
+    return " | ".join(_arrays(count, made) for count in variant.results)
 
 
 # The package ---------------------------------------------------------------------------------------------------------
 
 
+def _summary(function: object) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
 def _operator(name: str) -> Iterator[str]:
-    """An operator as a class of its own, whose only instance it is: a call, and a prepared form of the same call."""
+    """An operator as a class of its own, whose only instance it is: a call, and a prepared form of the same call.
+
+    Of several overloads the last has the docstring: that is the one that jedi shows.
+    """
     call: Any = getattr(cupymla, name)
     signature = inspect.signature(call)
     parameters = list(signature.parameters.values())
     variants = VARIANTS.get(name, ())
-    doc = inspect.getdoc(call) or ""
     kind = "_" + "".join(part.capitalize() for part in name.split("_"))
-    yield from ("", "", f"class {kind}:", f'    """{doc.partition(chr(10))[0]}"""', "", "    name: str")
+    yield from ("", "", f"class {kind}:", f'    """{_summary(call)}"""', "", "    name: str")
 
     def method(called: str, made: Callable[[str], str], text: str) -> Iterator[str]:
-        each: Sequence[Variant | None] = variants if variants and called != "workspace_bytes" else (None,)
-        for number, variant in enumerate(each):
+        fits = called != "workspace_bytes"
+        each = [
+            (variant, array)
+            for variant in ((fits and variants) or (None,))
+            for array in (_ARRAYS if fits and (variant is None or len(variant.results) == 1) else ("Any",))
+        ]
+        for number, (variant, array) in enumerate(each):
 
-            def typed(parameter: inspect.Parameter, variant: Variant | None = variant) -> str:
+            def typed(parameter: inspect.Parameter, variant: Variant | None = variant, array: str = array) -> str:
                 if parameter is parameters[0]:
-                    return "_Array"
+                    return array
                 if variant is not None and parameter.name in variant.told_by:
                     return variant.told_by[parameter.name].format(array="Any")
                 return _text(parameter.annotation) + _default(parameter)
 
-            returned = _text(signature.return_annotation).replace("Any", "_Array")
+            returned = re.sub(r"\bAny\b", array, _text(signature.return_annotation))
             if variant is not None:
-                returned = _returns(name, variant, "_Array")
+                returned = _returns(variant, array)
             lines = ["self", *_parameters(parameters, typed)]
             yield ""
-            yield from _function(called, lines, made(returned), "" if number else text, "    ", len(each) > 1)
+            yield from _function(
+                called, lines, made(returned), text if number == len(each) - 1 else "", "    ", len(each) > 1
+            )
 
-    yield from method("__call__", lambda returned: returned, doc)
-    yield from method("prepare", lambda returned: f"Prepared[{returned}]", inspect.getdoc(call.prepare) or "")
+    yield from method("__call__", lambda returned: returned, inspect.getdoc(call) or "")
+    yield from method("prepare", lambda returned: f"Prepared[{returned}]", _summary(call.prepare))
     if hasattr(call, "workspace_bytes"):
-        yield from method("workspace_bytes", lambda _: "int", inspect.getdoc(call.workspace_bytes) or "")
+        yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
     yield from ("", "", f"{name}: {kind}")
 
 
 def package() -> str:
     """The stub of `cupymla`."""
     names = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
-    lines = [_HEAD, "from typing import Any, Literal, TypeVar, overload", ""]
+    lines = [_HEAD, "from typing import Any, Literal, TypeVar, overload", "", "from numpy.typing import NDArray", ""]
     lines += [f"from .errors import {name} as {name}" for name in ERRORS]
     lines += ["from .ops.operator import Prepared", "from .raw import raw_module as raw_module", ""]
     lines += _all(cupymla.__all__)
@@ -242,12 +261,12 @@ def _bridged(bridge: Bridge, declaration: Declaration) -> Iterator[str]:
             return " | ".join(kinds) + _default(parameter)
 
         if variant is not None:
-            returned = _returns(name, variant, bridge.made)
+            returned = _returns(variant, bridge.made)
         else:
             returned = _arrays(len(declaration.updates or declaration.outputs), bridge.made)
         lines = _parameters(declaration.signature.parameters.values(), typed)
         yield from ("", "")
-        yield from _function(name, lines, returned, "" if number else doc, overload=len(each) > 1)
+        yield from _function(name, lines, returned, doc if number == len(each) - 1 else "", overload=len(each) > 1)
 
 
 def bridged(bridge: Bridge) -> str:

@@ -218,7 +218,8 @@ def test_tests_after_a_fault_are_not_blamed_for_it(tmp_path: Path) -> None:
         "def test_without_gpu(): pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    path = os.pathsep.join((str(tmp_path), str(ROOT), str(ROOT / "tests")))
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "2 passed" in done.stdout and "2 failed" in done.stdout and "1 error" in done.stdout, done.stdout
     assert "not run: test_it.py::test_faults left this process without a GPU" in done.stdout

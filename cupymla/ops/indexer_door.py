@@ -8,7 +8,8 @@ from typing import Any
 from .. import tensor
 from ..errors import InputError
 from ..tensor import View
-from .arguments import Check, dtype_got
+from .arguments import Check
+from .dtypes import dtype_got
 from .mla import ROW_ALIGNMENT_BYTES, Layout
 
 MAX_EXTENT = 2**31 - 1

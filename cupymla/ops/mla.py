@@ -20,7 +20,8 @@ import numpy.typing as npt
 from .. import tensor
 from ..errors import InputError
 from ..tensor import View
-from .arguments import Arguments, Choice, Flag, Integer, Number, dtype_got, is_plain, option
+from .arguments import Arguments, Choice, Flag, Integer, Number, is_plain, option
+from .dtypes import dtype_got
 from .operator import Operator, Prepared
 from .operator import operator as make_operator
 

@@ -13,7 +13,7 @@ from fake_arrays import Foreign
 import cupymla
 from cupymla import dlpack
 from cupymla.errors import InputError
-from cupymla.ops.arguments import dtype_got
+from cupymla.ops.dtypes import dtype_got
 from cupymla.tensor import view
 
 Q, KV = np.zeros((2, 1, 576), np.float16), np.zeros((9, 576), np.float16)

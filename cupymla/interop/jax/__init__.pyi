@@ -1,8 +1,8 @@
 """Made by `python -m cupymla_lab stubs` from the functions themselves; not to be edited."""
 from typing import Any, Literal, overload
 
-import numpy.typing as npt
 from jax import Array
+from numpy.typing import NDArray
 
 from .functions import causal_indices as causal_indices
 from .functions import export_checks as export_checks
@@ -32,18 +32,10 @@ __all__ = [
 
 
 def sparse_mla_fwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: Array | npt.NDArray[Any] | None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], indices: Array | NDArray[Any], *,
+    sm_scale: float | None = None, topk_length: Array | NDArray[Any] | None = None,
+    attn_sink: Array | NDArray[Any] | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
+    lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Attention of each query to the keys that its row of `indices` names.
 
@@ -57,24 +49,62 @@ def sparse_mla_fwd(
 
 @overload
 def sparse_mla_bwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None,
-    return_attn_dist: Literal[False] = False,
-) -> tuple[Array, Array]:
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[False] = False,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def sparse_mla_bwd(
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[True],
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def sparse_mla_bwd(
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
+) -> tuple[Array, Array] | tuple[Array, Array, Array]: ...
+
+
+@overload
+def sparse_mla_bwd(
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[False] = False,
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def sparse_mla_bwd(
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: Literal[True],
+) -> tuple[Array, Array, Array, Array]: ...
+
+
+@overload
+def sparse_mla_bwd(
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    lse: Array | NDArray[Any], indices: Array | NDArray[Any], *, sm_scale: float | None = None,
+    topk_length: Array | NDArray[Any] | None = None, attn_sink: Array | NDArray[Any], causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e", deterministic: bool = False,
+    dkv_dtype: Literal['float32'] | None = None, return_attn_dist: bool,
+) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
     """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
     `cupymla.sparse_mla_bwd` for JAX arrays, traced or not; see there for the arguments.
@@ -83,105 +113,10 @@ def sparse_mla_bwd(
     """
 
 
-@overload
-def sparse_mla_bwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None,
-    return_attn_dist: Literal[True],
-) -> tuple[Array, Array, Array]: ...
-
-
-@overload
-def sparse_mla_bwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: Array | npt.NDArray[Any],
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None,
-    return_attn_dist: Literal[False] = False,
-) -> tuple[Array, Array, Array]: ...
-
-
-@overload
-def sparse_mla_bwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: Array | npt.NDArray[Any],
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None,
-    return_attn_dist: Literal[True],
-) -> tuple[Array, Array, Array, Array]: ...
-
-
-@overload
-def sparse_mla_bwd(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    attn_sink: Array | npt.NDArray[Any] | None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
-    deterministic: bool = False,
-    dkv_dtype: Literal['float32'] | None = None,
-    return_attn_dist: bool,
-) -> tuple[Array, ...]: ...
-
-
 def sparse_mla_bwd_phase1(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    out: Array | npt.NDArray[Any],
-    dout: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    *,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], out: Array | NDArray[Any], dout: Array | NDArray[Any],
+    indices: Array | NDArray[Any], *, topk_length: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1,
 ) -> tuple[Array, Array]:
     """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
 
@@ -190,17 +125,9 @@ def sparse_mla_bwd_phase1(
 
 
 def attn_dist(
-    q: Array | npt.NDArray[Any],
-    kv: Array | npt.NDArray[Any],
-    indices: Array | npt.NDArray[Any],
-    lse: Array | npt.NDArray[Any],
-    *,
-    sm_scale: float | None = None,
-    topk_length: Array | npt.NDArray[Any] | None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    lse_base: Literal['e', '2'] = "e",
+    q: Array | NDArray[Any], kv: Array | NDArray[Any], indices: Array | NDArray[Any], lse: Array | NDArray[Any],
+    *, sm_scale: float | None = None, topk_length: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
     normalize: Literal['l1'] | None = None,
 ) -> Array:
     """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
@@ -210,17 +137,10 @@ def attn_dist(
 
 
 def nvfp4_gemv(
-    a: Array | npt.NDArray[Any],
-    b: Array | npt.NDArray[Any],
-    sfa: Array | npt.NDArray[Any],
-    sfb: Array | npt.NDArray[Any] | None = None,
-    *,
-    alpha: float | Array | npt.NDArray[Any] | None = None,
-    bias: Array | npt.NDArray[Any] | None = None,
-    out_dtype: Any = None,
-    format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-    scale_layout: Literal['linear', '128x4'] = "linear",
-    batch_axis: int = -1,
+    a: Array | NDArray[Any], b: Array | NDArray[Any], sfa: Array | NDArray[Any],
+    sfb: Array | NDArray[Any] | None = None, *, alpha: float | Array | NDArray[Any] | None = None,
+    bias: Array | NDArray[Any] | None = None, out_dtype: Any = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+    scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1,
 ) -> Array:
     """Multiply a block-scaled 4-bit matrix with 1 to 16 vectors.
 
@@ -229,11 +149,8 @@ def nvfp4_gemv(
 
 
 def quantize_nvfp4(
-    x: Array | npt.NDArray[Any],
-    *,
-    global_scale: float | Array | npt.NDArray[Any] | None = None,
-    format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-    scale_layout: Literal['linear', '128x4'] = "linear",
+    x: Array | NDArray[Any], *, global_scale: float | Array | NDArray[Any] | None = None,
+    format: Literal['nvfp4', 'mxfp4'] = "nvfp4", scale_layout: Literal['linear', '128x4'] = "linear",
     batch_axis: int = -1,
 ) -> tuple[Array, Array]:
     """Quantise a matrix to block-scaled 4-bit codes as `nvfp4_gemv` reads them.
@@ -245,14 +162,9 @@ def quantize_nvfp4(
 
 
 def dequantize_nvfp4(
-    packed: Array | npt.NDArray[Any],
-    scales: Array | npt.NDArray[Any],
-    *,
-    global_scale: float | Array | npt.NDArray[Any] | None = None,
-    format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
-    scale_layout: Literal['linear', '128x4'] = "linear",
-    batch_axis: int = -1,
-    out_dtype: Any = None,
+    packed: Array | NDArray[Any], scales: Array | NDArray[Any], *,
+    global_scale: float | Array | NDArray[Any] | None = None, format: Literal['nvfp4', 'mxfp4'] = "nvfp4",
+    scale_layout: Literal['linear', '128x4'] = "linear", batch_axis: int = -1, out_dtype: Any = None,
 ) -> Array:
     """The values that block-scaled 4-bit codes stand for: `e2m1 * scale / global_scale`, in float32, then rounded.
 
@@ -260,24 +172,14 @@ def dequantize_nvfp4(
     """
 
 
-def swizzle_scales(
-    scales: Array | npt.NDArray[Any],
-    *,
-    batch_axis: int = -1,
-) -> Array:
+def swizzle_scales(scales: Array | NDArray[Any], *, batch_axis: int = -1) -> Array:
     """Scales in cuBLASLt's 128x4 layout.
 
     `cupymla.swizzle_scales` for JAX arrays, traced or not; see there for the arguments.
     """
 
 
-def unswizzle_scales(
-    swizzled: Array | npt.NDArray[Any],
-    rows: int,
-    columns: int,
-    *,
-    batch_axis: int = -1,
-) -> Array:
+def unswizzle_scales(swizzled: Array | NDArray[Any], rows: int, columns: int, *, batch_axis: int = -1) -> Array:
     """Linear scales out of cuBLASLt's 128x4 layout: the inverse of `swizzle_scales`; padding is ignored.
 
     `cupymla.unswizzle_scales` for JAX arrays, traced or not; see there for the arguments.
@@ -286,97 +188,59 @@ def unswizzle_scales(
 
 @overload
 def xl_paged_attention(
-    query: Array | npt.NDArray[Any],
-    k_cache: Array | npt.NDArray[Any],
-    v_cache: Array | npt.NDArray[Any],
-    block_tables: Array | npt.NDArray[Any],
-    context_lens: Array | npt.NDArray[Any],
-    *,
-    scale: float | None = None,
-    pos_bias_u: Array | npt.NDArray[Any] | None = None,
-    matrix_bd: Array | npt.NDArray[Any] | None = None,
-    rel_bias: Array | npt.NDArray[Any] | None = None,
-    rel_extend: Literal['zero', 'clamp'] = "zero",
-    pos_bias_v: Array | npt.NDArray[Any] | None = None,
-    pos_emb: Array | npt.NDArray[Any] | None = None,
-    alibi_slopes: Array | npt.NDArray[Any] | None = None,
-    bias_scaled: bool = True,
+    query: Array | NDArray[Any], k_cache: Array | NDArray[Any], v_cache: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], *, scale: float | None = None,
+    pos_bias_u: Array | NDArray[Any] | None = None, matrix_bd: Array | NDArray[Any] | None = None,
+    rel_bias: Array | NDArray[Any] | None = None, rel_extend: Literal['zero', 'clamp'] = "zero",
+    pos_bias_v: Array | NDArray[Any] | None = None, pos_emb: Array | NDArray[Any] | None = None,
+    alibi_slopes: Array | NDArray[Any] | None = None, bias_scaled: bool = True,
     kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-    k_scale: float | Array | npt.NDArray[Any] = 1.0,
-    v_scale: float | Array | npt.NDArray[Any] = 1.0,
-    return_lse: Literal[False] = False,
+    k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0,
+    return_lse: Literal[False] = False, lse_base: Literal['e', '2'] = "e",
+) -> Array: ...
+
+
+@overload
+def xl_paged_attention(
+    query: Array | NDArray[Any], k_cache: Array | NDArray[Any], v_cache: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], *, scale: float | None = None,
+    pos_bias_u: Array | NDArray[Any] | None = None, matrix_bd: Array | NDArray[Any] | None = None,
+    rel_bias: Array | NDArray[Any] | None = None, rel_extend: Literal['zero', 'clamp'] = "zero",
+    pos_bias_v: Array | NDArray[Any] | None = None, pos_emb: Array | NDArray[Any] | None = None,
+    alibi_slopes: Array | NDArray[Any] | None = None, bias_scaled: bool = True,
+    kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+    kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+    k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0,
+    return_lse: Literal[True], lse_base: Literal['e', '2'] = "e",
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def xl_paged_attention(
+    query: Array | NDArray[Any], k_cache: Array | NDArray[Any], v_cache: Array | NDArray[Any],
+    block_tables: Array | NDArray[Any], context_lens: Array | NDArray[Any], *, scale: float | None = None,
+    pos_bias_u: Array | NDArray[Any] | None = None, matrix_bd: Array | NDArray[Any] | None = None,
+    rel_bias: Array | NDArray[Any] | None = None, rel_extend: Literal['zero', 'clamp'] = "zero",
+    pos_bias_v: Array | NDArray[Any] | None = None, pos_emb: Array | NDArray[Any] | None = None,
+    alibi_slopes: Array | NDArray[Any] | None = None, bias_scaled: bool = True,
+    kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
+    kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
+    k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0, return_lse: bool,
     lse_base: Literal['e', '2'] = "e",
-) -> Array:
+) -> Array | tuple[Array, Array]:
     """Attention of one query token per sequence over its paged keys and values.
 
     `cupymla.xl_paged_attention` for JAX arrays, traced or not; see there for the arguments.
     """
 
 
-@overload
-def xl_paged_attention(
-    query: Array | npt.NDArray[Any],
-    k_cache: Array | npt.NDArray[Any],
-    v_cache: Array | npt.NDArray[Any],
-    block_tables: Array | npt.NDArray[Any],
-    context_lens: Array | npt.NDArray[Any],
-    *,
-    scale: float | None = None,
-    pos_bias_u: Array | npt.NDArray[Any] | None = None,
-    matrix_bd: Array | npt.NDArray[Any] | None = None,
-    rel_bias: Array | npt.NDArray[Any] | None = None,
-    rel_extend: Literal['zero', 'clamp'] = "zero",
-    pos_bias_v: Array | npt.NDArray[Any] | None = None,
-    pos_emb: Array | npt.NDArray[Any] | None = None,
-    alibi_slopes: Array | npt.NDArray[Any] | None = None,
-    bias_scaled: bool = True,
-    kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-    kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-    k_scale: float | Array | npt.NDArray[Any] = 1.0,
-    v_scale: float | Array | npt.NDArray[Any] = 1.0,
-    return_lse: Literal[True],
-    lse_base: Literal['e', '2'] = "e",
-) -> tuple[Array, Array]: ...
-
-
-@overload
-def xl_paged_attention(
-    query: Array | npt.NDArray[Any],
-    k_cache: Array | npt.NDArray[Any],
-    v_cache: Array | npt.NDArray[Any],
-    block_tables: Array | npt.NDArray[Any],
-    context_lens: Array | npt.NDArray[Any],
-    *,
-    scale: float | None = None,
-    pos_bias_u: Array | npt.NDArray[Any] | None = None,
-    matrix_bd: Array | npt.NDArray[Any] | None = None,
-    rel_bias: Array | npt.NDArray[Any] | None = None,
-    rel_extend: Literal['zero', 'clamp'] = "zero",
-    pos_bias_v: Array | npt.NDArray[Any] | None = None,
-    pos_emb: Array | npt.NDArray[Any] | None = None,
-    alibi_slopes: Array | npt.NDArray[Any] | None = None,
-    bias_scaled: bool = True,
-    kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
-    kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-    k_scale: float | Array | npt.NDArray[Any] = 1.0,
-    v_scale: float | Array | npt.NDArray[Any] = 1.0,
-    return_lse: bool,
-    lse_base: Literal['e', '2'] = "e",
-) -> Array | tuple[Array, Array]: ...
-
-
 def reshape_and_cache(
-    key: Array | npt.NDArray[Any],
-    value: Array | npt.NDArray[Any],
-    k_cache: Array | npt.NDArray[Any],
-    v_cache: Array | npt.NDArray[Any],
-    slot_mapping: Array | npt.NDArray[Any],
-    *,
+    key: Array | NDArray[Any], value: Array | NDArray[Any], k_cache: Array | NDArray[Any],
+    v_cache: Array | NDArray[Any], slot_mapping: Array | NDArray[Any], *,
     kv_layout: Literal['vllm', 'NHD', 'HND'] = "vllm",
     kv_dtype: Literal['float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2'] | None = None,
-    k_scale: float | Array | npt.NDArray[Any] = 1.0,
-    v_scale: float | Array | npt.NDArray[Any] = 1.0,
+    k_scale: float | Array | NDArray[Any] = 1.0, v_scale: float | Array | NDArray[Any] = 1.0,
 ) -> tuple[Array, Array]:
     """Write new keys and values into the paged cache, in place.
 
@@ -387,9 +251,7 @@ def reshape_and_cache(
 
 
 def copy_blocks(
-    k_cache: Array | npt.NDArray[Any],
-    v_cache: Array | npt.NDArray[Any],
-    mapping: Array | npt.NDArray[Any],
+    k_cache: Array | NDArray[Any], v_cache: Array | NDArray[Any], mapping: Array | NDArray[Any],
 ) -> tuple[Array, Array]:
     """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
@@ -399,9 +261,7 @@ def copy_blocks(
     """
 
 
-def rel_shift(
-    x: Array | npt.NDArray[Any],
-) -> Array:
+def rel_shift(x: Array | NDArray[Any]) -> Array:
     """Align scores against reversed relative positions with keys: Transformer-XL's shift.
 
     `cupymla.rel_shift` for JAX arrays, traced or not; see there for the arguments.
@@ -409,13 +269,8 @@ def rel_shift(
 
 
 def matrix_bd(
-    query: Array | npt.NDArray[Any],
-    pos_emb: Array | npt.NDArray[Any],
-    pos_bias_v: Array | npt.NDArray[Any] | None = None,
-    *,
-    context_lens: Array | npt.NDArray[Any],
-    max_context: int,
-    rel_extend: Literal['zero', 'clamp'] = "zero",
+    query: Array | NDArray[Any], pos_emb: Array | NDArray[Any], pos_bias_v: Array | NDArray[Any] | None = None, *,
+    context_lens: Array | NDArray[Any], max_context: int, rel_extend: Literal['zero', 'clamp'] = "zero",
     out_dtype: Literal['float32', 'float16', 'bfloat16'] = "float32",
 ) -> Array:
     """The dense relative bias of a decode step, as xl_paged_attention takes it: terms (b) + (d) of Transformer-XL.
@@ -425,18 +280,10 @@ def matrix_bd(
 
 
 def indexer_logits(
-    q: Array | npt.NDArray[Any],
-    k: Array | npt.NDArray[Any],
-    weights: Array | npt.NDArray[Any],
-    *,
-    q_scale: Array | npt.NDArray[Any] | None = None,
-    k_scale: Array | npt.NDArray[Any] | None = None,
-    starts: Array | npt.NDArray[Any] | None = None,
-    ends: Array | npt.NDArray[Any] | None = None,
-    causal: bool = False,
-    q_start: int = 0,
-    k_stride: int = 1,
-    relu: bool = True,
+    q: Array | NDArray[Any], k: Array | NDArray[Any], weights: Array | NDArray[Any], *,
+    q_scale: Array | NDArray[Any] | None = None, k_scale: Array | NDArray[Any] | None = None,
+    starts: Array | NDArray[Any] | None = None, ends: Array | NDArray[Any] | None = None, causal: bool = False,
+    q_start: int = 0, k_stride: int = 1, relu: bool = True,
 ) -> Array:
     """Score every key for each query with the lightning indexer's heads.
 
@@ -446,39 +293,26 @@ def indexer_logits(
 
 @overload
 def topk(
-    scores: Array | npt.NDArray[Any],
-    topk: int,
-    *,
-    starts: Array | npt.NDArray[Any] | None = None,
-    ends: Array | npt.NDArray[Any] | None = None,
-    order: Literal['index', 'score'] = "index",
+    scores: Array | NDArray[Any], topk: int, *, starts: Array | NDArray[Any] | None = None,
+    ends: Array | NDArray[Any] | None = None, order: Literal['index', 'score'] = "index",
     return_values: Literal[False] = False,
-) -> tuple[Array, Array]:
-    """Select the largest scores of each row, exactly.
-
-    `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
-    """
+) -> tuple[Array, Array]: ...
 
 
 @overload
 def topk(
-    scores: Array | npt.NDArray[Any],
-    topk: int,
-    *,
-    starts: Array | npt.NDArray[Any] | None = None,
-    ends: Array | npt.NDArray[Any] | None = None,
-    order: Literal['index', 'score'] = "index",
+    scores: Array | NDArray[Any], topk: int, *, starts: Array | NDArray[Any] | None = None,
+    ends: Array | NDArray[Any] | None = None, order: Literal['index', 'score'] = "index",
     return_values: Literal[True],
 ) -> tuple[Array, Array, Array]: ...
 
 
 @overload
 def topk(
-    scores: Array | npt.NDArray[Any],
-    topk: int,
-    *,
-    starts: Array | npt.NDArray[Any] | None = None,
-    ends: Array | npt.NDArray[Any] | None = None,
-    order: Literal['index', 'score'] = "index",
-    return_values: bool,
-) -> tuple[Array, ...]: ...
+    scores: Array | NDArray[Any], topk: int, *, starts: Array | NDArray[Any] | None = None,
+    ends: Array | NDArray[Any] | None = None, order: Literal['index', 'score'] = "index", return_values: bool,
+) -> tuple[Array, Array] | tuple[Array, Array, Array]:
+    """Select the largest scores of each row, exactly.
+
+    `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
+    """

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from ... import tensor
 from ...errors import InputError, shown
 from ...tensor import Device, View, overlap
-from ..arguments import dtype_got, truth, whole
+from ..arguments import truth, whole
+from ..dtypes import dtype_got
 
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
