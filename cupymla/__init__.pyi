@@ -64,15 +64,15 @@ class _SparseMlaFwd:
     ) -> tuple[_Array, _Array, _Array]:
         """Attention of each query to the keys that its row of `indices` names.
 
-        A slot j of query s holds t = indices[s, j] and counts when 0 <= t < s_kv, j < topk_length[s], and, if causal,
-        t <= trunc((q_start + s + 1 - k_stride) / k_stride). Slots that do not count may hold any int32 and are never
-        followed; a token named twice counts twice.
+        Entry j of query s names token t = indices[s, j]. It is valid when 0 <= t < s_kv, j < topk_length[s], and, if
+        causal, t <= trunc((q_start + s + 1 - k_stride) / k_stride). Invalid entries may hold any int32 and are never
+        followed. A token named twice counts twice.
 
             score = sm_scale * q . kv[t]
             lse   = log(sum exp(score))
             out   = sum exp(score - lse) * kv[t, :512] * exp(lse) / (exp(lse) + exp(attn_sink))
 
-        A query with no slot that counts gets out 0, max_logits -inf and lse +inf.
+        A query without a valid entry gets out 0, max_logits -inf and lse +inf.
 
         Args:
             q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis, except
@@ -81,7 +81,7 @@ class _SparseMlaFwd:
                 multiple of 16 bytes, the address is a multiple of 16 bytes.
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
             sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-            topk_length: [s_q] int32, how many leading slots of each query count; any values.
+            topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
             attn_sink: [h_q] float32, a score per head that takes part in the softmax and has value 0; +-inf allowed. It
                 changes out alone.
             causal: mask keys past the query's own position.
@@ -95,7 +95,7 @@ class _SparseMlaFwd:
                 `sparse_mla_fwd.workspace_bytes(...)` of the same arguments, which is 0 for most; what it holds means
                 nothing, before and after. Calls that may run at the same time need one each. By default it comes from the
                 allocator of q's framework.
-            check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
                 indices, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.
@@ -183,18 +183,18 @@ class _SparseMlaBwd:
     ) -> tuple[_Array, _Array, _Array]:
         """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
-        With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
+        With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a valid entry:
 
-            P             = exp(sm_scale * q . kv[t] - L), 0 on slots that do not count
+            P             = exp(sm_scale * q . kv[t] - L), 0 on invalid entries
             delta         = sum_d out * dout
             dS            = P * (dout . kv[t, :512] - delta) * sm_scale
-            dq            = sum over slots of dS * kv[t]
+            dq            = sum over entries of dS * kv[t]
             dkv[t]       += sum over heads of dS * q
             dkv[t, :512] += sum over heads of P * dout
             d_sink        = -(sum over queries of exp(attn_sink - L) * delta)
 
-        Which slots count is the forward's affair, and said there. A query with none contributes nothing, whatever its out,
-        dout and lse hold; a token that no slot names gets a gradient of 0, whatever kv holds there.
+        `sparse_mla_fwd` says which entries are valid. A query without one contributes nothing, whatever its out, dout and
+        lse hold. A token that no valid entry names gets a gradient of 0, whatever kv holds there.
 
         Args:
             q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis, except
@@ -206,7 +206,7 @@ class _SparseMlaBwd:
             lse: [s_q, h_q] float32, any strides: the forward's, without the sink.
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
             sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-            topk_length: [s_q] int32, how many leading slots of each query count; any values.
+            topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
             attn_sink: [h_q] float32, the forward's; +-inf allowed.
             causal: mask keys past the query's own position.
             q_start: position of query 0, for causal.
@@ -223,7 +223,7 @@ class _SparseMlaBwd:
             workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
                 `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
                 Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
-            check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
                 indices, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.
@@ -289,7 +289,7 @@ sparse_mla_bwd: _SparseMlaBwd
 
 
 class _SparseMlaBwdPhase1:
-    """Scores of every slot and the row sums of out * dout: what the backward needs before anything else."""
+    """The score of every top-k entry and the row sums of out * dout: the first step of the backward."""
 
     name: str
 
@@ -306,12 +306,12 @@ class _SparseMlaBwdPhase1:
         q_start: int = 0, k_stride: int = 1, p: Any = None, delta: Any = None, check_indices: bool = False,
         stream: object = None,
     ) -> tuple[_Array, _Array]:
-        """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
+        """The score of every top-k entry and the row sums of out * dout: the first step of the backward.
 
-            p     = q . kv[t], without a scale; -inf on slots that do not count
-            delta = sum_d out * dout, of every query, those with no slot that counts included
+            p     = q . kv[t], without a scale; -inf on invalid entries
+            delta = sum_d out * dout, of every query, also without a valid entry
 
-        Which slots count is said at `sparse_mla_fwd`.
+        `sparse_mla_fwd` says which entries are valid.
 
         Args:
             q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis; then all
@@ -321,13 +321,13 @@ class _SparseMlaBwdPhase1:
             dout: [s_q, h_q, 512], q's dtype: the gradient with respect to out. The last axis of q, kv, out and dout is
                 contiguous, other strides are any multiple of 16 bytes, addresses are multiples of 16 bytes.
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
-            topk_length: [s_q] int32, how many leading slots of each query count; any values.
+            topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
             causal: mask keys past the query's own position.
             q_start: position of query 0, for causal.
             k_stride: positions per key, for causal, >= 1.
             p: array to write, [s_q, h_q, topk] float32, the last axis contiguous.
             delta: array to write, [s_q, h_q] float32, any strides.
-            check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
                 indices, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.
@@ -362,7 +362,7 @@ sparse_mla_bwd_phase1: _SparseMlaBwdPhase1
 
 
 class _AttnDist:
-    """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss."""
+    """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss."""
 
     name: str
 
@@ -380,12 +380,12 @@ class _AttnDist:
         causal: bool = False, q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
         normalize: Literal['l1'] | None = None, dist: Any = None, check_indices: bool = False, stream: object = None,
     ) -> _Array:
-        """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
+        """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
-            dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on slots that do not count
+            dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on invalid entries
 
-        Which slots count is said at `sparse_mla_fwd`. With the lse that sparse_mla_fwd returns, a row sums to h_q, or to 0
-        when none of its slots counts. Raw sums are the default because ranks of tensor parallelism add theirs first.
+        `sparse_mla_fwd` says which entries are valid. With the lse that sparse_mla_fwd returns, a row sums to h_q, or to 0
+        without a valid entry. Raw sums are the default because tensor-parallel ranks add theirs first.
 
         Args:
             q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis; then all
@@ -395,14 +395,14 @@ class _AttnDist:
             indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
             lse: [s_q, h_q] float32, any strides: the forward's, without a sink.
             sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-            topk_length: [s_q] int32, how many leading slots of each query count; any values.
+            topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
             causal: mask keys past the query's own position.
             q_start: position of query 0, for causal.
             k_stride: positions per key, for causal, >= 1.
             lse_base: "e" or "2": the base lse is in.
             normalize: None, or "l1": divide each row by max(its sum, 1e-10).
             dist: array to write, [s_q, topk] float32, the last axis contiguous.
-            check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+            check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
                 indices, so a call on a GPU waits for it and cannot be captured into a graph.
             stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
                 of q's framework by default. It means nothing on the CPU.

@@ -118,7 +118,7 @@ def sparse_mla_bwd_phase1(
     indices: Array | NDArray[Any], *, topk_length: Array | NDArray[Any] | None = None, causal: bool = False,
     q_start: int = 0, k_stride: int = 1,
 ) -> tuple[Array, Array]:
-    """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
+    """The score of every top-k entry and the row sums of out * dout: the first step of the backward.
 
     `cupymla.sparse_mla_bwd_phase1` for JAX arrays, traced or not; see there for the arguments.
     """
@@ -130,7 +130,7 @@ def attn_dist(
     q_start: int = 0, k_stride: int = 1, lse_base: Literal['e', '2'] = "e",
     normalize: Literal['l1'] | None = None,
 ) -> Array:
-    """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
+    """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
     `cupymla.attn_dist` for JAX arrays, traced or not; see there for the arguments.
     """

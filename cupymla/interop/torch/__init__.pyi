@@ -106,7 +106,7 @@ def sparse_mla_bwd_phase1(
     q: Tensor, kv: Tensor, out: Tensor, dout: Tensor, indices: Tensor, *, topk_length: Tensor | None = None,
     causal: bool = False, q_start: int = 0, k_stride: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
+    """The score of every top-k entry and the row sums of out * dout: the first step of the backward.
 
     `cupymla.sparse_mla_bwd_phase1` as a torch operator; see there for the arguments.
     """
@@ -117,7 +117,7 @@ def attn_dist(
     topk_length: Tensor | None = None, causal: bool = False, q_start: int = 0, k_stride: int = 1,
     lse_base: Literal['e', '2'] = "e", normalize: Literal['l1'] | None = None,
 ) -> Tensor:
-    """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
+    """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
     `cupymla.attn_dist` as a torch operator; see there for the arguments.
     """
