@@ -41,10 +41,10 @@ from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare, operators
 from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.operators import Subject
-from cupymla.testing.poison import Guarded
 
-from . import ab
+from . import ab, subjects
 from .emulate import EmulationError, Settings
+from .guarded import Guarded
 from .recorder import Recorder
 from .translated import Translated, translated
 
@@ -162,7 +162,7 @@ def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callab
     """
     with ab.chosen(subject, kernel, case), launches() as launched, ThreadPoolExecutor(1) as fresh:
         made = fresh.submit(work).result()
-    operators.require_launched(subject, kernel, case, launched)
+    subjects.require_launched(subject, kernel, case, launched)
     return made
 
 
@@ -223,7 +223,7 @@ def check_same_bits(
 def small_grid(subject: Subject, kernel: KernelEntry) -> list[Case]:
     """The cheapest cases of each intent that a kernel can run."""
     served = {case.name for case in subject.cases_of(kernel)}
-    return subject.small_grid(keep=lambda case: case.name in served)
+    return subjects.cheapest(subject, keep=lambda case: case.name in served)
 
 
 def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
@@ -239,7 +239,7 @@ def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
         return bool(getattr(case, "options", {}).get("deterministic"))
 
     served = {case.name for case in subject.cases_of(kernel) if asks(case)}
-    return subject.small_grid(keep=lambda case: case.name in served)
+    return subjects.cheapest(subject, keep=lambda case: case.name in served)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,12 @@ from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare as compare_module
 from cupymla.testing import operators
 from cupymla.testing.compare import Mismatch, compare, dissimilarity, half_ulp, require
-from cupymla.testing.poison import GUARD_BYTES, Guarded, span_bytes, strided_like
+from cupymla.testing.poison import span_bytes, strided_like
 from cupymla_lab import gpu
 from cupymla_lab.emulate import Settings
 from cupymla_lab.emulated import Emulated
+from cupymla_lab.guarded import GUARD_BYTES, Guarded
+from cupymla_lab.subjects import cheapest
 
 Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -303,7 +305,7 @@ def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
     for case in subject.cases.BENCH:
         assert subject.cases.flops(case) > 0
         assert subject.cases.bytes_moved(case) > 0
-    grid = subject.small_grid()
+    grid = cheapest(subject)
     assert {case.intent for case in grid} <= {case.intent for case in subject.cases.CASES}
     # Few flops are not little to do: one query of a long context clears and compares as much as many.
     assert max(subject.cases.bytes_moved(case) for case in grid) < 32e6
@@ -313,7 +315,7 @@ def test_every_operator_offers_what_the_kit_reads(entry: OperatorEntry) -> None:
 def test_public_call_keeps_the_law_on_a_small_grid(entry: OperatorEntry) -> None:
     """The CPU back end, through the public door and into given outputs, against float64."""
     subject = operators.Subject(entry.name)
-    for case in subject.small_grid(per_intent=1):
+    for case in cheapest(subject, per_intent=1):
         host = subject.cases.inputs(case, 3)
         same, exact = subject.reference(host, "same"), subject.reference(host, "float64")
         outputs = {name: Guarded(np, like.shape, like.dtype) for name, like in zip(subject.outputs, same, strict=False)}

@@ -19,6 +19,7 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import cheapest
 from cupymla_lab.without_gpu import machine_for, mode_of, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
@@ -40,7 +41,7 @@ def subjects() -> Iterator[tuple[operators.Subject, list[str]]]:
 
 def always(subject: operators.Subject) -> list[Case]:
     """The cases that run without being asked for."""
-    return subject.small_grid(2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
+    return cheapest(subject, 2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
 
 
 def parameters() -> Iterator[object]:

@@ -26,6 +26,7 @@ from cupymla_lab.emulate import MODES, Settings, mutation
 from cupymla_lab.emulate.host.machine import HostProgram
 from cupymla_lab.emulate.settings import Mode
 from cupymla_lab.emulated import DeviceArray, emulated
+from cupymla_lab.subjects import cheapest
 
 pytestmark = pytest.mark.compile
 
@@ -49,7 +50,7 @@ SMALL = [case for case in cases.CASES if cases.flops(case) <= MOST_FLOPS]
 TENSOR = [case for case in SMALL if case.intent == "tensor"]
 STREAM = [case for case in SMALL if case.intent != "tensor"]
 # Every format and operand with the fewest rows, beside what is cheapest of each intent.
-STREAM_ALWAYS = SUBJECT.small_grid(2, keep=lambda case: case in STREAM) + [
+STREAM_ALWAYS = cheapest(SUBJECT, 2, keep=lambda case: case in STREAM) + [
     case for case in STREAM if case.name.startswith(("m45_", "m70_k512"))
 ]
 TENSOR_ALWAYS = [case for case in TENSOR if not case.name.startswith("m66") or case.format == "nvfp4"]

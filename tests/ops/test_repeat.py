@@ -22,6 +22,7 @@ from cupymla.ops import repeat
 from cupymla.tensor import View
 from cupymla.testing import operators
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
+from cupymla_lab.subjects import cheapest
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_an_operators_call_made_again_launches_what_a_call_through_the_door_does
     """Two sets of arrays in turn and again, each with memory of its own for what the call allocates, and each with the
     other's."""
     subject = operators.Subject(name)
-    (case, *_) = subject.small_grid(2)
+    (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)
     call, spec = getattr(cupymla, name), import_module(f"cupymla.ops.{name}.spec")
@@ -347,7 +348,7 @@ def test_a_call_within_a_call_takes_nothing_from_it(
 ) -> None:
     """At the worst time: addresses of the outer call are set, and nothing of it has been launched."""
     subject = operators.Subject(name)
-    (case, *_) = subject.small_grid(2)
+    (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)
     call = getattr(cupymla, name)
