@@ -1,6 +1,5 @@
 """`python -m cupymla`; see `cupymla.cli`."""
 
-from .cli import main
-from .cli.terminal import exit_with
+from .cli import run
 
-exit_with(main)
+run()

@@ -2,7 +2,7 @@
 
 One file for each kernel, `tests/evidence/<operator>.<kernel>.<arch>.json`. It holds the content hash of the kernel's
 include closure, so that an edit of any file the kernel is made from shows as evidence that is no longer current.
-A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`. What both say is told in one of four
+A run without a GPU leaves a second file, `<operator>.<kernel>.<arch>.cpu.json`. What both say is told in one of five
 words (`Status`).
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from . import build
 from .bench import machine
@@ -26,9 +26,10 @@ PACKED = machine.ROOT / "cupymla" / "_packed" / "evidence"
 BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
 
 Ran = Literal["hardware", "emulated"]
-Status = Literal["verified", "emulated", "not run", "none"]
+Status = Literal["verified", "emulated", "not run", "unknown", "none"]
 """What is known of a kernel as its sources are now: "verified" when every case that there was passed on a GPU of the
-target; "emulated" when a CPU, or another GPU, stood in for it; "not run"; "none" where there is no kernel."""
+target; "emulated" when a CPU, or another GPU, stood in for it; "not run"; "unknown" where it ran, and its sources are
+not all here to be compared, as without CUTLASS's headers; "none" where there is no kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +113,16 @@ class Support:
         operator: its name.
         kernel: the kernel's name, or "reference" for an operator that has only its NumPy reference.
         arch: the kernel's target, or "cpu".
-        current: whether `found` is of the present sources.
+        current: whether `found` is of the present sources; None where that cannot be told.
         found: the evidence of a GPU, None when there is none.
-        without_gpu: what a run of the present sources on a CPU showed, None when there was none.
+        without_gpu: what a run of the present sources on a CPU showed, None when there was none. Where it cannot be
+            told of which sources a run was it is given all the same.
     """
 
     operator: str
     kernel: str
     arch: str
-    current: bool = False
+    current: bool | None = False
     found: Evidence | None = field(default=None, repr=False)
     without_gpu: WithoutGpu | None = field(default=None, repr=False)
 
@@ -129,14 +131,21 @@ class Support:
         """The word for it."""
         if self.arch == "cpu":
             return "none"
+        if self.current is None:
+            return "not run" if self.found is None and self.without_gpu is None else "unknown"
         if self.current and self.found is not None and self.found.ran == "hardware":
             return "verified"
         return "emulated" if self.current or self.without_gpu is not None else "not run"
 
-    def as_dict(self) -> dict[str, str]:
-        """The row as `list --json` prints it."""
-        row: dict[str, str] = {name: getattr(self, name) for name in ("operator", "kernel", "arch", "status")}
-        return {**row, "detail": detail(self)}
+    def as_dict(self) -> dict[str, Any]:
+        """The row as `list --json` prints it: its words, and each run that they rest on."""
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("operator", "kernel", "arch", "status")}
+        runs = []
+        if self.found is not None:
+            runs.append(_facts(self.found, self.found.gpu, self.current))
+        if self.without_gpu is not None:
+            runs.append(_facts(self.without_gpu, None, None if self.current is None else True))
+        return {**row, "detail": detail(self), "evidence": runs}
 
 
 def path(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
@@ -147,6 +156,23 @@ def path(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
 def path_without_gpu(operator: str, kernel: KernelEntry, folder: Path = FOLDER) -> Path:
     """Where a kernel's evidence from runs on a CPU is kept."""
     return path(operator, kernel, folder).with_suffix(".cpu.json")
+
+
+def _facts(found: Evidence | WithoutGpu, gpu: str | None, current: bool | None) -> dict[str, Any]:
+    """A run in figures: how, on which GPU (None for a CPU), how many cases of how many, by which compiler, when.
+
+    `current` says whether it was of the present sources, and None where that cannot be told.
+    """
+    return {
+        "ran": found.ran,
+        "gpu": gpu,
+        "current": current,
+        "cases": found.cases,
+        "of": max(found.of, found.cases),
+        "cases_since": cases_since(found),
+        "compiler": _compiler(found),
+        "date": found.date,
+    }
 
 
 def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
@@ -160,7 +186,7 @@ def current_hash(entry: OperatorEntry, kernel: KernelEntry) -> str | None:
 def read(file: Path) -> Evidence | None:
     """The evidence in a file; None when there is none that can be read."""
     try:
-        return Evidence(**json.loads(file.read_text()))
+        return Evidence(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -168,7 +194,7 @@ def read(file: Path) -> Evidence | None:
 def read_without_gpu(file: Path) -> WithoutGpu | None:
     """The same for a run on a CPU."""
     try:
-        return WithoutGpu(**json.loads(file.read_text()))
+        return WithoutGpu(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -185,9 +211,9 @@ def support_rows(folder: Path | None = None) -> list[Support]:
         for kernel in entry.kernels:
             digest = current_hash(entry, kernel)
             found = read(path(entry.name, kernel, folder))
-            current = found is not None and found.content_hash == digest
+            current = None if digest is None else found is not None and found.content_hash == digest
             cpu = read_without_gpu(path_without_gpu(entry.name, kernel, folder))
-            if cpu is not None and cpu.content_hash != digest:
+            if cpu is not None and digest is not None and cpu.content_hash != digest:
                 cpu = None
             rows.append(Support(entry.name, kernel.name, kernel.arch, current, found, cpu))
         if not entry.kernels:
@@ -212,8 +238,22 @@ def detail(row: Support) -> str:
         said.append(f"{_count(cpu)} on a CPU, {_compiler(cpu)}, {cpu.date}")
     if row.found is not None:
         how = "were emulated" if row.found.ran == "emulated" else "passed"
-        said.append(f"edited since {_run(row.found, how)}")
+        edited = "" if row.current is None else "edited since "
+        said.append(f"{edited}{_run(row.found, how)}")
+    if row.status == "unknown":
+        said.append("whether with these sources cannot be told")
     return "; ".join(said)
+
+
+def cannot_tell() -> str:
+    """Why sources cannot be compared with those that ran, such as CUTLASS's headers missing; empty where they can."""
+    for entry in registry.OPERATORS:
+        for kernel in entry.kernels:
+            try:
+                build.content_hash(operators.unit(entry, kernel))
+            except CupymlaError as error:
+                return str(error)
+    return ""
 
 
 def _count(found: Evidence | WithoutGpu) -> str:
@@ -241,7 +281,7 @@ def _since(found: Evidence) -> str:
     return f" ({'; '.join(remarks)})" if remarks else ""
 
 
-def cases_since(found: Evidence) -> int:
+def cases_since(found: Evidence | WithoutGpu) -> int:
     """How many cases there are for a kernel beside those that there were when it ran."""
     (entry,) = (entry for entry in registry.OPERATORS if entry.name == found.operator)
     (kernel,) = (kernel for kernel in entry.kernels if (kernel.name, kernel.arch) == (found.kernel, found.arch))
@@ -249,7 +289,7 @@ def cases_since(found: Evidence) -> int:
 
 
 def support_markdown(rows: Sequence[Support] | None = None) -> str:
-    """The support table, between the markers that the README keeps it in."""
+    """The support table, between the markers that docs/support.md keeps it in."""
     lines = [BEGIN, "| operator | kernel | target | status |", "| --- | --- | --- | --- |"]
     for row in support_rows() if rows is None else rows:
         lines.append(f"| `{row.operator}` | `{row.kernel}` | `{row.arch}` | {told(row)} |")

@@ -23,6 +23,8 @@ COMMANDS = {
     "spread": ("spread", "compare gradients from run to run"),
     "training-step": ("training_step", "time forward and backward with the distribution as one step"),
     "scaling": ("scaling", "time sparse attention over several GPUs"),
+    "pages": ("pages", "renew the generated parts of the documentation"),
+    "stubs": ("stubs", "write what editors and type checkers read of the public functions"),
 }
 
 

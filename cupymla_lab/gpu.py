@@ -41,10 +41,10 @@ from cupymla.ops.registry import KernelEntry, OperatorEntry
 from cupymla.testing import compare, operators
 from cupymla.testing.compare import Mismatch, Report
 from cupymla.testing.operators import Subject
-from cupymla.testing.poison import Guarded
 
-from . import ab
+from . import ab, subjects
 from .emulate import EmulationError, Settings
+from .guarded import Guarded
 from .recorder import Recorder
 from .translated import Translated, translated
 
@@ -162,7 +162,7 @@ def _with_kernel(subject: Subject, kernel: KernelEntry, case: Case, work: Callab
     """
     with ab.chosen(subject, kernel, case), launches() as launched, ThreadPoolExecutor(1) as fresh:
         made = fresh.submit(work).result()
-    operators.require_launched(subject, kernel, case, launched)
+    subjects.require_launched(subject, kernel, case, launched)
     return made
 
 
@@ -223,7 +223,7 @@ def check_same_bits(
 def small_grid(subject: Subject, kernel: KernelEntry) -> list[Case]:
     """The cheapest cases of each intent that a kernel can run."""
     served = {case.name for case in subject.cases_of(kernel)}
-    return subject.small_grid(keep=lambda case: case.name in served)
+    return subjects.cheapest(subject, keep=lambda case: case.name in served)
 
 
 def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
@@ -239,7 +239,7 @@ def repeatable(subject: Subject, kernel: KernelEntry) -> list[Case]:
         return bool(getattr(case, "options", {}).get("deterministic"))
 
     served = {case.name for case in subject.cases_of(kernel) if asks(case)}
-    return subject.small_grid(keep=lambda case: case.name in served)
+    return subjects.cheapest(subject, keep=lambda case: case.name in served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,9 +403,9 @@ def _sanitize(
     worker = [sys.executable, "-m", "cupymla_lab.gpu", "cases", subject.name, "--kernel", kernel.name]
     worker += ["--small", "--plain-allocations"]
     command = [program, "--tool", tool, "--error-exitcode", "9", *worker]
-    with runner.sanitizer, log.open("w") as stream:
+    with runner.sanitizer, log.open("w", encoding="utf-8") as stream:
         status = status_of(command, stream, timeout, runner.over)
-    summary = [line for line in log.read_text(errors="replace").splitlines() if "SUMMARY" in line]
+    summary = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if "SUMMARY" in line]
     text = summary[-1].lstrip("= ") if summary else f"exit status {status}"
     if status:
         raise Mismatch(f"{text}, see {log}")
@@ -485,7 +485,7 @@ def _keep(recorder: Recorder, repeats: dict[str, int], sanitizers: dict[str, str
 
 def _show(steps: Sequence[Step], out: Path) -> None:
     details = [f"-- {step.kernel} {step.name}\n{step.note}" for step in steps]
-    (out / "details.txt").write_text("\n".join(details) + "\n")
+    (out / "details.txt").write_text("\n".join(details) + "\n", encoding="utf-8")
     print(f"{'kernel':24} {'check':10} {'':6} {'seconds':>8}  note")
     for step in steps:
         print(_line(step))

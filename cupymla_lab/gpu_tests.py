@@ -42,7 +42,7 @@ CASES = "tests/ops/test_kernels.py"
 """What another command runs; see above."""
 JOBS = 12
 """Processes at a time: what takes time are references on the CPU."""
-SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("tests", "*.py"))
+SOURCES = (("cupymla", "*.py"), ("cuda", "*.cu*"), ("scripts", "*.py"), ("tests", "*.py"))
 """Folders of a checkout on which a test's result depends, and their files."""
 _TEST = re.compile(r"\S+\.py::")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
@@ -114,20 +114,22 @@ def _file_of(case: ElementTree.Element) -> str:
 
 def read(file: Path = FILE) -> list[FileResult]:
     """What is on record; nothing where there is no file."""
-    return [FileResult(**entry) for entry in json.loads(file.read_text())] if file.exists() else []
+    return [FileResult(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
 
 
 def write(results: Iterable[FileResult], file: Path = FILE) -> None:
     """Put results on record, in the place of earlier ones of the same files."""
     known = {result.file: result for result in (*read(file), *results)}
     entries = [asdict(known[name]) for name in sorted(known)]
-    file.write_text(json.dumps(entries, indent=2) + "\n")
+    file.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def files_of(paths: Sequence[str]) -> list[str]:
     """The files in these folders, or at these places, that have tests for a GPU; all but `CASES` without a path."""
     command = [*_PYTEST, "--collect-only", *(paths or ["tests"])]
-    listed = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if listed.returncode not in (0, 5):  # 5: there are none
         raise InputError("PATH", "folders or files of tests", f"{' '.join(paths)}\n{listed.stdout}{listed.stderr}")
     found = dict.fromkeys(line.partition("::")[0] for line in listed.stdout.splitlines() if _TEST.match(line))
@@ -141,7 +143,9 @@ def _one(file: str, folder: str) -> tuple[int, dict[str, dict[str, float]]]:
     """Run the tests of a file: pytest's exit status, and counts."""
     report = Path(folder) / f"{file.replace('/', '.')}.xml"
     command = [*_PYTEST, f"--junitxml={report}", file]
-    done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=machine.ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         print(f"{done.stdout}{done.stderr}", file=sys.stderr)
     print(f"{file}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.returncode}", flush=True)
@@ -180,8 +184,8 @@ def run(paths: Sequence[str], commit: str | None = None, jobs: int = JOBS) -> tu
     return status, results
 
 
-def show(results: Sequence[FileResult]) -> None:
-    """Print a table of what is on record."""
+def show(results: Sequence[FileResult], never_ran: Sequence[str] = ()) -> None:
+    """Print a table of what is on record, and of files that are not."""
     current = content_hash()
     rows = [
         (
@@ -195,6 +199,7 @@ def show(results: Sequence[FileResult]) -> None:
         )
         for result in results
     ]
+    rows += [(file, "", "", "", "not run", "", "no") for file in never_ran]
     columns = ("file", "passed", "skipped", "failed", "on", "date", "of these sources")
     Terminal(as_json=False).table("Tests on a GPU", columns, rows)
 
@@ -211,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print what is on record, and run nothing")
     options = parser.parse_args(arguments)
     if options.show:
-        show(read(options.out))
+        found = read(options.out)
+        on_record = {result.file for result in found}
+        show(found, [file for file in files_of(options.paths) if file not in on_record])
         return 0
     if not driver.device_count():
         print("these tests are for a CUDA GPU, and there is none", file=sys.stderr)

@@ -68,7 +68,7 @@ def disassembled(made: Cubin, folder: Path) -> str | None:
     image = folder / "kernel.cubin"
     image.write_bytes(made.data)
     command = [program, "--print-code", str(image)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
 
 
 def opcodes(sass: str) -> Counter[str]:
@@ -132,7 +132,7 @@ def made_of(source: KernelSource, out: Path | None = None) -> Made:
         sass = disassembled(cubin, Path(folder))
     if out is not None and sass is not None:
         variant = "".join(f"-{name.removeprefix('CUPYMLA_').lower()}{value}" for name, value in source.defines)
-        (out / f"{source.entry}-{source.arch}{variant}.sass").write_text(sass)
+        (out / f"{source.entry}-{source.arch}{variant}.sass").write_text(sass, encoding="utf-8")
     needs = cubin.resources
     threads = cubin.facts["threads"]
     smem = needs.static_smem_bytes + cubin.facts.get("smem_bytes", 0)

@@ -38,6 +38,9 @@ from . import ab, profile
 OPERATORS = ("sparse_mla_fwd", "sparse_mla_bwd")
 """Whose cases are measured where none is named: those that work tensor cores hard enough to come to the limit."""
 
+MATRIX_BOUND = frozenset({"sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"})
+"""Whose cases can be measured: their arithmetic takes longer than their memory traffic, so energy is told of it."""
+
 LEAST_US = 1000.0
 """A shorter call is left out where none is named: between such the GPU rests."""
 
@@ -278,7 +281,7 @@ def cells(row: PowerRow) -> tuple[str, ...]:
 
 def renewed(page: str, folder: Path) -> str:
     """A page with the table of a folder's file in the place of what it has. Raises ValueError where it has none."""
-    content = json.loads((folder / "power.json").read_text())
+    content = json.loads((folder / "power.json").read_text(encoding="utf-8"))
     limit = f"{content['limit_watts']:.0f} W at most"
     heading = f"{content['gpu']}, {limit}, driver {content['driver']}, {content['date']}."
     rows = [cells(PowerRow(**row)) for row in content["rows"]]
@@ -314,8 +317,8 @@ def _measure(options: argparse.Namespace) -> int:
 
     operators = options.operators or list(OPERATORS)
     for name in operators:
-        if name not in bench.MATRIX_BOUND:
-            raise InputError("OP", "one of " + ", ".join(sorted(bench.MATRIX_BOUND)), repr(name))
+        if name not in MATRIX_BOUND:
+            raise InputError("OP", "one of " + ", ".join(sorted(MATRIX_BOUND)), repr(name))
     if options.case and len(operators) != 1:
         raise InputError("--case", "one operator beside it", ", ".join(operators))
     if options.out is not None and (options.operators or options.case or options.against):

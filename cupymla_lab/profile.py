@@ -136,7 +136,7 @@ def run_cases(operator: str, cases: Sequence[str], note: Path) -> None:
         cupy.cuda.runtime.deviceSynchronize()
         cupy.cuda.runtime.profilerStop()
         counts.append((case.name, min(launched, MOST_LAUNCHES)))
-        note.write_text(json.dumps(counts))
+        note.write_text(json.dumps(counts), encoding="utf-8")
         del inputs, prepared
         cupy.get_default_memory_pool().free_all_blocks()
     product = timing.matmul()
@@ -153,7 +153,9 @@ def run_cases(operator: str, cases: Sequence[str], note: Path) -> None:
 
 def known(ncu: str, chip: str) -> frozenset[str]:
     """Counters that an Nsight Compute knows, without their suffixes."""
-    run = subprocess.run([ncu, "--query-metrics", "--chip", chip], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [ncu, "--query-metrics", "--chip", chip], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     return frozenset(line.split()[0] for line in run.stdout.splitlines() if line.split() and "__" in line.split()[0])
 
 
@@ -217,13 +219,20 @@ def profiled(operator: str, cases: Sequence[str], ncu: str, seconds: float = 300
         inner = [sys.executable, "-m", "cupymla_lab.profile", operator, "--note", str(note)]
         inner += [word for name in cases for word in ("--case", name)]
         try:
-            run = subprocess.run([ncu, *options, *inner], capture_output=True, text=True, check=False, timeout=seconds)
+            run = subprocess.run(
+                [ncu, *options, *inner],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+                timeout=seconds,
+            )
         except subprocess.TimeoutExpired:
             raise UnsupportedError(f"profiling {operator}", f"{seconds:.0f} s", "fewer cases") from None
         if run.returncode or not note.exists():
             last = " ".join((run.stdout + run.stderr).split()[-60:])
             raise UnsupportedError(f"profiling {operator}", f"this machine ({last})", "a user who may read counters")
-        return read(run.stdout, json.loads(note.read_text()))
+        return read(run.stdout, json.loads(note.read_text(encoding="utf-8")))
 
 
 COLUMNS = (
@@ -251,7 +260,7 @@ def table(found: Iterable[Profiled], least_share: float = 0.02) -> list[tuple[st
 
 def markdown(file: Path) -> str:
     """A file of profiles as a table, with what it is of, between the markers that a page keeps it in."""
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     found = [Profiled(row["case"], [Launch(**launch) for launch in row["launches"]]) for row in content["rows"]]
     operator = file.name.removesuffix(SUFFIX)
     heading = f"{content['gpu']}, driver {content['driver']}, {content['date']}."

@@ -20,7 +20,7 @@ def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
     """Keep evidence of a run on a CPU; returns its file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = evidence.path_without_gpu(found.operator, KernelEntry(found.kernel, found.arch), folder)
-    file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    file.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     return file
 
 
@@ -40,7 +40,7 @@ def write(found: Evidence, folder: Path = FOLDER) -> Path | None:
     kept = evidence.read(file)
     if kept and kept.content_hash == found.content_hash and _says_more(kept, found):
         return None
-    file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    file.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     return file
 
 

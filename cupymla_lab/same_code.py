@@ -69,7 +69,7 @@ print(json.dumps(told))
 def _said_there(operator: str, kernel: KernelEntry, checkout: Path, *more: str) -> dict[str, Any]:
     words = [str(checkout), operator, kernel.name, kernel.arch, *more]
     command = [sys.executable, "-c", _THERE, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=checkout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace", check=True, cwd=checkout)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
 

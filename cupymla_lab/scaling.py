@@ -87,7 +87,9 @@ def measure_torch(problem: Problem, devices: int) -> float:
         command = [sys.executable, "-m", "cupymla_lab.scaling", "--ranks", str(devices), "--meet", f"{folder}/meet"]
         command += ["--problem", json.dumps(asdict(problem))]
         ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, "--rank", str(rank)], stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+            )
             for rank in range(devices)
         ]
         told = [process.communicate()[0] for process in ranks]

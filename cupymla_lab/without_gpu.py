@@ -30,9 +30,9 @@ from cupymla.ops.case import Case
 from cupymla.ops.registry import KernelEntry
 from cupymla.testing import compare
 from cupymla.testing.compare import Report
-from cupymla.testing.operators import Subject, require_launched
+from cupymla.testing.operators import Subject
 
-from . import ab, recorder
+from . import ab, recorder, subjects
 from .emulate import MODES, Settings
 from .emulate.settings import Mode
 from .emulated import Emulated, emulated, strict_settings
@@ -123,7 +123,7 @@ def run_cases(
                     variant.applied(),
                 ):
                     found = made.check(subject.name, case)
-                    require_launched(subject, kernel, case, made.launched)
+                    subjects.require_launched(subject, kernel, case, made.launched)
                 compare.require(found)
                 reports.append(found)
             except Exception as error:

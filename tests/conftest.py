@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
+import registry_kit
 from hypothesis import settings
 
 from cupymla_lab.emulate.host import machine
@@ -30,6 +31,8 @@ ASKED_FOR = {
     "--interpret-all": "run every small case of every kernel interpreted",
     "--compile-all": "compile every variant that any call may want",
 }
+
+registry_kit.leave_out_incomplete()
 
 # JAX would take most of each GPU's memory for this process, and programs that tests start want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

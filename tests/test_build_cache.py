@@ -488,7 +488,7 @@ def test_nobody_sees_half_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "made.so"
 
     def fails(part: Path) -> None:
-        part.write_text("half")
+        part.write_text("half", encoding="utf-8")
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):

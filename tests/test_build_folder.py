@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-from build_kit import again, plain, private
+from build_kit import again, plain, private, written
 
 from cupymla import build
-from cupymla.build import KernelSource, folders
+from cupymla.build import KernelSource, cache, compiler, folders
 from cupymla.errors import InputError
 
 pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
@@ -47,7 +49,7 @@ def test_a_folder_of_another_user_is_refused(
 
 
 def test_a_folder_that_cannot_be_made_is_named(kernel: KernelSource, folder: Path) -> None:
-    folder.write_text("a file")
+    folder.write_text("a file", encoding="utf-8")
     with pytest.raises(InputError, match="CUPYMLA_CACHE_DIR"):
         build.cubin(kernel)
 
@@ -123,7 +125,7 @@ def test_without_a_usable_home_a_private_temporary_folder_serves(
     if case in ("absent", "a file"):
         home.rmdir()
     if case == "a file":
-        home.write_text("")
+        home.write_text("", encoding="utf-8")
     elif case == "read-only":
         monkeypatch.setattr(Path, "mkdir", readonly)
     elif case == "unwritable":
@@ -189,3 +191,152 @@ def test_nowhere_to_write_costs_the_entry_and_not_the_kernel(
         made = [build.cubin(kernel), again(kernel)]
     assert [(bool(cubin.data), cubin.path) for cubin in made] == [(True, None)] * 2
     assert capfd.readouterr().err.count("compiled kernels are not kept: ") == 1
+
+
+# Shared with others ----------------------------------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in (folder, *folder.rglob("*"))}
+
+
+def test_what_is_kept_is_as_readable_as_its_folder(kernel: KernelSource, folder: Path) -> None:
+    """Whatever the umask: a cache that its owner opened to a group is open whole."""
+    folder.mkdir()
+    folder.chmod(0o750)
+    before = os.umask(0o077)
+    try:
+        build.cubin(kernel)
+    finally:
+        os.umask(before)
+    found = modes(folder)
+    assert found.pop("cache") == found.pop("sm_90a") == 0o750
+    assert len(found) == 3 and set(found.values()) == {0o640}
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that other users can enter, which pytest's are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_share_opens_what_is_there_and_what_comes(
+    kernel: KernelSource, reachable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = reachable / "cache"
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(folder))
+    build.cubin(kernel)
+    (folder / "sm_90a" / "notes.txt").touch(mode=0o600)
+    assert cache.share_entries() == folder
+    build.cubin(written(Path(kernel.root), "other.cu", 'extern "C" __global__ void other() {}\n', "other"))
+    found = modes(folder)
+    assert found.pop("notes.txt") == 0o600, "not ours"
+    assert found.pop("cache") == found.pop("sm_90a") == 0o755
+    assert len(found) == 6 and set(found.values()) == {0o644}
+
+
+def test_share_refuses_what_nobody_else_could_reach(
+    reachable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reachable / "mine").mkdir(mode=0o700)
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(reachable / "mine" / "cache"))
+    with pytest.raises(InputError, match=rf"CUPYMLA_CACHE_DIR.*{reachable}/mine is closed to them \(mode 700\)"):
+        cache.share_entries()
+    monkeypatch.delenv("CUPYMLA_CACHE_DIR")
+    with pytest.raises(InputError, match=r"CUPYMLA_CACHE_DIR.*for --shared"):
+        cache.share_entries()
+
+
+CLOSED = {
+    "the layer": (".", 0o700),
+    "a target's folder": ("sm_90a", 0o700),
+    "the files": ("sm_90a/*", 0o600),
+    "the listing": (".", 0o711),
+}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", [None, *CLOSED])
+def test_another_user_gets_the_kernel_or_one_warning(
+    kernel: KernelSource, reachable: Path, closed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer that its owner may read alone. The other user has a cache, and a home, of its own."""
+    layer = reachable / "layer"
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(layer))
+    cache.share_entries()
+    other = written(Path(kernel.root), "other.cu", 'extern "C" __global__ void other() {}\n', "other")
+    for each in (kernel, other):
+        build.cubin(each)
+    if closed:
+        pattern, mode = CLOSED[closed]
+        for path in [layer] if pattern == "." else layer.glob(pattern):
+            path.chmod(mode)
+    (reachable / "own").mkdir()
+    os.chown(reachable / "own", NOBODY, NOBODY)
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(reachable / "own" / "cache"))
+    monkeypatch.setenv("CUPYMLA_READONLY_CACHE", str(layer))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _as_nobody((kernel, other), writing)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as stream:
+        told = json.load(stream)
+    os.waitpid(child, 0)
+    assert told["error"] is None
+    assert told["cached"] == [not closed] * 2
+    warnings = [text for text in told["warned"] if str(layer) in text]
+    assert len(warnings) == bool(closed)
+    if closed:
+        assert "you may not read them" in warnings[0] and "cupymla precompile --shared" in warnings[0]
+
+
+NOBODY = 65534
+
+
+def _as_nobody(kernels: tuple[KernelSource, ...], answer: int) -> NoReturn:
+    """In a child process: what another user gets, as JSON. Nothing is compiled: a stand-in says what would be."""
+    told: dict[str, Any] = {"error": None, "cached": []}
+    try:
+        chain = compiler.toolchain()
+        # Includes are read first: the sources lie where nobody else can go.
+        contents = {each: build.content_hash(each) for each in kernels}
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        for each in kernels:
+            told["cached"].append(cache.load(each, cache.key(each, contents[each], chain)) is not None)
+            cache.load_ptx(each, cache.key(each, contents[each], chain))
+        cache.entries()
+    except BaseException as error:
+        told["error"] = repr(error)
+    told["warned"] = folders.warned()
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        json.dump(told, stream)
+    os._exit(0)
+
+
+def test_a_file_that_may_not_be_read_is_named_once(
+    kernel: KernelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same for who is not root, with a stand-in for the file system's refusal."""
+    made = build.cubin(kernel)
+    assert made.path is not None
+    layer = made.path.parent.parent
+    monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("CUPYMLA_READONLY_CACHE", str(layer))
+    read = Path.read_text
+
+    def refused(path: Path, *args: Any, **options: Any) -> str:
+        if path.is_relative_to(layer):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert not again(kernel).cached
+    assert len(cache.entries()) == 1
+    said = capfd.readouterr().err
+    assert said.count(f"compiled kernels in {layer} are not used: you may not read them") == 1
+    assert f"CUPYMLA_CACHE_DIR={layer} cupymla precompile --shared" in said

@@ -8,6 +8,8 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,15 @@ from build_kit import python
 import cupymla
 from cupymla import config, driver, evidence
 from cupymla.bench import timing
-from cupymla.build import KernelSource
+from cupymla.build import KernelSource, source
 from cupymla.build import precompile as ahead
 from cupymla.build.precompile import Outcome
 from cupymla.cli import commands, main, terminal
 from cupymla.cli import doctor as examination
 from cupymla.cli.doctor import Check
 from cupymla.ops import registry
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
@@ -62,7 +66,67 @@ def test_doctor_prints_a_table(capsys: pytest.CaptureFixture[str], cache_folder:
     main(["doctor"])
     shown = capsys.readouterr().out
     assert "CUTLASS" in shown
-    assert "CUPYMLA_CACHE_DIR" in shown
+    assert f"CUPYMLA_CACHE_DIR={cache_folder}" in shown
+    for line in shown.splitlines():
+        # A path stays whole, alone in its line.
+        assert len(line) <= 80 or (os.sep in line and len(line.split()) <= 3), line
+
+
+BASE = ("packages", "settings", "GPU", "driver", "NVRTC", "CUTLASS", "CuPy", "cache")
+EXTRAS = ("jax", "torch", "rich", "matplotlib")
+
+
+def test_doctor_is_content_with_a_base_installation(tmp_path: Path) -> None:
+    """Without any extra, as `pip install cupymla` leaves it, and without headers, as in a checkout."""
+    hidden = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "jax", "torch", "rich", "matplotlib", "nvidia-cutlass")
+    code = (
+        f"import sys; from importlib import metadata; hidden, version = {hidden!r}, metadata.version\n"
+        "def asked(name):\n"
+        "    if name in hidden: raise metadata.PackageNotFoundError(name)\n"
+        "    return version(name)\n"
+        "metadata.version = asked\n"
+        "sys.modules.update(dict.fromkeys(('cupy', 'jax', 'torch', 'rich', 'matplotlib', 'cutlass_library')))\n"
+        "from cupymla.cli import main; sys.exit(main(['doctor', *sys.argv[1:]]))"
+    )
+    settings = dict.fromkeys(config.VARIABLES, "") | {"CUPYMLA_CACHE_DIR": str(tmp_path / "cache")}
+    done = python(code, "--json", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert tuple(found) == ("Python", *BASE, *EXTRAS)
+    for name, extra in (("NVRTC", "cuda12"), ("CuPy", "cuda12"), ("jax", "jax"), ("torch", "torch"), ("rich", "cli")):
+        assert (found[name]["state"], found[name]["found"]) == ("optional", "not installed")
+        assert f"cupymla[{extra}]" in found[name]["advice"]
+    told = python(code, **settings)
+    assert told.returncode == 0
+    assert "Works here: arrays on the CPU, by the NumPy references.\n" in told.stdout
+
+
+def test_doctor_wants_headers_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "find_cutlass", lambda: None)
+    for state, wanted in (("ok", ("missing", True)), ("optional", ("optional", False))):
+        compiler: Any = Check("NVRTC", state, "")  # type: ignore[arg-type]
+        monkeypatch.setattr(examination, "_compiler", lambda compiler=compiler: compiler)
+        check = examination._cutlass()
+        assert (check.state, check.needed) == wanted
+
+
+def test_doctor_says_what_works() -> None:
+    def told(*there: str, broken: tuple[str, ...] = ()) -> str:
+        checks = [Check(name, "ok", "") for name in there]
+        return examination.summary([*checks, *(Check(name, "missing", "", "x", needed=True) for name in broken)])
+
+    cpu = "Works here: arrays on the CPU, by the NumPy references"
+    assert told("CuPy", "GPU") == f"{cpu}."
+    assert told("NVRTC", "CUTLASS") == f"{cpu}; compiling kernels."
+    assert told("nvcc", "CUTLASS", "GPU", "CuPy") == f"{cpu}; compiling kernels; arrays on the GPU."
+    assert told("NVRTC", broken=("cache", "CuPy")) == "To be mended: cache, CuPy."
+
+
+def test_a_wrong_setting_is_told_once_by_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYMLA_COMPILER", "cc")
+    found = {check.name: check for check in examination.examine()}
+    assert "'CUPYMLA_COMPILER'" in found["settings"].found
+    assert (found["compiler"].found, found["compiler"].state) == ("see settings", "missing")
 
 
 def test_doctor_fails_when_something_needed_is_missing(
@@ -109,6 +173,7 @@ UNUSABLE = {
     "CUPYMLA_COMPILER": "cc",
     "CUPYMLA_FAIL_ON_SPILL": "yes",
     "CUPYMLA_QUIET": "2",
+    "CUPYMLA_CUTLASS ": "/nowhere",
 }
 """For each variable something that nothing can be done with. Any nvcc may be one that is not there."""
 
@@ -117,22 +182,57 @@ UNUSABLE = {
 def test_an_unusable_setting_is_said_before_anything_is_compiled(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert UNUSABLE.keys() == config.VARIABLES.keys() - {"CUPYMLA_NVCC"}
-    monkeypatch.setenv(name, UNUSABLE[name])
+    assert {name.strip() for name in UNUSABLE} == config.VARIABLES.keys() - {"CUPYMLA_NVCC"}
+    value, name = UNUSABLE[name], name.strip()
+    monkeypatch.setenv(name, value)
     found = json_of(capsys, "doctor", status=1)
-    assert any(name in check["found"] for check in found["checks"])
+    assert [name in check["found"] for check in found["checks"]].count(True) == 1
     monkeypatch.setattr(ahead, "precompile", lambda *_: pytest.fail("compiled"))
-    assert main(["precompile", "nvfp4_gemv", "--arch", "sm_90"]) == 2
-    assert name in capsys.readouterr().err
+    for words in (["precompile", "nvfp4_gemv", "--arch", "sm_90"], ["demo"], ["bench"]):
+        assert main(words) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err.count("\n")) == ("", 1)
+        assert name in told.err
 
 
 def test_list_has_the_agreed_keys(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json_of(capsys, "list")
     assert {row["operator"] for row in rows} == {entry.name for entry in registry.OPERATORS}
     for row in rows:
-        assert list(row) == ["operator", "kernel", "arch", "status", "detail"]
+        assert list(row) == ["operator", "kernel", "arch", "status", "detail", "evidence"]
         assert row["status"] in ("verified", "emulated", "not run", "none")
         assert isinstance(row["detail"], str)
+        # All figures that the words hold.
+        for run in row["evidence"]:
+            figures = (str(run["cases"]), run["gpu"] or "CPU", run["compiler"], run["date"])
+            assert all(figure in row["detail"] for figure in figures)
+            assert run["of"] >= run["cases"] > 0
+            assert run["current"] in (True, False)
+    assert any(row["evidence"] for row in rows)
+
+
+def test_list_without_cutlass_says_that_it_cannot_tell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {(row["kernel"], row["arch"]): row for row in json_of(capsys, "list")}
+    monkeypatch.setattr(source, "find_cutlass", lambda: None)
+    shown = printed(capsys, "list")
+    assert "edited since" not in shown
+    assert main(["list", "--json"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("cannot tell") and "CUTLASS's headers were not found" in told.err
+    assert told.err.count("\n") == 1
+    rows = json.loads(told.out)
+    for row in rows:
+        known = before[row["kernel"], row["arch"]]["evidence"]
+        # Kernels that include nothing of CUTLASS can be told all the same.
+        if row["status"] == "unknown":
+            assert [(run["cases"], run["date"]) for run in row["evidence"]][: len(known)] == [
+                (run["cases"], run["date"]) for run in known
+            ]
+            assert {run["current"] for run in row["evidence"]} == {None}
+            assert "cannot be told" in row["detail"]
+    assert any(row["status"] == "unknown" for row in rows)
 
 
 def test_list_prints_a_table_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,13 +260,13 @@ def test_precompile_for_a_target_is_all_that_its_gpus_run(
         return []
 
     monkeypatch.setattr(ahead, "precompile", note)
-    for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100f", set())):
+    for target, lacking in (("sm_90a", {"sparse_mla_bwd_phase1"}), ("sm_100f", {"indexer_logits"})):
         asked.clear()
         said = printed(capsys, "precompile", "--arch", target)
         assert ("nvfp4_gemv: sm_90, which is what runs there" in said) == (target == "sm_90a")
         by_operator: dict[str, set[str]] = {}
-        for source in asked:
-            by_operator.setdefault(source.path.partition("/")[0], set()).add(source.arch)
+        for each in asked:
+            by_operator.setdefault(each.path.partition("/")[0], set()).add(each.arch)
         assert by_operator.keys() == {entry.name for entry in registry.OPERATORS} - lacking
         assert by_operator["nvfp4_gemv"] == {"sm_90" if target == "sm_90a" else target}
         assert by_operator["sparse_mla_fwd"] == {target}
@@ -243,6 +343,23 @@ def test_precompile_refuses_an_unusable_setting_once(
     assert (told.out, told.err.count("\n")) == ("", 1)
 
 
+@pytest.mark.parametrize("words", [(), ("--help",)])
+def test_the_command_alone_prints_help(words: tuple[str, ...]) -> None:
+    """As the installed command, by its entry point."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["cupymla"].partition(":")
+    done = python(f"import sys; sys.argv[0] = 'bin/cupymla'; from {module} import {function}; {function}()", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: cupymla ")
+    assert all(name in done.stdout for name in commands.COMMANDS)
+
+
+def test_the_module_is_named_as_it_was_called() -> None:
+    command = [sys.executable, "-m", "cupymla"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith("usage: python -m cupymla ")
+
+
 def test_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["dance"])
@@ -294,6 +411,37 @@ def test_kernels_that_fail_are_announced_as_failed(
     assert said
     assert all(line.endswith(" FAILED") for line in said.splitlines())
     assert "compiled" not in said
+
+
+def test_precompile_can_share_what_it_compiles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "precompile", lambda sources, *_: [Outcome(each, kept=True) for each in sources])
+    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100f")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "cache"
+        monkeypatch.setenv("CUPYMLA_CACHE_DIR", str(folder))
+        printed(capsys, *words)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert f"CUPYMLA_READONLY_CACHE={folder}" in printed(capsys, *words, "--shared")
+        assert folder.stat().st_mode & 0o777 == 0o755
+    monkeypatch.delenv("CUPYMLA_CACHE_DIR")
+    assert "CUPYMLA_CACHE_DIR" in json_of(capsys, *words, "--shared", status=2)["error"]
+
+
+def test_what_went_wrong_for_many_kernels_is_said_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(sources: list[KernelSource], *_: object) -> list[Outcome]:
+        return [Outcome(each, error="no room" if number else "another") for number, each in enumerate(sources)]
+
+    monkeypatch.setattr(ahead, "precompile", fail)
+    words = ("precompile", "sparse_mla_bwd_phase1", "--arch", "sm_100f")
+    shown = printed(capsys, *words, status=1)
+    assert (shown.count("no room"), shown.count("another")) == (1, 1)
+    assert "for sm_100f and 2 more: no room" in shown
+    assert [row["error"] for row in json_of(capsys, *words, status=1)].count("no room") == 3
 
 
 @pytest.mark.parametrize("kept", [True, False])

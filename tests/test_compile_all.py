@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from variants_kit import covering
 
 from cupymla import arch, build
 from cupymla.build.source import KernelSource, units
@@ -32,22 +32,9 @@ def all_sources() -> Iterator[KernelSource]:
         yield from sources(entry)
 
 
-def pairs(source: KernelSource) -> set[tuple[object, ...]]:
-    """Every two definitions of a kernel, and each beside its target."""
-    return set(itertools.combinations((*source.defines, ("target", source.arch)), 2))
-
-
-def covering(variants: Sequence[KernelSource], done: Sequence[KernelSource]) -> list[KernelSource]:
-    """Variants with large heads that have a pair of definitions which no kernel before them has."""
-    seen = {(source.entry, pair) for source in done for pair in pairs(source)}
-    chosen = []
-    for source in variants:
-        missing = {(source.entry, pair) for pair in pairs(source)} - seen
-        large = any(name == "CUPYMLA_HEAD_SIZE" and int(value) >= FEW_REGISTERS for name, value in source.defines)
-        if missing and large:
-            chosen.append(source)
-            seen |= missing
-    return chosen
+def large(source: KernelSource) -> bool:
+    """Whether a kernel is short of registers."""
+    return any(name == "CUPYMLA_HEAD_SIZE" and int(value) >= FEW_REGISTERS for name, value in source.defines)
 
 
 def all_variants() -> Iterator[Any]:
@@ -57,7 +44,7 @@ def all_variants() -> Iterator[Any]:
         ahead = sources(entry)
         plan: Any = importlib.import_module(f"{entry.module}.plan")
         on_first_use = [source for source in getattr(plan, "variants", plan.sources)() if source not in set(ahead)]
-        unasked = {*ahead, *covering(on_first_use, ahead)}
+        unasked = {*ahead, *covering(filter(large, on_first_use), ahead)}
         for source in (*ahead, *on_first_use):
             yield pytest.param(source, id=str(source), marks=[] if source in unasked else [pytest.mark.compile_all])
 

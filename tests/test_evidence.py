@@ -92,7 +92,34 @@ def test_evidence_counts_only_for_the_sources_that_ran(tmp_path: Path) -> None:
         "arch": kernel.arch,
         "status": "not run",
         "detail": "edited since 7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02",
+        "evidence": [
+            {
+                "ran": "hardware",
+                "gpu": "NVIDIA H200",
+                "current": False,
+                "cases": 7,
+                "of": 7,
+                "cases_since": there - 7,
+                "compiler": "nvrtc 13.0.88",
+                "date": "2026-01-02",
+            }
+        ],
     }
+
+
+def test_without_all_sources_nobody_says_that_they_were_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without CUTLASS's headers, which kernels are hashed with."""
+    recorder.write(some_evidence("1" * 64), tmp_path)
+    monkeypatch.setattr(evidence, "current_hash", lambda entry, kernel: None)
+    rows = evidence.support_rows(tmp_path)
+    row = row_of(rows)
+    assert (row.status, row.current) == ("unknown", None)
+    ran = "7 cases passed on NVIDIA H200, nvrtc 13.0.88, 2026-01-02"
+    assert evidence.told(row) == f"unknown: {ran}; whether with these sources cannot be told"
+    (run,) = row.as_dict()["evidence"]
+    assert (run["current"], run["cases"], run["gpu"], run["date"]) == (None, 7, "NVIDIA H200", "2026-01-02")
+    others = [other for other in rows if other is not row and other.arch != "cpu"]
+    assert {other.status for other in others} == {"not run"}, "of which there is no evidence"
 
 
 def test_an_operator_without_a_kernel_has_none() -> None:

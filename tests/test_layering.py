@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from registry_kit import REGISTERED, missing_files
 
 from cupymla.ops import registry
 
@@ -235,7 +239,7 @@ def device_files() -> list[Path]:
 def quoted_includes(path: Path) -> list[Path]:
     """Our own files that a device file includes, resolved from its folder, then from cuda/."""
     found = []
-    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), flags=re.M):
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), flags=re.M):
         for base in (path.parent, CUDA):
             candidate = (base / name).resolve()
             if candidate.is_file() and CUDA in candidate.parents:
@@ -296,11 +300,29 @@ def test_device_lines_fit_a_screen() -> None:
     assert [f"{path.relative_to(CUDA)}:{n}" for path, n, text in lines if len(text) > 120] == []
 
 
-@pytest.mark.parametrize("entry", registry.OPERATORS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", REGISTERED, ids=lambda entry: entry.name)
 def test_every_operator_has_the_same_files(entry: registry.OperatorEntry) -> None:
     """A reader who knows one operator finds their way in every other."""
-    folder = PACKAGE / "ops" / entry.name
-    files = ("__init__", "spec", "plan", "run", "reference", "cases")
-    assert [name for name in files if not (folder / f"{name}.py").is_file()] == []
-    for kernel in entry.kernels:
-        assert (CUDA / entry.name / kernel.folder / f"{kernel.name}.cu").is_file()
+    missing = missing_files(entry)
+    if missing:
+        pytest.fail(f"{entry.name} is registered, but these files are missing: {', '.join(missing)}", pytrace=False)
+
+
+def test_a_registered_operator_without_files_is_one_failure(tmp_path: Path) -> None:
+    """And not a dozen files of tests that cannot be collected."""
+    (tmp_path / "one_more.py").write_text(
+        "from cupymla.ops import registry\n"
+        "kernel = registry.KernelEntry('brand_new', 'sm_90a')\n"
+        "registry.OPERATORS += (registry.OperatorEntry('brand_new', 'a new one', (kernel,)),)\n",
+        encoding="utf-8",
+    )
+    # The first looks into operators while it is collected.
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "one_more", "-p", "no:cacheprovider"]
+    command += ["tests/ops/test_options.py", "tests/test_layering.py", "-k", "same_files"]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert "errors during collection" not in done.stdout and "error" not in done.stdout.splitlines()[-1], done.stdout
+    assert f"1 failed, {len(REGISTERED)} passed" in done.stdout
+    lacking = "brand_new is registered, but these files are missing: cupymla/ops/brand_new/__init__.py, "
+    assert lacking in done.stdout and "cuda/brand_new/sm90/brand_new.cu" in done.stdout

@@ -6,7 +6,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from cupymla import cli, driver
 from cupymla.bench import machine, report, timing
 from cupymla.bench import run as bench
+from cupymla.bench.names import written_out
 from cupymla.bench.processes import Lost
 from cupymla.bench.timing import Ceilings
 from cupymla.errors import InputError
@@ -25,50 +28,66 @@ from cupymla_lab import scaling, training_step, without_gpu
 LIMITS = Ceilings(cublas_bf16_tflops=800.0, copy_tbps=4.0, read_tbps=4.5, empty_us=3.5)
 
 
-class FakeCases:
-    """100 MFLOP and 45 MB a call."""
-
-    BENCH: tuple[Any, ...] = ()
-
-    @staticmethod
-    def flops(case: object) -> int:
-        return 100_000_000
-
-    @staticmethod
-    def bytes_moved(case: object) -> int:
-        return 45_000_000
-
-
-class FakeSubject:
-    cases = FakeCases
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-@pytest.mark.parametrize(("operator", "share"), [("attn_dist", 0.0125), ("nvfp4_gemv", 1.0)])
-def test_rates_are_taken_without_the_empty_kernel(operator: str, share: float) -> None:
-    """13.5 us as read are 10 us of work: 10 TFLOPS of 800, or 4.5 TB/s of 4.5, by the ceiling that binds."""
-    entry = registry.OPERATORS[0]
-    case = operators.Subject(entry.name).cases.BENCH[0]
-    row = bench.row(FakeSubject(operator), case, 13.5, LIMITS)  # type: ignore[arg-type]
-    assert (row.us, row.tflops, row.tbps, row.of_ceiling) == (13.5, 10.0, 4.5, share)
+@pytest.mark.parametrize(
+    ("flops", "moved", "dtype", "bound", "share"),
+    [
+        (100_000_000, 45_000_000, "bfloat16", "memory", 1.0),
+        (4_000_000_000, 9_000_000, "bfloat16", "compute", 0.5),
+        (4_000_000_000, 9_000_000, "fp8", "compute", 0.25),
+        (4_000_000_000, 18_000_000, "fp8", "memory", 0.4),
+    ],
+)
+def test_rates_are_taken_without_the_empty_kernel(flops: int, moved: int, dtype: str, bound: str, share: float) -> None:
+    """13.5 us as read are 10 us of work: 45 MB are 4.5 TB/s of 4.5, 4 GFLOP 400 TFLOPS of 800, or of 1600 in fp8."""
+    subject: Any = SimpleNamespace(cases=SimpleNamespace(flops=lambda case: flops, bytes_moved=lambda case: moved))
+    case: Any = SimpleNamespace(name="case", dtype=dtype)
+    row = bench.row(subject, case, 13.5, replace(LIMITS, cublas_fp8_tflops=1600.0))
+    assert (row.us, row.tflops, row.tbps) == (13.5, flops / 1e7, moved / 1e7)
+    assert (row.bound, row.of_ceiling) == (bound, share)
+    if dtype == "fp8":
+        unknown = bench.row(subject, case, 13.5, LIMITS)
+        assert (unknown.bound, unknown.of_ceiling) == ("compute", None)
 
 
 def test_benchmark_files_read_back_and_hold_the_agreed_keys(tmp_path: Path) -> None:
-    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, 0.9)]
-    beside = [report.RivalRow("m7168_k16384_l1_n1", "another library", 34.5)]
+    rows = [report.Row("m7168_k16384_l1_n1", 18.1, 20.0, 4.1, "memory", 0.9)]
+    beside = [
+        report.BaselineRow("m7168_k16384_l1_n1", "another library", "1.2", 36.2, 10.0, 2.05, 0.45, 1e-3),
+        report.BaselineRow("m7168_k16384_l1_n1", "a wrong one", "3", error="wrong: c: NaN in 3 wrong places"),
+    ]
     made = report.Benchmark("NVIDIA H200", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows, beside)
     file = made.write(tmp_path, "nvfp4_gemv")
     assert file == tmp_path / "h200" / "nvfp4_gemv.json"
     assert report.Benchmark.read(file) == made
     content = json.loads(file.read_text())
-    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows", "rivals"]
+    assert list(content) == ["gpu", "driver", "date", "commit", "ceilings", "rows", "baselines"]
     assert list(content["ceilings"]) == ["cublas_bf16_tflops", "copy_tbps", "read_tbps", "empty_us"]
-    assert list(content["rows"][0]) == ["case", "us", "tflops", "tbps", "of_ceiling"]
-    del content["rivals"]
-    file.write_text(json.dumps(content))
-    assert report.Benchmark.read(file).rows == rows, "files from before there were rivals"
+    assert list(content["rows"][0]) == ["case", "us", "tflops", "tbps", "bound", "of_ceiling"]
+    assert list(content["baselines"][0]) == [
+        "case", "name", "version", "us", "tflops", "tbps", "of_ceiling", "difference", "error",
+    ]  # fmt: skip
+    assert made.table() == [
+        ("m7168_k16384_l1_n1", "18.1", "20.0", "4.10", "90%", "memory", ""),
+        ("- another library 1.2", "36.2", "10.0", "2.05", "45%", "memory", "2.00"),
+        ("- a wrong one 3", "-", "-", "-", "-", "memory", "wrong"),
+    ]
+
+
+def test_committed_benchmarks_read_back_and_cases_are_written_out() -> None:
+    for entry in registry.OPERATORS:
+        names = {case.name for case in operators.Subject(entry.name).cases.BENCH}
+        for file in (machine.ROOT / "docs" / "benchmarks").glob(f"*/{entry.name}.json"):
+            found = report.Benchmark.read(file)
+            assert {row.case for row in found.baselines} <= {row.case for row in found.rows}
+            names |= {row.case for row in found.rows}
+        written = {written_out(entry.name, name) for name in names}
+        assert len(written) == len(names) and not any("_" in text for text in written)
+    for operator, name in (("topk", "t1_l5_k2_more"), ("topk", "t1_l5"), ("none", "t1_l5_k2")):
+        with pytest.raises(ValueError, match="benchmark cases of"):
+            written_out(operator, name)
+    assert written_out("attn_dist", "h1_d576_k2048_q1_kv8192_sorted_det") == (
+        "1 head, d 576, top-k 2048, 1 query, 8192 keys, sorted, deterministic"
+    )
 
 
 @pytest.fixture
@@ -126,7 +145,7 @@ class Beside:
             return bench.Timed(ceilings=LIMITS)
         if job.case.startswith("h64"):
             raise Lost("did not come back within 7 s")
-        return bench.Timed(1000.0, (report.RivalRow(job.case, "rival", 2000.0),))
+        return bench.Timed(1000.0, (bench.BaselineTime("other", "1.0", 2000.0, 1e-3),))
 
 
 @pytest.mark.usefixtures("h200")
@@ -141,7 +160,7 @@ def test_a_case_that_is_lost_costs_its_own_row(
     assert all(f"attn_dist {name}: did not come back within 7 s" in told for name in lost)
     kept = report.Benchmark.read(tmp_path / "h200" / "attn_dist.json")
     assert lost and [row.case for row in kept.rows] == [name for name in names if name not in lost]
-    assert {row.name for row in kept.rivals} == {"rival"} and kept.ceilings == LIMITS.as_dict()
+    assert {row.name for row in kept.baselines} == {"other"} and kept.ceilings == LIMITS.as_dict()
     assert report.Benchmark.read(tmp_path / "h200" / "nvfp4_gemv.json").rows
     assert cli.main(["bench", "nvfp4_gemv", "--limit", "7"]) == 0
 
@@ -253,17 +272,33 @@ def test_the_demos_plot_is_legible(drawn: Callable[..., Drawn], times: list[floa
     assert {f"{share:.0%}" for share in shares} <= {text for text, _ in plot.texts}
 
 
-@pytest.mark.parametrize(("operator", "best"), [("nvfp4_gemv", 0.9), ("xl_paged_attention", 1.04)])
+@pytest.mark.parametrize(("operator", "best"), [("topk", 0.9), ("sparse_mla_fwd", 1.04)])
 def test_a_benchmarks_plot_is_legible(drawn: Callable[..., Drawn], operator: str, best: float) -> None:
+    """Cases with none, one or two baselines, one of which is wrong."""
     names = [case.name for case in operators.Subject(operator).cases.BENCH]
-    rows = [report.Row(name, 12345.6, 1234.5, 4.25, best / (1 + number)) for number, name in enumerate(names)]
-    made = report.Benchmark("NVIDIA H100 80GB HBM3", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows)
+    shares = [best / (1 + number) for number in range(len(names))]
+    rows = [
+        report.Row(name, 12345.6, 1234.5, 4.25, "compute" if number % 2 else "memory", shares[number])
+        for number, name in enumerate(names)
+    ]
+    right = [report.BaselineRow(name, "another library", "1.2.3", 99999.9, 1.5, 0.25, 0.1, 1e-3) for name in names[::2]]
+    wrong = [report.BaselineRow(name, "a wrong one", "", error="wrong: c: shape") for name in names[::4]]
+    made = report.Benchmark(
+        "NVIDIA H100 80GB HBM3", "580.1", "2026-01-02", "abc", LIMITS.as_dict(), rows, right + wrong
+    )
     plot = drawn(report.draw_benchmark, made, operator)
     plot.require_legible()
-    assert {*names, "12345.6", "1234.5", "4.25", f"{best:.0%}"} <= {text for text, _ in plot.texts}
+    texts = {text for text, _ in plot.texts}
+    assert {*(written_out(operator, name) for name in names), "12345.6", "1234.5", "4.25", f"{best:.0%}"} <= texts
+    assert {"another library 1.2.3", "8.10", "a wrong one", "wrong"} <= texts
     assert plot.panels[0].get_xlim()[1] == pytest.approx(max(100, 100 * best))
-    plot.require_bars(0, 0, [100 * row.of_ceiling for row in rows])
-    assert plot.panels[0].get_ylim() == (len(rows) - 0.5, -0.5)
+    ends = []
+    for number, share in enumerate(shares):
+        ends += [100 * share, *([10.0] if number % 2 == 0 else []), *([0.0] if number % 4 == 0 else [])]
+    plot.require_bars(0, 0, ends)
+    colors = [bar.get_facecolor() for bar in plot.panels[0].patches]
+    assert len({*colors}) == 3, "compute, memory, and the baselines of what memory bounds"
+    assert plot.panels[0].get_ylim() == (len(ends) - 0.5, -0.5)
 
 
 @pytest.mark.parametrize(

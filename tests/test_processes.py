@@ -131,7 +131,7 @@ def test_threads_share_processes_and_none_outlives_the_block() -> None:
 def alive(process: int) -> bool:
     """Whether there is such a process, and it has not ended."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 

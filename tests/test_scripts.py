@@ -17,7 +17,7 @@ from cupymla import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "lib" / "setup.sh"
-COMMANDS = ("demo", "test", "bench", "gpu_check")
+COMMANDS = ("demo", "test", "bench", "gpu_check", "docs")
 TOOLS = ("bash", "dirname", "cksum", "cat", "mktemp", "rm", "sed", "head", "flock", "env")
 
 
@@ -74,6 +74,11 @@ def test_commands_are_executable_bash_that_stops_on_errors(name: str) -> None:
 def test_ci_runs_the_test_command() -> None:
     assert "exec scripts/test" in (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_workflow_runs_the_commands() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert re.findall(r"- run: (.+)", workflow) == ["scripts/test --quick", "scripts/test", "scripts/docs"]
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
@@ -213,7 +218,8 @@ def test_tests_after_a_fault_are_not_blamed_for_it(tmp_path: Path) -> None:
         "def test_without_gpu(): pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    path = os.pathsep.join((str(tmp_path), str(ROOT), str(ROOT / "tests")))
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "2 passed" in done.stdout and "2 failed" in done.stdout and "1 error" in done.stdout, done.stdout
     assert "not run: test_it.py::test_faults left this process without a GPU" in done.stdout

@@ -22,7 +22,7 @@ def driver_text() -> str:
     from .. import driver
 
     try:
-        told = Path("/proc/driver/nvidia/version").read_text()
+        told = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         told = ""
     release = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", told)
@@ -43,7 +43,9 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, encoding="utf-8", errors="replace", check=True
+    )
     return run.stdout.strip()
 
 

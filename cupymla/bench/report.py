@@ -11,40 +11,65 @@ from typing import Any
 
 from ..errors import InputError
 from .machine import gpu_slug
+from .names import written_out
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One timed case, or another way to the same result, which then counts the case's operations and bytes.
+    """One timed case.
 
     Attributes:
-        case: its name; for another way, what it is follows the name.
-        us: one launch between two CUDA events, as measured, in microseconds.
+        case: its name.
+        us: one call between two CUDA events, as measured, in microseconds.
         tflops: the case's operations per time less the empty kernel's, in 10**12 per second.
         tbps: its bytes, likewise.
-        of_ceiling: the share of the ceiling that binds: the bf16 matrix rate for MLA operators, else reading.
+        bound: which ceiling binds: "compute", the matrix rate of its operands, or "memory", reading.
+        of_ceiling: the share of it; None where that rate was not measured.
     """
 
     case: str
     us: float
     tflops: float
     tbps: float
-    of_ceiling: float
+    bound: str
+    of_ceiling: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class RivalRow:
-    """Another library's time for a case.
+class BaselineRow:
+    """Another implementation of a case, timed in turns with it.
 
     Attributes:
-        case: its name.
-        name: the library and what it was given.
-        us: as of `Row`.
+        case: the case's name.
+        name: of the library, and what was called.
+        version: of it, "" where it is not known.
+        us, tflops, tbps, of_ceiling: as of `Row`, with the case's operations, bytes and ceiling; None where it was not
+            timed.
+        difference: from the operator's outputs, the largest of an element, as a share of the largest magnitude; None
+            where they were not compared.
+        error: why it was not timed: "wrong: ..." where its outputs are not the operator's, or "failed: ...".
     """
 
     case: str
     name: str
-    us: float
+    version: str
+    us: float | None = None
+    tflops: float | None = None
+    tbps: float | None = None
+    of_ceiling: float | None = None
+    difference: float | None = None
+    error: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}".rstrip()
+
+    def compared(self, row: Row) -> str:
+        """Its time over the operator's, "wrong" or "failed"."""
+        if self.us is None:
+            return (self.error or "").partition(":")[0]
+        return f"{self.us / row.us:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +81,9 @@ class Benchmark:
         driver: its driver's release.
         date: ISO 8601, UTC.
         commit: the sources' commit, "-dirty" appended when they differed from it.
-        ceilings: cublas_bf16_tflops, copy_tbps, read_tbps, empty_us, measured in the same run.
+        ceilings: cublas_bf16_tflops, copy_tbps, read_tbps, empty_us and cublas_fp8_tflops, measured in the same run.
         rows: the cases.
-        rivals: what else was timed on them in the same run.
+        baselines: of these cases, in the same run.
     """
 
     gpu: str
@@ -67,14 +92,14 @@ class Benchmark:
     commit: str
     ceilings: dict[str, float]
     rows: list[Row] = field(default_factory=list)
-    rivals: list[RivalRow] = field(default_factory=list)
+    baselines: list[BaselineRow] = field(default_factory=list)
 
     @classmethod
     def read(cls, file: Path) -> Benchmark:
-        """A benchmark file. Raises OSError, ValueError, TypeError when it is none."""
-        content = json.loads(file.read_text())
+        """A benchmark file. Raises OSError, ValueError, TypeError, KeyError when it is none."""
+        content = json.loads(file.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in content["rows"]]
-        return cls(**{**content, "rows": rows, "rivals": [RivalRow(**row) for row in content.get("rivals", ())]})
+        return cls(**{**content, "rows": rows, "baselines": [BaselineRow(**row) for row in content["baselines"]]})
 
     def write(self, folder: Path, operator: str) -> Path:
         """Write `<folder>/<gpu>/<operator>.json`; returns the file.
@@ -82,6 +107,30 @@ class Benchmark:
         Rows of an earlier run whose cases were not timed now are dropped: they had other ceilings.
         """
         return write(folder, operator, asdict(self))
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Rows under `TABLE_COLUMNS`: each case, and below it its baselines."""
+        lines: list[tuple[str, ...]] = []
+        for row in self.rows:
+            us, tflops, tbps, share = _numbers(row)
+            lines.append((row.case, us, tflops, tbps, share, row.bound, ""))
+            for one in self.beside(row):
+                lines.append((f"- {one.label}", *_numbers(one), row.bound, one.compared(row)))
+        return lines
+
+    def beside(self, row: Row) -> list[BaselineRow]:
+        """The baselines of a case."""
+        return [one for one in self.baselines if one.case == row.case]
+
+
+TABLE_COLUMNS = ("case", "us", "TFLOPS", "TB/s", "share", "bound", "time over ours")
+
+
+def _numbers(row: Row | BaselineRow) -> tuple[str, str, str, str]:
+    """Time, rates and share as tables and plots show them."""
+    found = ((row.us, ".1f"), (row.tflops, ".1f"), (row.tbps, ".2f"), (row.of_ceiling, ".0%"))
+    us, tflops, tbps, share = ("-" if value is None else format(value, form) for value, form in found)
+    return us, tflops, tbps, share
 
 
 def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
@@ -94,7 +143,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
     """
     file = folder / gpu_slug(content["gpu"]) / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return file
 
 
@@ -112,8 +161,13 @@ def marked_table(name: str, heading: str, columns: Sequence[str], rows: Iterable
     return "\n".join(lines)
 
 
+def marked_text(name: str, text: str) -> str:
+    """Text between the markers by which `replaced` finds it on a page."""
+    return f"<!-- {name}:begin -->\n{text}\n<!-- {name}:end -->"
+
+
 def replaced(page: str, made: str) -> str:
-    """A page with what `marked_table` made in the place of what it has between these markers.
+    """A page with what `marked_table` or `marked_text` made in the place of what it has between these markers.
 
     Raises ValueError for a page without them.
     """
@@ -131,10 +185,10 @@ def renew(page: Path, folder: Path | None, renewed: Callable[[str, Path], str]) 
     if folder is None:
         raise InputError("--out", "a GPU's folder of benchmark files, beside --page", None)
     try:
-        text = renewed(page.read_text(), folder)
+        text = renewed(page.read_text(encoding="utf-8"), folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError("--page", f"a page with markers, and files in {folder} to match", repr(error)) from None
-    page.write_text(text)
+    page.write_text(text, encoding="utf-8")
 
 
 _ROW_INCHES, _LINE_INCHES = 0.14, 0.12  # a row's height is one of the first, and one of the second for each line
@@ -155,7 +209,12 @@ def _panels(names: Sequence[str], count: int, width: float) -> tuple[Any, Any]:
 
 
 def _bars(
-    axes: Any, values: Sequence[float], columns: Mapping[str, Sequence[str]], color: str, left: float, right: float
+    axes: Any,
+    values: Sequence[float],
+    columns: Mapping[str, Sequence[str]],
+    color: str | Sequence[str],
+    left: float,
+    right: float,
 ) -> None:
     """A bar in each row, from `left` on, and beside the axes a column of text for each heading.
 
@@ -182,34 +241,58 @@ def _bars(
             axes.text(1, row, text, transform=place, ha="right", va="center", fontsize=_LABEL_SIZE)
 
 
-def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
-    """Bars of each case's share of its ceiling, with the time beside. Needs matplotlib."""
-    from matplotlib import pyplot
+_COLORS = {"compute": ("#4477aa", "#a9c1d9"), "memory": ("#cc7722", "#ecc9a0")}
+"""Of bars, by what binds: the operator's, and the baselines' beside it."""
 
-    names = [row.case for row in found.rows]
-    figure, (panel,) = _panels(names, 1, 9.0)
-    shares = [100 * row.of_ceiling for row in found.rows]
-    columns = {
-        "share": [f"{share:.0f}%" for share in shares],
-        "us": [f"{row.us:.1f}" for row in found.rows],
-        "TFLOPS": [f"{row.tflops:.1f}" for row in found.rows],
-        "TB/s": [f"{row.tbps:.2f}" for row in found.rows],
-    }
+
+def draw_benchmark(found: Benchmark, operator: str, file: Path) -> None:
+    """Bars of the share of its ceiling that each case reaches, baselines below it, numbers beside. Needs matplotlib."""
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    bars: list[tuple[str, str, float, tuple[str, ...]]] = []
+    for row in found.rows:
+        dark, light = _COLORS[row.bound]
+        bars.append((_label(operator, row.case), dark, row.of_ceiling or 0.0, (*_numbers(row), "")))
+        for one in found.beside(row):
+            bars.append((one.label, light, one.of_ceiling or 0.0, (*_numbers(one), one.compared(row))))
+    labels = [label for label, *_ in bars]
+    figure, (panel,) = _panels(labels, 1, max(9.0, 6.4 + 0.066 * max(map(len, labels), default=0)))
+    shares = [100 * share for _, _, share, _ in bars]
+    headings = ("us", "TFLOPS", "TB/s", "share", *(("time / ours",) if found.baselines else ()))
+    columns = {heading: [cells[place] for *_, cells in bars] for place, heading in enumerate(headings)}
     # Ceilings are measured: what beats one by a little ends beyond it.
-    _bars(panel, shares, columns, "#4477aa", 0, max(100.0, *shares))
+    _bars(panel, shares, columns, [color for _, color, _, _ in bars], 0, max(100.0, *shares))
     panel.axvline(100, color="#222222", linewidth=1)
-    panel.set_yticks(range(len(names)), names, fontsize=_LABEL_SIZE)
+    panel.set_yticks(range(len(labels)), labels, fontsize=_LABEL_SIZE)
+    beside = {one.label for one in found.baselines}
+    for tick in panel.get_yticklabels():
+        tick.set_color("#666666" if tick.get_text() in beside else "#000000")
     panel.set_xticks(range(0, 101, 20))
     panel.set_xlabel("share of the ceiling that binds, percent", fontsize=_LABEL_SIZE + 1)
+    bounds = dict.fromkeys(row.bound for row in found.rows)
+    handles = [Patch(color=_COLORS[bound][0], label=f"cupymla, bound by {bound}") for bound in bounds]
+    if found.baselines:
+        handles += [Patch(color=_COLORS[bound][1], label=f"baseline, bound by {bound}") for bound in bounds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=_LABEL_SIZE, frameon=False)
     limits = found.ceilings
+    fp8 = f", fp8 {limits['cublas_fp8_tflops']:.0f}" if "cublas_fp8_tflops" in limits else ""
     figure.suptitle(
         f"{operator} on {found.gpu}, {found.date}\n"
-        f"ceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f} TFLOPS, read {limits['read_tbps']:.2f} TB/s, "
+        f"ceilings: cuBLAS bf16 {limits['cublas_bf16_tflops']:.0f}{fp8} TFLOPS, read {limits['read_tbps']:.2f} TB/s, "
         f"empty kernel {limits['empty_us']:.1f} us",
         fontsize=10,
     )
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
+
+
+def _label(operator: str, case: str) -> str:
+    """The case's name written out; as it is, where it is none of a benchmark as it is now."""
+    try:
+        return written_out(operator, case)
+    except ValueError:
+        return case
 
 
 def in_digits(value: float) -> str:

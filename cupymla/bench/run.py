@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from ..launch import Launcher
 from ..ops.case import Case
+from ..testing.compare import Mismatch
 from ..testing.operators import Subject
-from . import baselines as rivals
-from . import machine, timing
+from . import baselines, machine, timing
+from .baselines import Maker, agreement
 from .processes import Lost
-from .report import Benchmark, RivalRow, Row
+from .report import BaselineRow, Benchmark, Row
 from .timing import Ceilings, Timer
-
-# Their arithmetic is a chain of matrix products and takes longer than their memory traffic; the others only stream.
-MATRIX_BOUND = frozenset({"sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"})
 
 HOST_COLUMNS = ("bare", "prepared", "ordinary")
 FRAMEWORK_COLUMNS = ("torch", "jax")
@@ -35,24 +35,92 @@ def row(subject: Subject, case: Case, us: float, ceilings: Ceilings) -> Row:
     busy_us = max(us - ceilings.empty_us, 1e-3)
     tflops = subject.cases.flops(case) / busy_us / 1e6
     tbps = subject.cases.bytes_moved(case) / busy_us / 1e6
-    matrix_bound = subject.name in MATRIX_BOUND
-    share = tflops / ceilings.cublas_bf16_tflops if matrix_bound else tbps / ceilings.read_tbps
-    return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), round(share, 4))
+    is_fp8 = getattr(case, "dtype", "") == "fp8"
+    peak = ceilings.cublas_fp8_tflops if is_fp8 else ceilings.cublas_bf16_tflops
+    of_memory = tbps / ceilings.read_tbps
+    # What takes longer at its ceiling binds; a matrix rate that is not known is taken to.
+    of_compute = tflops / peak if peak else None
+    if of_compute is not None and of_compute < of_memory:
+        return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), "memory", round(of_memory, 4))
+    share = None if of_compute is None else round(of_compute, 4)
+    return Row(case.name, round(us, 2), round(tflops, 2), round(tbps, 3), "compute", share)
 
 
-def time_case(subject: Subject, case: Case, timer: Timer, *, beside: bool = True) -> tuple[float, list[RivalRow]]:
-    """Median time of a prepared call of the case, in microseconds, and those of what else can run it, if wanted."""
+@dataclass(frozen=True, slots=True)
+class BaselineTime:
+    """What came of one baseline of a case.
+
+    Attributes:
+        name, version: of the baseline.
+        us: its time in microseconds, None where it was not timed.
+        difference: from the operator's outputs, see `agreement.difference`; None where they could not be compared.
+        error: why it was not timed.
+    """
+
+    name: str
+    version: str
+    us: float | None = None
+    difference: float | None = None
+    error: str | None = None
+
+    def row(self, subject: Subject, case: Case, ceilings: Ceilings) -> BaselineRow:
+        """As a row of the benchmark file: it counts the case's operations and bytes."""
+        difference = None if self.difference is None else float(f"{self.difference:.2g}")
+        made = BaselineRow(case.name, self.name, self.version, difference=difference, error=self.error)
+        if self.us is None:
+            return made
+        found = row(subject, case, self.us, ceilings)
+        return replace(made, us=found.us, tflops=found.tflops, tbps=found.tbps, of_ceiling=found.of_ceiling)
+
+
+def time_case(
+    subject: Subject, case: Case, timer: Timer, makers: Mapping[str, Maker] | None = None
+) -> tuple[float, list[BaselineTime]]:
+    """Median time of a prepared call of the case, in microseconds, and those of baselines, which alternate with it.
+
+    A baseline whose outputs are not the operator's is not timed, nor one that raises.
+
+    Args:
+        subject: the operator.
+        case: the case.
+        timer: on the GPU that runs it.
+        makers: of baselines, by name.
+    """
+    import cupy
+
+    us, found = _times(subject, case, timer, makers or {})
+    # What it held is free now: the next case may want it in another framework.
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return us, found
+
+
+def _times(subject: Subject, case: Case, timer: Timer, makers: Mapping[str, Maker]) -> tuple[float, list[BaselineTime]]:
     import cupy
 
     inputs = subject.cases.inputs(case, 0, cupy)
     prepared = subject.call.prepare(**inputs)
-    us = timer.us(prepared)
-    del prepared
-    others = rivals.of(subject.name, case, inputs) if beside else ()
-    rows = [RivalRow(case.name, name, round(timer.us(call), 2)) for name, call in others]
-    del inputs
-    cupy.get_default_memory_pool().free_all_blocks()
-    return us, rows
+    calls: dict[str, Callable[[], object]] = {"": prepared}
+    found: dict[str, BaselineTime] = {}
+    for name, maker in makers.items():
+        version, difference, error = "", None, None
+        try:
+            baseline = baselines.make(name, maker, case, inputs, subject.outputs)
+            if baseline is None:
+                continue
+            version = baseline.version
+            theirs = baseline.outputs(baseline.call())
+            difference = agreement.difference(subject.name, inputs, subject.named(prepared()), theirs)
+            calls[name] = baseline.call
+        except Mismatch as raised:
+            error = f"wrong: {raised}"
+        except Exception as raised:
+            error = f"failed: {type(raised).__name__}: {raised}"
+        found[name] = BaselineTime(name, version, None, difference, error)
+    times = timer.alternating_us(calls)
+    return times[""], [replace(one, us=times.get(name)) for name, one in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +129,14 @@ class Job:
 
     Attributes:
         operator, case: names of an operator and of one of its benchmark cases; none for the ceilings.
+        with_baselines: whether baselines are timed beside the case.
+        file: of further baselines.
     """
 
     operator: str = ""
     case: str = ""
+    with_baselines: bool = True
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +145,12 @@ class Timed:
 
     Attributes:
         us: of the case.
-        beside: times of what else can run it.
+        baselines: of the case.
         ceilings: where they were asked for.
     """
 
     us: float = 0.0
-    beside: tuple[RivalRow, ...] = ()
+    baselines: tuple[BaselineTime, ...] = ()
     ceilings: Ceilings | None = None
 
 
@@ -91,8 +163,9 @@ def do(job: Job) -> Timed:
         return Timed(ceilings=timing.ceilings(_timer()))
     subject = Subject(job.operator)
     (case,) = chosen(subject, [job.case])
-    us, beside = time_case(subject, case, _timer())
-    return Timed(us, tuple(beside))
+    makers = baselines.makers(job.operator, job.case, job.file) if job.with_baselines else {}
+    us, timed = time_case(subject, case, _timer(), makers)
+    return Timed(us, tuple(timed))
 
 
 def ceilings(result: Callable[[Job], Timed] = do) -> Ceilings:
@@ -112,6 +185,7 @@ def run(
     result: Callable[[Job], Timed] = do,
     progress: Callable[[str], None] = lambda name: None,
     commit: str | None = None,
+    file: Path | None = None,
 ) -> tuple[Benchmark, dict[str, str]]:
     """Time cases.
 
@@ -122,23 +196,38 @@ def run(
         result: does a job; may raise Lost.
         progress: called with each case's name when it is done.
         commit: what to write as the commit; None asks git.
+        file: of baselines beside those of installed packages.
 
     Returns:
-        the rows of the cases that were timed, and what went wrong with the others, by their names.
+        the rows of the cases that were timed, and what went wrong with the others, or with baselines, by their names.
     """
     rows: list[Row] = []
-    beside: list[RivalRow] = []
-    lost: dict[str, str] = {}
+    beside: list[BaselineRow] = []
+    wrong: dict[str, str] = {}
     for case in cases:
         try:
-            timed = result(Job(subject.name, case.name))
+            timed = _timed(subject, case, result, file, wrong)
         except Lost as error:
-            lost[case.name] = str(error)
+            wrong[case.name] = str(error)
         else:
             rows.append(row(subject, case, timed.us, limits))
-            beside.extend(timed.beside)
+            beside.extend(one.row(subject, case, limits) for one in timed.baselines)
+            wrong |= {f"{case.name}, {one.name}": one.error for one in timed.baselines if one.error}
         progress(case.name)
-    return Benchmark(**machine.provenance(commit), ceilings=limits.as_dict(), rows=rows, rivals=beside), lost
+    return Benchmark(**machine.provenance(commit), ceilings=limits.as_dict(), rows=rows, baselines=beside), wrong
+
+
+def _timed(
+    subject: Subject, case: Case, result: Callable[[Job], Timed], file: Path | None, wrong: dict[str, str]
+) -> Timed:
+    """A case with its baselines, or where they cost the process, without; `wrong` then says so. Raises Lost."""
+    names = list(baselines.makers(subject.name, case.name, file))
+    if names:
+        try:
+            return result(Job(subject.name, case.name, file=file))
+        except Lost as error:
+            wrong[f"{case.name}, beside {', '.join(names)}"] = str(error)
+    return result(Job(subject.name, case.name, with_baselines=False))
 
 
 def host_overhead(subject: Subject) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Times on the GPU by CUDA events, the machine's ceilings measured the same way, and host time per call.
 
-One launch stands between two events; the L2 cache is flushed before it by reading a buffer of three times its size, so
-that it holds nothing of the launch's and nothing that would have to be written back meanwhile. While the flush runs the
-host enqueues what follows, so host time stays out of the measurement. Every function works on the current device and
-stream of CuPy.
+One call stands between two events; the L2 cache is flushed before it by reading a buffer of three times its size, so
+that it holds nothing of the call's and nothing that would have to be written back meanwhile. While the flush runs the
+host enqueues what follows, so host time stays out of the measurement; where a call takes the host longer, a kernel that
+waits goes before the flush. Calls that are compared alternate, so that clocks and heat are the same for all. Every
+function works on the current device and stream of CuPy.
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ extern "C" __global__ void __launch_bounds__(512) cupymla_read(const uint4* __re
     if (sum == 0x80000000u) *sink = sum;
 }
 """
+_HOLD_SOURCE = r"""
+extern "C" __global__ void cupymla_hold(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {}
+}
+"""
+COVERED_US = 20.0
+"""Host time that the flush covers on every GPU."""
+
+_CYCLES_PER_US = 2000
+"""No GPU's clock is higher, so a wait is never shorter than asked for."""
+
 _EMPTY_SOURCE = 'extern "C" __global__ void cupymla_empty() {}'
 
 
@@ -54,6 +67,7 @@ class Ceilings:
 
     Attributes:
         cublas_bf16_tflops: a bf16 matrix product of size 8192 on normal random data, in 10**12 operations per second.
+        cublas_fp8_tflops: the same of e4m3 with bf16 results, None where torch, which makes it, or the GPU cannot.
         copy_tbps: device-to-device copy, bytes read plus bytes written, in 10**12 bytes per second.
         read_tbps: reading alone, in 10**12 bytes per second.
         empty_us: what an empty kernel reads between its two events, in microseconds.
@@ -63,10 +77,11 @@ class Ceilings:
     copy_tbps: float
     read_tbps: float
     empty_us: float
+    cublas_fp8_tflops: float | None = None
 
     def as_dict(self) -> dict[str, float]:
-        """The fields as benchmark files spell them."""
-        return {name: round(value, 3) for name, value in asdict(self).items()}
+        """The fields as benchmark files spell them, those that were measured."""
+        return {name: round(value, 3) for name, value in asdict(self).items() if value is not None}
 
 
 class Timer:
@@ -80,13 +95,33 @@ class Timer:
         self._flush = _read(cupy.zeros(3 * l2_bytes // 4, dtype=cupy.uint32), keep=True)
         self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
 
-    def _once(self, call: Callable[[], object]) -> float:
+        self._hold = cupy.RawKernel(_HOLD_SOURCE, "cupymla_hold")
+
+    def _once(self, call: Callable[[], object], hold_us: float) -> float:
+        import numpy as np
+
+        if hold_us:
+            self._hold((1,), (1,), (np.int64(hold_us * _CYCLES_PER_US),))
         self._flush()
         self._start.record()
         call()
         self._end.record()
         self._end.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(self._start, self._end)) * 1e3
+
+    def _warm_up(self, calls: Mapping[str, Callable[[], object]]) -> float:
+        """Run the calls untimed; returns the host time of the slowest one, in microseconds."""
+        slowest = 0.0
+        for number in range(WARM_UP):
+            for call in calls.values():
+                self._end.record()
+                self._end.synchronize()
+                begin = time.perf_counter()
+                call()
+                # The last time, when everything is compiled.
+                if number == WARM_UP - 1:
+                    slowest = max(slowest, (time.perf_counter() - begin) * 1e6)
+        return slowest
 
     def us(self, call: Callable[[], object], repeats: int = REPEATS) -> float:
         """Median time of what `call` enqueues on the current stream, in microseconds.
@@ -95,10 +130,23 @@ class Timer:
             call: enqueues the work; a prepared call, so that the host is ready before the flush ends.
             repeats: timed runs, at least 10; three more run first, untimed.
         """
+        return self.alternating_us({"": call}, repeats)[""]
+
+    def alternating_us(self, calls: Mapping[str, Callable[[], object]], repeats: int = REPEATS) -> dict[str, float]:
+        """Median times of several calls, by name, which alternate: each runs once, then each again.
+
+        Args:
+            calls: as `call` of `us`.
+            repeats: as of `us`, of each.
+        """
         time.sleep(SETTLE_SECONDS)
-        for _ in range(WARM_UP):
-            call()
-        return statistics.median(self._once(call) for _ in range(max(repeats, 10)))
+        host_us = self._warm_up(calls)
+        hold_us = 2 * host_us if host_us > COVERED_US else 0.0
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(max(repeats, 10)):
+            for name, call in calls.items():
+                samples[name].append(self._once(call, hold_us))
+        return {name: statistics.median(times) for name, times in samples.items()}
 
 
 def empty_us(timer: Timer) -> float:
@@ -111,23 +159,47 @@ def empty_us(timer: Timer) -> float:
 
 def matmul() -> Callable[[], object]:
     """A bf16 matrix product of size 8192 by cuBLAS: torch's if it is there and sees the GPU, else CuPy's."""
+    torch = _torch()
+    if torch is None:
+        return _cupy_matmul()
+    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return _on_stream(torch, lambda: torch.matmul(a, b, out=out))
+
+
+def fp8_matmul() -> Callable[[], object] | None:
+    """An e4m3 matrix product of size 8192 with bf16 results by cuBLAS through torch; None where there is none."""
+    torch = _torch()
+    if torch is None or torch.cuda.get_device_capability() < (8, 9):
+        return None
+    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    return _on_stream(
+        torch,
+        lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True),
+    )
+
+
+def _torch() -> Any:
+    """torch, None where it is not installed or sees no GPU."""
     try:
         import torch
     except ImportError:
-        return _cupy_matmul()
-    if not torch.cuda.is_available():
-        return _cupy_matmul()
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def _on_stream(torch: Any, call: Callable[[], object]) -> Callable[[], object]:
+    """What a call of torch does, on CuPy's current stream."""
     import cupy
 
-    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").to(torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
     address = cupy.cuda.get_current_stream().ptr
     # torch knows its own default stream, not an external one with address 0.
     stream = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
 
     def run() -> None:
         with torch.cuda.stream(stream):
-            torch.matmul(a, b, out=out)
+            call()
 
     torch.cuda.synchronize()
     return run
@@ -180,6 +252,8 @@ def ceilings(timer: Timer) -> Ceilings:
 
     nothing = empty_us(timer)
     matmul_us = timer.us(matmul()) - nothing
+    fp8 = fp8_matmul()
+    fp8_us = timer.us(fp8) - nothing if fp8 else None
     source = cupy.arange(STREAM_BYTES // 4, dtype=cupy.uint32)
     target = cupy.empty_like(source)
     copy_us = timer.us(_copy(target, source)) - nothing
@@ -189,6 +263,7 @@ def ceilings(timer: Timer) -> Ceilings:
         copy_tbps=2 * STREAM_BYTES / copy_us / 1e6,
         read_tbps=STREAM_BYTES / read_us / 1e6,
         empty_us=nothing,
+        cublas_fp8_tflops=2 * MATMUL_SIZE**3 / fp8_us / 1e6 if fp8_us else None,
     )
 
 

@@ -28,13 +28,14 @@ from typing import Any
 from .. import config
 from . import compiler
 from .cubin import Cubin, Image, Resources, frozen
-from .folders import layers, location, open_to_others, warn_once
+from .folders import layers, location, open_to_others, readable, share, warn_once, warn_unreadable
 from .source import KernelSource
 
 SCHEMA = 1
 LOCK_TIMEOUT_SECONDS = 900.0
 _POLL_SECONDS = 0.05
-_OURS = (".cubin", ".json", ".lock", ".part", ".gz")
+_ENTRY = (".cubin", ".json", ".gz")
+_OURS = (*_ENTRY, ".lock", ".part")
 HOST_FOLDER = "host"
 """What the emulator compiles, for the host and for a GPU, is kept in this folder of the cache."""
 _OURS_OF_HOST = (".so", ".o", ".json", ".gch", ".part", ".cubin")
@@ -82,13 +83,17 @@ def key(source: KernelSource, content: str, chain: compiler.Toolchain) -> str:
 
 
 def _folder(layer: Path, source: KernelSource) -> Path | None:
-    """A layer's folder of one target; None, after one warning, where somebody else could put code into it."""
+    """A layer's folder of one target; None, after one warning, where somebody else could put code into it, or where
+    nothing can be read."""
     folder = layer / source.arch
     try:
         state = folder.lstat()
         owners = (os.getuid(), layer.stat().st_uid)
     except FileNotFoundError:
         return folder
+    except PermissionError:
+        warn_unreadable(layer)
+        return None
     reason = open_to_others(folder, state)
     if not stat.S_ISDIR(state.st_mode):
         reason = f"{folder} is no folder of its own"
@@ -96,6 +101,9 @@ def _folder(layer: Path, source: KernelSource) -> Path | None:
         reason = f"{folder} belongs to user {state.st_uid}"
     if reason:
         warn_once(f"compiled kernels there are not used: {reason}")
+        return None
+    if not readable(folder):
+        warn_unreadable(layer)
         return None
     return folder
 
@@ -109,10 +117,16 @@ def _folders(source: KernelSource) -> list[Path]:
 
 
 def _read(file: Path) -> tuple[bytes, dict[str, Any]] | None:
-    """An entry whose record and checksum agree; anything else is as good as absent."""
+    """An entry whose record and checksum agree; anything else is as good as absent.
+
+    One that only its owner may read is so after a warning.
+    """
     try:
-        record = json.loads(file.with_suffix(".json").read_text())
+        record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         data = file.read_bytes()
+    except PermissionError:
+        warn_unreadable(file.parent.parent)
+        return None
     except (OSError, ValueError):
         return None
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
@@ -161,16 +175,27 @@ def load_any(source: KernelSource, content: str) -> Cubin | None:
 
 
 def keep(file: Path, make: Callable[[Path], object]) -> None:
-    """Make a file under another name first, so that nobody sees half of it. Raises OSError and what `make` does."""
+    """Make a file under another name first, so that nobody sees half of it. Raises OSError and what `make` does.
+
+    Whoever may read the folder may read the file.
+    """
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:40]}-", suffix=".part")
     os.close(descriptor)
     part = Path(name)
     try:
         make(part)
+        part.chmod(0o600 | (file.parent.stat().st_mode & 0o044))
         part.replace(file)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _make_folder(folder: Path) -> None:
+    """A target's folder, which others may enter where they may enter the layer."""
+    if not folder.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700 | (folder.parent.stat().st_mode & 0o055))
 
 
 def _write(file: Path, data: bytes) -> None:
@@ -200,7 +225,7 @@ def store(source: KernelSource, name: str, content: str, made: Cubin, ptx: str) 
         "log": made.log,
     }
     try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        _make_folder(file.parent)
         _write(file.with_suffix(".ptx.gz"), gzip.compress(ptx.encode(), compresslevel=4, mtime=0))
         _write(file, made.data)
         _write(file.with_suffix(".json"), json.dumps(record, indent=1).encode())
@@ -213,8 +238,12 @@ def store(source: KernelSource, name: str, content: str, made: Cubin, ptx: str) 
 def load_ptx(source: KernelSource, name: str) -> str | None:
     """The PTX kept under a key; None when there is none."""
     for folder in _folders(source):
-        with contextlib.suppress(OSError, EOFError, zlib.error, UnicodeDecodeError):
+        try:
             return gzip.decompress(_file(folder, source, name).with_suffix(".ptx.gz").read_bytes()).decode()
+        except PermissionError:
+            warn_unreadable(folder.parent)
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError):
+            continue
     return None
 
 
@@ -232,7 +261,7 @@ def _acquire(descriptor: int, source: KernelSource, lock: Path) -> bool:
             waited = time.monotonic() - started
         if waited > compiler.SAY_AFTER_SECONDS and not said:
             said = True
-            holder = lock.read_text(errors="replace").strip() or "another process"
+            holder = lock.read_text(encoding="utf-8", errors="replace").strip() or "another process"
             print(f"cupymla: waiting for {holder}, which is compiling {source}", file=sys.stderr, flush=True)
         if waited > LOCK_TIMEOUT_SECONDS:
             return False
@@ -252,7 +281,7 @@ def locked(source: KernelSource, name: str) -> Iterator[None]:
     if folder is not None:
         lock = _file(folder, source, name).with_suffix(".lock")
         with contextlib.suppress(OSError):
-            lock.parent.mkdir(mode=0o700, exist_ok=True)
+            _make_folder(lock.parent)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if descriptor is None:
         yield
@@ -278,6 +307,8 @@ def entries() -> list[CacheEntry]:
     found = []
     first = location()
     for layer in layers():
+        if not all(map(readable, layer.glob("sm_*"))):
+            warn_unreadable(layer)
         for file in layer.glob("sm_*/*.cubin"):
             known = _read(file)
             hit = _cubin(file) if known else None
@@ -300,6 +331,23 @@ def entries() -> list[CacheEntry]:
                 )
             )
     return sorted(found, key=lambda entry: (entry.entry, entry.arch, entry.defines, entry.date))
+
+
+def size() -> tuple[int, int]:
+    """How many compiled kernels all layers hold, and their bytes, without a look into them."""
+    sizes = []
+    for file in (file for layer in layers() for file in layer.glob("sm_*/*.cubin")):
+        with contextlib.suppress(OSError):
+            sizes.append(file.stat().st_size)
+    return len(sizes), sum(sizes)
+
+
+def share_entries() -> Path:
+    """Let others read the entries of the folder CUPYMLA_CACHE_DIR, present and future; returns it.
+
+    Raises InputError like `folders.share`.
+    """
+    return share(_ENTRY)
 
 
 def host_files() -> list[Path]:

@@ -151,7 +151,7 @@ def _nvrtc() -> Any:
 
 
 def _first_number(file: Path, macro: str) -> str:
-    found = re.search(rf"#\s*define\s+{macro}\s+(\d+)", file.read_text()) if file.is_file() else None
+    found = re.search(rf"#\s*define\s+{macro}\s+(\d+)", file.read_text(encoding="utf-8")) if file.is_file() else None
     return found[1] if found else "unknown"
 
 
@@ -220,7 +220,7 @@ def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str
     folders = [tree.folder for tree in (*trees(source), *header_folders())]
     arguments = (*options, *(f"-I{folder}" for folder in folders))
     forwarders = {f"cccl/{name}".encode(): f"#include <{name}>\n".encode() for name in _CUTLASS_STD}
-    text, file = source.file.read_text(), str(source.file.absolute())
+    text, file = source.file.read_text(encoding="utf-8"), str(source.file.absolute())
     program = nvrtc.createProgram(text, file, tuple(forwarders.values()), tuple(forwarders))
     try:
         try:
@@ -240,7 +240,9 @@ def _run_nvrtc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str
 @functools.lru_cache(maxsize=8)
 def _nvcc_toolchain(program: str) -> Toolchain:
     try:
-        text = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [program, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise CompileError("nvcc", f"{program} does not run: set CUPYMLA_NVCC or use NVRTC ({error})") from error
     found = re.search(r"release [\d.]+, V([\d.]+)", text)
@@ -261,7 +263,14 @@ def _run_nvcc(source: KernelSource, options: Sequence[str]) -> tuple[bytes, str,
         includes = [f"-I{tree.folder}" for tree in trees(source)]
         kept = ["-keep", f"-keep-dir={folder}"]
         command = [config.nvcc(), *options, *kept, *includes, "-o", str(output), str(source.file.absolute())]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=config.compiler_environment())
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            env=config.compiler_environment(),
+        )
         log = done.stdout + done.stderr
         if done.returncode:
             return b"", "", log, False

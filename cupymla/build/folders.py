@@ -47,6 +47,17 @@ def open_to_others(folder: Path, state: os.stat_result) -> str | None:
     return None
 
 
+def warn_unreadable(layer: Path) -> None:
+    """Say once that a layer's kernels are not used because this user cannot read them, and how that is mended."""
+    cure = f"their owner can run `CUPYMLA_CACHE_DIR={layer} cupymla precompile --shared`"
+    warn_once(f"compiled kernels in {layer} are not used: you may not read them; {cure}")
+
+
+def readable(folder: Path) -> bool:
+    """Whether this user can list a folder and open what it holds."""
+    return os.access(folder, os.R_OK | os.X_OK)
+
+
 def _asked_folder(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,8 +135,37 @@ def _readonly_layers() -> list[Path]:
         reason = open_to_others(folder, facts)
         if reason:
             raise InputError("CUPYMLA_READONLY_CACHE", "folders that only their owner can write to", reason)
+        if not readable(folder):
+            warn_unreadable(folder.absolute())
+            continue
         layers.append(folder.absolute())
     return layers
+
+
+def share(suffixes: tuple[str, ...]) -> Path:
+    """Let others read the folder of CUPYMLA_CACHE_DIR: it, its targets' folders, and their files of these suffixes.
+
+    What is kept there later is readable, too (`cache.keep`). Others name it in CUPYMLA_READONLY_CACHE. Returns it.
+
+    Raises InputError when the variable is not set, or when others cannot enter a folder on the way there.
+    """
+    asked = config.cache_dir()
+    if asked is None:
+        raise InputError("CUPYMLA_CACHE_DIR", "the folder to be shared, for --shared", "nothing")
+    folder = _asked_folder(asked)
+    for above in folder.resolve().parents:
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if not mode & (stat.S_IXGRP | stat.S_IXOTH):
+            got = f"{folder}, as {above} is closed to them (mode {mode:o})"
+            raise InputError("CUPYMLA_CACHE_DIR", "a folder that others can reach, for --shared", got)
+    folder.chmod(0o755)
+    for inner in folder.glob("sm_*"):
+        if inner.is_dir() and not inner.is_symlink():
+            inner.chmod(0o755)
+            for file in inner.iterdir():
+                if file.suffix in suffixes and file.is_file() and not file.is_symlink():
+                    file.chmod(0o644)
+    return folder
 
 
 def layers() -> list[Path]:

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import config
 from ..errors import CupymlaError
 from . import folders
 from .cubin import Cubin, Resources
-from .source import KernelSource
+from .source import KernelSource, find_cutlass
 
 _WORKER = "import sys, json; sys.path[:0] = json.loads(sys.argv[1]); from cupymla.build.precompile import work; work()"
 
@@ -57,6 +58,16 @@ class Outcome:
         """Static and dynamic shared memory of a block together."""
         static = self.resources.static_smem_bytes if self.resources else 0
         return static + (self.facts or {}).get("smem_bytes", 0)
+
+
+def check_settings() -> None:
+    """Read every setting that a compilation reads, so that a wrong one is one error and not each kernel's.
+
+    Raises InputError for a setting that nothing can be done with.
+    """
+    config.check()
+    folders.layers()
+    find_cutlass()
 
 
 def precompile(
@@ -96,7 +107,7 @@ def _in_worker(source: KernelSource, fail_on_spill: bool | None) -> Outcome:
     path = json.dumps([str(Path(__file__).resolve().parents[2]), *sys.path])
     task = json.dumps({"source": asdict(source), "fail_on_spill": fail_on_spill})
     command = [sys.executable, "-c", _WORKER, path]
-    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=task, capture_output=True, encoding="utf-8", errors="replace", check=False)
     seconds = time.monotonic() - started
     try:
         answer = json.loads(done.stdout.splitlines()[-1])

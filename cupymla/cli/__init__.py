@@ -1,4 +1,4 @@
-"""The command line: `python -m cupymla doctor | list | demo | precompile | bench | cache`.
+"""The command line: `cupymla doctor | list | demo | precompile | bench | cache`, or `python -m cupymla`.
 
 Importing this module loads next to nothing; a command brings in what it needs when it runs. Exit status: 0 done,
 1 something failed or is missing, 2 it cannot be done here (bad arguments, no GPU where one is needed).
@@ -10,17 +10,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from .. import __version__
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m cupymla",
+        prog="python -m cupymla" if Path(sys.argv[0]).name == "__main__.py" else "cupymla",
         description="Fast attention and low-precision kernels for any array that speaks DLPack.",
     )
     parser.add_argument("--version", action="version", version=f"cupymla {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
@@ -30,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     add("doctor", "Say what this machine has, what it lacks, and what to do about it.")
 
     listing = add("list", "List operators, their kernels, and the evidence that each kernel is right.")
-    listing.add_argument("--markdown", action="store_true", help="print the README's support table")
+    listing.add_argument("--markdown", action="store_true", help="print the support table of docs/support.md")
 
     demo = add("demo", "Run every operator on a problem sized for this machine, check it and time it.")
     demo.add_argument(
@@ -47,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
         "--define", action="append", default=[], metavar="NAME=VALUE",
         help="only variants with this definition, as the table names it; repeatable",
     )  # fmt: skip
+    precompile.add_argument(
+        "--shared", action="store_true",
+        help="let others read the folder of CUPYMLA_CACHE_DIR, for their CUPYMLA_READONLY_CACHE",
+    )  # fmt: skip
     precompile.add_argument("--jobs", type=int, metavar="N", help="compiler processes (default: one per core)")
 
     bench = add("bench", "Time operators on this machine's GPU against ceilings measured in the same run.")
@@ -58,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=300.0, metavar="SECONDS",
         help="how long a case may take before its row is left out and the next one is timed (default: 300)",
     )  # fmt: skip
+    bench.add_argument(
+        "--baselines", type=Path, metavar="FILE.py", help="time what this file has beside (docs/benchmarks.md)"
+    )
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
     cache = commands.add_parser("cache", help="Look at or clear the cache of compiled kernels.")
     actions = cache.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -71,13 +79,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run() -> NoReturn:
+    """What the installed command `cupymla` and `python -m cupymla` call: a command, then the end of the process."""
+    from .terminal import exit_with
+
+    exit_with(main)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status.
+    """Run a command, or print the help where none is named; returns the exit status.
 
     Args:
         arguments: the words after the program's name; None takes them from the process.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     from ..errors import CupymlaError, InputError, UnsupportedError
     from .commands import COMMANDS
     from .terminal import Terminal

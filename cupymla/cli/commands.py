@@ -13,7 +13,7 @@ from ..errors import InputError, UnsupportedError
 from ..ops import registry
 from ..ops.registry import OperatorEntry
 from . import doctor as examination
-from .tables import folder_for, outcome_row, show_checks, show_outcomes, state_of
+from .tables import folder_for, outcome_row, show_checks, show_outcomes, show_variables, state_of
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def doctor(options: argparse.Namespace) -> int:
     variables = {name: {"meaning": text, "value": config.value(name)} for name, text in config.VARIABLES.items()}
     terminal.json({"checks": [check.as_dict() for check in checks], "variables": variables})
     show_checks(terminal, checks)
-    rows = [(name, entry["value"] or "", entry["meaning"]) for name, entry in variables.items()]
-    terminal.table("Environment variables", ("name", "set to", "meaning"), rows)
+    show_variables(terminal, {name: (config.value(name), text) for name, text in config.VARIABLES.items()})
     return 0 if examination.healthy(checks) else 1
 
 
@@ -50,6 +49,8 @@ def list_(options: argparse.Namespace) -> int:
 
     rows = evidence.support_rows()
     terminal = Terminal(options.json)
+    if any(row.current is None for row in rows):
+        print(f"cannot tell what ran with these sources: {evidence.cannot_tell()}", file=sys.stderr)
     if options.json:
         terminal.json([row.as_dict() for row in rows])
         return 0
@@ -70,8 +71,9 @@ def demo(options: argparse.Namespace) -> int:
 
 def precompile(options: argparse.Namespace) -> int:
     """`precompile`."""
-    from .. import arch, config
-    from ..build import compiler, folders
+    from .. import arch
+    from ..build import cache, compiler
+    from ..build.precompile import check_settings
     from ..build.precompile import precompile as compile_ahead
     from ..testing import operators
 
@@ -80,8 +82,7 @@ def precompile(options: argparse.Namespace) -> int:
     for name in options.arch or ():
         arch.named(name)
     # What no kernel could be compiled with is said once, not by each of them.
-    config.check()
-    folders.layers()
+    check_settings()
     sources = []
     terminal = Terminal(options.json)
     for entry in entries(options.operators):
@@ -92,6 +93,7 @@ def precompile(options: argparse.Namespace) -> int:
     sources = operators.defining(sources, options.define)
     if sources:
         compiler.toolchain()
+    shared = cache.share_entries() if options.shared else None
     with terminal.progress("kernels", len(sources)) as step:
         outcomes = compile_ahead(sources, options.jobs, lambda done: step(f"{done.source} {state_of(done)}"))
     terminal.json([outcome_row(outcome) for outcome in outcomes])
@@ -101,6 +103,8 @@ def precompile(options: argparse.Namespace) -> int:
     lost = sum(outcome.ok and not outcome.kept for outcome in outcomes)
     if lost:
         terminal.line(f"{lost} not kept: the first call will compile them again")
+    if shared:
+        terminal.line(f"others use these kernels with CUPYMLA_READONLY_CACHE={shared}")
     return 0 if all(outcome.ok and outcome.kept for outcome in outcomes) else 1
 
 
@@ -127,18 +131,23 @@ def with_kernels(names: Sequence[str]) -> Sequence[Subject]:
 
 def bench(options: argparse.Namespace) -> int:
     """`bench`."""
+    from ..bench import baselines
     from ..bench import run as measure
     from ..bench.processes import Processes
+    from ..build.precompile import check_settings
 
     terminal = Terminal(options.json)
     if not options.limit > 0:
         raise InputError("--limit", "a time above 0, in seconds", options.limit)
+    check_settings()
     subjects = with_kernels(options.operators)
     if options.out:
         folder_for("--out", options.out)
     if options.host:
         return _bench_host(terminal, subjects, options)
     chosen = [(subject, measure.chosen(subject, options.case)) for subject in subjects]
+    if options.baselines:
+        baselines.load(options.baselines)
     found: dict[str, Benchmark] = {}
     failed = False
     # A process beside this one: a kernel that faults or hangs costs its own row, and no other.
@@ -146,7 +155,9 @@ def bench(options: argparse.Namespace) -> int:
         limits = measure.ceilings(processes.result)
         with terminal.progress("timed", sum(len(cases) for _, cases in chosen)) as step:
             for subject, cases in chosen:
-                benchmark, lost = measure.run(subject, cases, limits, processes.result, step, options.commit)
+                benchmark, lost = measure.run(
+                    subject, cases, limits, processes.result, step, options.commit, options.baselines
+                )
                 found[subject.name] = benchmark
                 failed |= bool(lost)
                 _show(terminal, subject.name, benchmark, lost)
@@ -159,8 +170,9 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _show(terminal: Terminal, name: str, benchmark: Benchmark, lost: Mapping[str, str]) -> None:
-    rows = [(r.case, f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbps:.2f}", f"{r.of_ceiling:.1%}") for r in benchmark.rows]
-    terminal.table(f"{name} on {benchmark.gpu}", ("case", "us", "TFLOPS", "TB/s", "of ceiling"), rows)
+    from ..bench.report import TABLE_COLUMNS
+
+    terminal.table(f"{name} on {benchmark.gpu}", TABLE_COLUMNS, benchmark.table())
     for case, error in lost.items():
         print(f"{name} {case}: {error}", file=sys.stderr)
 

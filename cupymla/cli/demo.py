@@ -18,7 +18,7 @@ from .. import arch as arches
 from ..arch import Gpu
 from ..bench.report import in_digits
 from ..build import KernelSource
-from ..build.precompile import Outcome, precompile
+from ..build.precompile import Outcome, check_settings, precompile
 from ..errors import CupymlaError
 from ..ops import registry
 from ..ops.case import Case
@@ -144,7 +144,7 @@ def show(chosen: Part) -> Shown:
             from ..bench import run as bench
             from ..bench import timing
 
-            ms = bench.time_case(chosen.subject, chosen.timed, timing.Timer(), beside=False)[0] / 1e3
+            ms = bench.time_case(chosen.subject, chosen.timed, timing.Timer())[0] / 1e3
     except Exception as error:
         # A driver's, CuPy's or the compile service's: the other operators are shown all the same.
         return not_shown(chosen, f"{type(error).__name__}: {error}")
@@ -266,6 +266,7 @@ def run(terminal: Terminal, out: Path) -> int:
     """The whole demonstration, its plot in the folder `out`; 0 when every check passed and every kernel compiled."""
     from .. import driver
 
+    check_settings()
     checks = doctor.examine()
     show_machine(terminal, checks)
     terminal.line()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module, metadata
 from typing import Literal
 
 from .. import config
 from ..errors import CupymlaError
 
 INSTALL_CUDA = "pip install 'cupymla[cuda12]' (or cupymla[cuda13] with a CUDA 13 driver)"
-ON_CPU = "arrays on the CPU run the NumPy references, and kernels can be compiled all the same"
+KERNELS = f"{INSTALL_CUDA} to compile kernels and run them on a GPU"
+ON_CPU = "arrays on the CPU run the NumPy references"
+MEND = "mend what the message names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +23,10 @@ class Check:
 
     Attributes:
         name: what was looked for.
-        state: "ok", "missing", or "optional" for what is not there and need not be.
+        state: "ok", "missing", or "optional" for what is not there and need not be: a GPU, and what extras bring.
         found: what is there, in words.
-        advice: what to do; empty when nothing has to be done.
-        needed: whether its absence makes the doctor's exit status 1.
+        advice: what to do, or what there is to gain; empty when there is nothing.
+        needed: whether its absence makes the doctor's exit status 1: something is broken, or set to a wrong value.
     """
 
     name: str
@@ -49,7 +51,9 @@ def version_of(*packages: str) -> str | None:
 
 
 def _settings() -> Check:
-    config.check()
+    from ..build.precompile import check_settings
+
+    check_settings()
     named = [name for name in config.VARIABLES if config.value(name)]
     return Check("settings", "ok", ", ".join(named) or "none")
 
@@ -58,11 +62,21 @@ def _python() -> Check:
     return Check("Python", "ok", sys.version.split()[0])
 
 
+def _packages() -> Check:
+    """What `pip install cupymla` brings; without it nothing works."""
+    found = []
+    for module in ("numpy", "ml_dtypes", "cuda.bindings", "cuda.pathfinder"):
+        import_module(module)
+        name = module.replace(".", "-").replace("_", "-")
+        found.append(version_of(name) or name)
+    return Check("packages", "ok", ", ".join(found))
+
+
 def _driver() -> Check:
     from .. import driver
 
     if not driver.available():
-        return Check("driver", "missing", "no usable CUDA driver", f"install NVIDIA's driver to use a GPU; {ON_CPU}")
+        return Check("driver", "optional", "no usable CUDA driver", "install NVIDIA's driver to use a GPU")
     from ..bench.machine import driver_text
 
     major, minor = driver.version()
@@ -74,7 +88,7 @@ def _gpu() -> Check:
 
     count = driver.device_count()
     if not count:
-        return Check("GPU", "missing", "none", ON_CPU)
+        return Check("GPU", "optional", "none", ON_CPU)
     names = []
     for index in range(count):
         major, minor = driver.compute_capability(index)
@@ -82,10 +96,16 @@ def _gpu() -> Check:
     return Check("GPU", "ok", "; ".join(names))
 
 
+def _cupy_version() -> str | None:
+    return version_of("cupy-cuda12x", "cupy-cuda13x", "cupy")
+
+
 def _compiler() -> Check:
     from ..build import compiler
 
     name = "nvcc" if config.compiler() == "nvcc" else "NVRTC"
+    if name == "NVRTC" and _cupy_version() is None:
+        return Check(name, "optional", "not installed", KERNELS)
     try:
         chain = compiler.toolchain()
     except CupymlaError as error:
@@ -99,17 +119,20 @@ def _cutlass() -> Check:
     from ..build import source
 
     found = source.find_cutlass()
-    if found is None:
+    if found is not None:
+        return Check("CUTLASS", "ok", f"{found[1]} ({found[0]})")
+    # A wheel has them. A checkout needs them as soon as there is something to compile with.
+    if _compiler().state == "ok":
         return Check("CUTLASS", "missing", "no headers", source.CUTLASS_HELP, needed=True)
-    return Check("CUTLASS", "ok", f"{found[1]} ({found[0]})")
+    return Check("CUTLASS", "optional", "no headers", f"to compile kernels: {source.CUTLASS_HELP}")
 
 
 def _cupy() -> Check:
     from .. import driver
 
-    found = version_of("cupy-cuda12x", "cupy-cuda13x", "cupy")
+    found = _cupy_version()
     if found is None:
-        return Check("CuPy", "missing", "not installed", INSTALL_CUDA, needed=True)
+        return Check("CuPy", "optional", "not installed", KERNELS)
     if found.startswith("cupy-cuda13x") and driver.available() and driver.version() < (13, 0):
         return Check("CuPy", "missing", f"{found} needs a CUDA 13 driver", "pip install 'cupymla[cuda12]'", needed=True)
     return Check("CuPy", "ok", found)
@@ -124,15 +147,14 @@ def _cache() -> Check:
         return Check(
             "cache", "missing", "no folder that can be trusted; kernels are compiled anew", advice, needed=True
         )
-    kept = cache.entries()
-    size = sum(entry.size_bytes for entry in kept) / 2**20
-    return Check("cache", "ok", f"{folder}: {len(kept)} kernels, {size:.1f} MiB")
+    count, size = cache.size()
+    return Check("cache", "ok", f"{folder}: {count} kernels, {size / 2**20:.1f} MiB")
 
 
-def _framework(package: str, extra: str) -> Check:
+def _extra(package: str, extra: str, gain: str) -> Check:
     found = version_of(package)
     if found is None:
-        return Check(package, "optional", "not installed", f"pip install 'cupymla[{extra}]' to pass its arrays")
+        return Check(package, "optional", "not installed", f"pip install 'cupymla[{extra}]' {gain}")
     return Check(package, "ok", found)
 
 
@@ -140,6 +162,7 @@ def examine() -> list[Check]:
     """Look at everything; a check that cannot even be made is reported as missing, whatever it stumbled on."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("Python", _python),
+        ("packages", _packages),
         ("settings", _settings),
         ("GPU", _gpu),
         ("driver", _driver),
@@ -147,22 +170,41 @@ def examine() -> list[Check]:
         ("CUTLASS", _cutlass),
         ("CuPy", _cupy),
         ("cache", _cache),
-        ("jax", lambda: _framework("jax", "jax")),
-        ("torch", lambda: _framework("torch", "torch")),
+        ("jax", lambda: _extra("jax", "jax", "for JAX arrays and functions")),
+        ("torch", lambda: _extra("torch", "torch", "for torch tensors and operators")),
+        ("rich", lambda: _extra("rich", "cli", "for progress bars")),
+        ("matplotlib", lambda: _extra("matplotlib", "cli", "for plots")),
     ]
-    found = []
+    found: list[Check] = []
     for name, check in checks:
         try:
-            found.append(check())
+            made = check()
         except ImportError as error:
             text = f"a Python package is missing: {error}"
-            found.append(Check(name, "missing", text, f"pip install cupymla; for kernels {INSTALL_CUDA}", needed=True))
+            made = Check(name, "missing", text, f"pip install cupymla; for kernels {INSTALL_CUDA}", needed=True)
         except Exception as error:
             text = str(error) if isinstance(error, CupymlaError) else f"{type(error).__name__}: {error}"
-            found.append(Check(name, "missing", text, "mend what the message names", needed=True))
+            made = Check(name, "missing", text, MEND, needed=True)
+        said = next((before for before in found if before.needed and before.found == made.found), None)
+        found.append(made if said is None else replace(made, found=f"see {said.name}"))
     return found
 
 
 def healthy(checks: list[Check]) -> bool:
-    """Whether nothing that is needed is missing. A GPU is not needed."""
+    """Whether nothing that is needed is missing. A GPU is not needed, nor what an extra brings."""
     return not any(check.needed and check.state == "missing" for check in checks)
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """What works here, in a line."""
+    broken = [check.name for check in checks if check.needed and check.state == "missing"]
+    if broken:
+        return f"To be mended: {', '.join(broken)}."
+    there = {check.name for check in checks if check.state == "ok"}
+    compiles = {"CUTLASS"} < there and bool({"NVRTC", "nvcc"} & there)
+    parts = ["arrays on the CPU, by the NumPy references"]
+    if compiles:
+        parts.append("compiling kernels")
+    if compiles and {"GPU", "CuPy"} <= there:
+        parts.append("arrays on the GPU")
+    return f"Works here: {'; '.join(parts)}."

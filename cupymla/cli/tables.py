@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .doctor import Check
+from .doctor import summary as summary_of_checks
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -29,9 +30,24 @@ def folder_for(argument: str, folder: Path) -> Path:
 
 
 def show_checks(terminal: Terminal, checks: Sequence[Check]) -> None:
-    """The doctor's report as a table."""
-    rows = [(check.name, check.state, check.found, check.advice) for check in checks]
-    terminal.table("This machine", ("what", "state", "found", "what to do"), rows)
+    """The doctor's report: a line for what was found, lines for what to do, and what works here."""
+    state, name = (max(map(len, words)) for words in zip(*((c.state, c.name) for c in checks), strict=True))
+    for check in checks:
+        head = f"{check.state:{state}}  {check.name:{name}}  "
+        terminal.paragraph(check.found, head)
+        if check.advice:
+            terminal.paragraph(check.advice, " " * len(head))
+    terminal.line()
+    terminal.paragraph(summary_of_checks(checks))
+
+
+def show_variables(terminal: Terminal, variables: Mapping[str, tuple[str | None, str]]) -> None:
+    """The environment variables: what each is set to, and what it means."""
+    terminal.line()
+    terminal.line("Environment variables")
+    for name, (value, meaning) in variables.items():
+        terminal.paragraph(f"{name}={value}" if value else name, "  ")
+        terminal.paragraph(meaning, "      ")
 
 
 def outcome_row(outcome: Outcome) -> dict[str, Any]:
@@ -76,9 +92,18 @@ def show_outcomes(terminal: Terminal, outcomes: Sequence[Outcome]) -> None:
     if rows:
         terminal.table("Kernels", columns, rows)
         terminal.line(summary(outcomes))
+    for error, failed in failures(outcomes).items():
+        more = f" and {len(failed) - 1} more" if failed[1:] else ""
+        terminal.line(f"{failed[0].source}{more}: {error}")
+
+
+def failures(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """What went wrong, each with the kernels it went wrong for: most often it is not about one variant."""
+    found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.error:
-            terminal.line(f"{outcome.source}: {outcome.error}")
+            found.setdefault(outcome.error, []).append(outcome)
+    return found
 
 
 def spill_bytes(row: dict[str, Any]) -> int:

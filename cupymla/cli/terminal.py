@@ -6,11 +6,13 @@ import importlib.util
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 PLAIN_WIDTH = 140
+TEXT_WIDTH = 80
 
 LEAST_TEXT = 12
 """Characters of a column of text that are left to it before names are broken over lines for its sake."""
@@ -80,6 +82,22 @@ class Terminal:
         """Print a line, unless JSON was asked for."""
         if not self._silent:
             print(text, flush=True)
+
+    def paragraph(self, text: str, first: str = "") -> None:
+        """Print text in lines of at most 80 columns behind `first`, unless JSON was asked for.
+
+        Words that are longer, such as paths, stay whole.
+        """
+        lines = textwrap.wrap(
+            text,
+            TEXT_WIDTH,
+            initial_indent=first,
+            subsequent_indent=" " * len(first),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines or [first.rstrip()]:
+            self.line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table, unless JSON was asked for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -224,6 +225,11 @@ class Declaration:
 
 def _text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def kind_of(annotation: str) -> str:
+    """The type of an option's values by its annotation: one that lists words, `Literal["e", "2"]`, says "str"."""
+    return re.sub(r"Literal\[[^]]*\]", "str", annotation)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from .. import tensor
 from ..errors import InputError
 from ..tensor import Device, View
 from .arguments import Arguments, Check, OptionsT
+from .dtypes import dtype_got
 
 
 class Checks:
@@ -57,7 +58,7 @@ class Checks:
         except InputError as refused:
             raise self.error(refused.argument, refused.expected, refused.got) from None
         if dtypes and seen.dtype not in dtypes:
-            got = seen.dtype
+            got = seen.dtype if output else dtype_got(seen, argument, dtypes)
             if got == "float4_e2m1fn":
                 got += " with one code per byte (pack two per byte, low nibble first)"
             raise self.error(argument, "dtype " + " or ".join(dtypes) + why, got)

@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES
 from .arguments import Arguments, Choice, Flag, Integer, Number, option
+from .dtypes import dtype_got
 
 ViewsT = TypeVar("ViewsT")
 ProblemT = TypeVar("ProblemT")
@@ -67,7 +68,7 @@ class SoftmaxOptions(MaskOptions):
     """
 
     sm_scale: float | None = option(None, Number(SCALE_BITS, optional=True))
-    lse_base: str = option("e", Choice(("e", "2")))
+    lse_base: Literal["e", "2"] = option("e", Choice(("e", "2")))
 
     def scale(self, d_qk: int) -> float:
         """The factor of q.k."""
@@ -185,7 +186,7 @@ def _checked(
         raise InputError("kv", f"at most {MAX_KEYS} tokens", s_kv)
     _check_layout(kv_shape, kv_strides, 2, "kv", "rows")
     if indices.dtype != "int32":
-        raise InputError("indices", "dtype int32", indices.dtype)
+        raise InputError("indices", "dtype int32", dtype_got(indices, "indices", ("int32",)))
     wanted = f"[{prefix}{s_q}, topk] with topk >= 1"
     rows, indices_shape, indices_strides = _without_singleton(indices, "indices", lead, None, wanted)
     topk = indices_shape[-1]
@@ -278,7 +279,9 @@ def check_array(
 
     Raises InputError without an operator's name.
     """
-    _check_facts(view.shape, view.strides, view.dtype, argument, shape, dtype, layout)
+    if view.dtype != dtype:
+        raise InputError(argument, f"dtype {dtype}", dtype_got(view, argument, (dtype,)))
+    _check_facts(view.shape, view.strides, dtype, argument, shape, layout)
     if like is not None and view.device is not like.device:
         _same_device(view, argument, like)
     alignment = ROW_ALIGNMENT_BYTES if layout == "rows" else _ITEM_BYTES[dtype]
@@ -293,12 +296,9 @@ def _check_facts(
     dtype: str,
     argument: str,
     wanted_shape: tuple[int, ...],
-    wanted_dtype: str,
     layout: Layout,
 ) -> None:
-    """The part of `check_array` that depends on no address. What passed is remembered, what raises is not."""
-    if dtype != wanted_dtype:
-        raise InputError(argument, f"dtype {wanted_dtype}", dtype)
+    """The part of `check_array` about shape and strides. What passed is remembered, what raises is not."""
     if shape != wanted_shape:
         raise InputError(argument, f"shape {_show(wanted_shape)}", _show(shape))
     _check_layout(shape, strides, _ITEM_BYTES[dtype], argument, layout)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import Any, Literal
 
 import ml_dtypes
@@ -86,6 +87,13 @@ class Selection:
             limits = causal_limit(positions, self.k_stride)
         return valid_slots(self.indices[batch, queries], self.s_kv, lengths, limits)
 
+    def shortened(self) -> Selection:
+        """The same without the entries that lie past every `topk_length`; one is left."""
+        if self.topk_length is None:
+            return self
+        longest = max(1, int(self.topk_length.max(initial=0)))
+        return replace(self, indices=self.indices[..., :longest])
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -94,10 +102,10 @@ class Block:
     Attributes:
         batch: batch entry.
         queries: which of its queries.
-        valid: [queries, topk], the slots that count.
-        tokens: [queries, topk], their indices; 0 in invalid slots.
-        keys: [queries, topk, d_qk] in the arithmetic's dtype; zeros in invalid slots.
-        occupied: [queries], whether any slot is valid.
+        valid: [queries, width], the top-k entries that count. `width` ends with the last of them, or is 1.
+        tokens: [queries, width], their indices; 0 in invalid entries.
+        keys: [queries, width, d_qk] in the arithmetic's dtype; zeros in invalid entries.
+        occupied: [queries], whether any entry is valid.
     """
 
     batch: int
@@ -109,8 +117,18 @@ class Block:
 
     @property
     def values(self) -> Array:
-        """[queries, topk, 512]."""
+        """[queries, width, 512]."""
         return self.keys[..., :D_V]
+
+    @property
+    def place(self) -> tuple[int, slice]:
+        """Where the block lies in an array [batch, s_q, ...]."""
+        return self.batch, self.queries
+
+    @property
+    def entries(self) -> tuple[int, slice, EllipsisType, slice]:
+        """Where it lies in an array [batch, s_q, ..., topk]; no entry behind it is valid."""
+        return self.batch, self.queries, ..., slice(self.valid.shape[-1])
 
 
 def causal_limit(positions: Array, k_stride: int) -> Array:
@@ -170,27 +188,35 @@ def select(
 def blocks(
     kv: Array, selection: Selection, heads: int, arithmetic: Arithmetic, score_arrays: int, key_arrays: int
 ) -> Iterator[Block]:
-    """Blocks of queries, in order.
+    """Blocks of queries, in order. Their time and memory follow the valid entries, not topk.
 
     Args:
         kv: [batch, s_kv, d_qk].
         selection: the slots.
         heads: query heads.
         arithmetic: how the caller computes.
-        score_arrays: temporaries of shape [queries, heads, topk] the caller holds at a time.
-        key_arrays: those of shape [queries, topk, d_qk].
+        score_arrays: temporaries of shape [queries, heads, width] the caller holds at a time.
+        key_arrays: those of shape [queries, width, d_qk].
     """
-    batch, s_q, topk = selection.indices.shape
-    per_query = topk * (heads * score_arrays + kv.shape[2] * key_arrays) * arithmetic.real.itemsize
+    selection = selection.shortened()
+    batch, s_q, longest = selection.indices.shape
+    per_query = longest * (heads * score_arrays + kv.shape[2] * key_arrays) * arithmetic.real.itemsize
     step = max(1, WORKING_SET_BYTES // per_query)
     for entry in range(batch):
         for first in range(0, s_q, step):
             queries = slice(first, min(first + step, s_q))
             valid = selection.valid(entry, queries)
-            tokens = np.where(valid, selection.indices[entry, queries], 0)
+            valid = valid[:, : _width(valid)]
+            tokens = np.where(valid, selection.indices[entry, queries, : valid.shape[-1]], 0)
             keys = _gather(kv[entry], tokens, valid, arithmetic)
             occupied: Array = np.any(valid, axis=-1)
             yield Block(entry, queries, valid, tokens, keys, occupied)
+
+
+def _width(valid: Array) -> int:
+    """How many leading entries hold every valid one; at least 1, so that a maximum over them exists."""
+    used = np.flatnonzero(valid.any(axis=0))
+    return int(used[-1]) + 1 if used.size else 1
 
 
 def _gather(kv: Array, tokens: Array, valid: Array, arithmetic: Arithmetic) -> Array:

@@ -57,19 +57,44 @@ def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
         made: Operator[P, R] = Operator(call)
         functools.update_wrapper(made, call)
         made.name, made.calls = call.__name__, calls
-        made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any])
-        made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int)
+        made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any], _PREPARE)
+        made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
         return made
 
     return made_of
 
 
-class _Method(Generic[P, T]):
-    """`work` with the signature and the docstring of `call`: it takes exactly the calls that `call` takes."""
+_PREPARE = """\
+Do all of a call of `{name}` but the launch: checks, plan, compilation, allocation and binding.
 
-    def __init__(self, call: Callable[P, Any], method: str, work: Callable[..., T], returns: object) -> None:
+Takes the arguments of `{name}`, which says what they mean.
+
+Returns:
+    A prepared call. `prepared()` computes from the arrays given here, whatever they hold by then, writes the same
+    outputs each time and returns them; `prepared(stream=...)` runs on that stream. It allocates, checks and
+    synchronises nothing, so a CUDA graph can capture it. One thread at a time may call it.
+
+Raises:
+    As `{name}`.
+"""
+
+_WORKSPACE_BYTES = """\
+How many bytes the `workspace` of a call of `{name}` with these arguments has to have at least; 0 where none is used.
+
+Nothing is computed or compiled, and the arrays are not read.
+
+Raises:
+    As `{name}`.
+"""
+
+
+class _Method(Generic[P, T]):
+    """`work` with the signature of `call`: it takes exactly the calls that `call` takes. `text` is its docstring."""
+
+    def __init__(self, call: Callable[P, Any], method: str, work: Callable[..., T], returns: object, text: str) -> None:
         functools.update_wrapper(self, call)
         self.__name__ = self.__qualname__ = f"{call.__name__}.{method}"
+        self.__doc__ = text.format(name=call.__name__)
         self.__annotations__ = {**call.__annotations__, "return": returns}
         self._signature = inspect.signature(call)
         self.__signature__ = self._signature.replace(return_annotation=returns)

@@ -7,7 +7,7 @@ parameters, in the order in which it returns them; and, where there are any, `WR
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
@@ -22,13 +22,9 @@ from ..ops import registry
 from ..ops.case import Case, Choice
 from ..ops.registry import KernelEntry, OperatorEntry
 from . import compare
-from .compare import Mismatch, Report
+from .compare import Report
 
 Array = npt.NDArray[Any]
-
-_FLOPS_OF_A_BYTE = 16
-"""What a byte costs beside arithmetic where a kernel runs a thousand times slower; a guess, for long contexts of few
-queries to count as the large problems that they are."""
 
 MOST_EMULATED_FLOPS = 7e9
 """What is larger runs in the emulator on a GPU for minutes, in each of its modes."""
@@ -145,24 +141,6 @@ class Subject:
                 compare.compare(name, _as(got, same[name]), same[name], exact[name]) for name, got in results.items()
             ]
 
-    def small_grid(self, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:
-        """The cheapest cases of each intent that do anything, for tools that slow a kernel down a thousandfold.
-
-        Args:
-            per_intent: how many of each.
-            keep: which cases to choose from.
-        """
-
-        def cost(case: Case) -> float:
-            return float(self.cases.flops(case) + _FLOPS_OF_A_BYTE * self.cases.bytes_moved(case))
-
-        cheap: dict[str, list[Case]] = {}
-        for case in sorted(filter(keep, self.cases.CASES), key=cost):
-            group = cheap.setdefault(case.intent, [])
-            if len(group) < per_intent and self.cases.flops(case) > 0:
-                group.append(case)
-        return [case for group in cheap.values() for case in group]
-
 
 def _as(got: Array, like: Array) -> Array:
     """Bytes of narrow floats as such."""
@@ -203,17 +181,6 @@ def targets_on(entry: OperatorEntry, archs: Sequence[str]) -> list[str]:
         fitting = kernels_for(entry, arches.named(name).capability)
         chosen += [name] if name in entry.targets else [kernel.arch for kernel in fitting]
     return list(dict.fromkeys(chosen))
-
-
-def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched: Sequence[str]) -> None:
-    """Raise Mismatch where another kernel of the target did a kernel's work, or none did the work that there was.
-
-    A case without arithmetic may be one where there is nothing to launch.
-    """
-    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
-    missing = kernel.name not in launched and subject.cases.flops(case) > 0
-    if missing or not others.isdisjoint(launched):
-        raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")
 
 
 def unit(entry: OperatorEntry, kernel: KernelEntry) -> KernelSource:

@@ -64,7 +64,7 @@ def emulate(options: argparse.Namespace) -> int:
 
     terminal = Terminal(options.json)
     try:
-        text = options.file.read_text()
+        text = options.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("KERNEL.ptx", "a file of text that can be read", f"{options.file} ({error})") from error
     if options.out:
@@ -80,7 +80,7 @@ def emulate(options: argparse.Namespace) -> int:
         row = row_for(opcode.split()[0].rstrip(";"), opcode.count(",") + 1)
         rows[(row.name, row.how) if row else ("the end of a thread", "observed")] += 1
     if options.out:
-        (options.out / f"{options.file.stem}.sm_90a.ptx").write_text(translation.text)
+        (options.out / f"{options.file.stem}.sm_90a.ptx").write_text(translation.text, encoding="utf-8")
     terminal.table("Translated", ("instruction", "how", "times"), [(*key, str(n)) for key, n in rows.items()])
     early = early_uses(text, str(options.file))
     for use in early:

@@ -66,7 +66,7 @@ class Program:
     def save(self, file: Path) -> None:
         """Write the cubin to `file` and everything else to a `.json` beside it."""
         file.write_bytes(self.cubin)
-        file.with_suffix(".json").write_text(self.rest())
+        file.with_suffix(".json").write_text(self.rest(), encoding="utf-8")
 
     def rest(self) -> str:
         """All but the cubin, as JSON."""
@@ -82,7 +82,7 @@ class Program:
     @staticmethod
     def read(file: Path) -> Program:
         """What `save` wrote."""
-        rest = json.loads(file.with_suffix(".json").read_text())
+        rest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         sites = tuple(Site(**site) for site in rest["sites"])
         kernels, facts = tuple(rest["kernels"]), rest["facts"]
         return Program(rest["name"], file.read_bytes(), kernels, sites, rest["cta_bytes"], facts)
@@ -94,7 +94,7 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
     Args:
         text: the PTX.
         name: what errors call it.
-        threads: the largest CTA it is launched with; 0 takes what the kernels' own bounds say.
+        threads: the largest CTA it is launched with, where that is more than the kernels' own bounds say.
 
     Raises:
         PtxError: the PTX cannot be translated, or does not assemble once it is.
@@ -103,7 +103,7 @@ def build(text: str, name: str = "<ptx>", threads: int = 0) -> Program:
     translation = translate(text, name)
     if not translation.source.startswith(BLACKWELL):
         raise PtxError(name, 0, f"expected PTX for sm_100a or sm_103a for a GPU, found {translation.source}")
-    library = model(_registers(threads or _bound(text)))
+    library = model(_registers(_threads(text, threads) * _resident(text)))
     cubin = link(translation, library)
     padding = missing_bytes(translation, cubin)
     if padding:
@@ -137,7 +137,7 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
     made = build(ptx(source), str(source), threads)
     # The cubin, which is looked for, last.
     with contextlib.suppress(OSError):
-        cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest()))
+        cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest(), encoding="utf-8"))
         cache.keep(file, lambda part: part.write_bytes(made.cubin))
     return made
 
@@ -146,7 +146,13 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
 def _linkers() -> tuple[str, ...]:
     """All that `link` might choose among, with their releases."""
     linker, ptxas = _nvjitlink(), shutil.which("ptxas")
-    told = subprocess.run((ptxas, "--version"), capture_output=True, text=True, check=False).stdout if ptxas else ""
+    told = (
+        subprocess.run(
+            (ptxas, "--version"), capture_output=True, encoding="utf-8", errors="replace", check=False
+        ).stdout
+        if ptxas
+        else ""
+    )
     release = ".".join(map(str, linker.version())) if linker else ""
     return release, told, str(driver.version()) if driver.available() else ""
 
@@ -175,16 +181,22 @@ def missing_bytes(translation: Translation, cubin: bytes) -> dict[str, int]:
     return {kernel: count for kernel, count in missing.items() if count}
 
 
-def _bound(text: str) -> int:
-    """The largest CTA that a module's kernels declare; 512 where one declares none."""
+def _threads(text: str, launched: int) -> int:
+    """The largest CTA that a module's kernels keep registers for: as they are launched, 0 where nobody says, or declare
+    it; 512 where nobody says and one declares none."""
     found = re.findall(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text)
-    if len(found) < len(re.findall(r"\.entry\b", text)):
-        return 512
-    return max(int(x) * int(y or 1) * int(z or 1) for x, y, z in found)
+    if not launched and len(found) < len(re.findall(r"\.entry\b", text)):
+        launched = 512
+    return max(launched, *(int(x) * int(y or 1) * int(z or 1) for x, y, z in found), 1)
+
+
+def _resident(text: str) -> int:
+    """The most CTAs of an SM that one of a module's kernels leaves registers for."""
+    return max((int(count) for count in re.findall(r"\.minnctapersm\s+(\d+)", text)), default=1)
 
 
 def _registers(threads: int) -> int:
-    """How many registers the model's functions may use in a CTA of that many threads."""
+    """How many registers the model's functions may use where that many threads share an SM's."""
     return max(32, min(_MOST_REGISTERS, REGISTER_FILE // max(threads, 1) // 8 * 8))
 
 
@@ -192,14 +204,28 @@ _lock = threading.Lock()
 
 
 def model(registers: int) -> bytes:
-    """The model as an object to link with, compiled once per process. Raises CompileError."""
+    """The model as an object to link with, kept in the cache's folder. Raises CompileError."""
     with _lock:
-        return _model(registers, str(compiler.toolchain()), content_hash(MODEL))
+        chain = compiler.toolchain()
+        made_of = (content_hash(MODEL), str(chain), *compiler.flags(chain.backend, TARGET), *own_files())
+        return _model(registers, by_content.digest(*made_of, str(registers)))
 
 
 @functools.lru_cache(maxsize=8)
-def _model(registers: int, _toolchain: str, _content: str) -> bytes:
-    return compiler.relocatable(MODEL, registers).data
+def _model(registers: int, key: str) -> bytes:
+    try:
+        folder = by_content.folder()
+    except OSError:
+        folder = None
+    if folder is None:
+        return compiler.relocatable(MODEL, registers).data
+    file = folder / f"model-{key}.cubin"
+    with contextlib.suppress(OSError):
+        return file.read_bytes()
+    made = compiler.relocatable(MODEL, registers).data
+    with contextlib.suppress(OSError):
+        cache.keep(file, lambda part: part.write_bytes(made))
+    return made
 
 
 def model_facts() -> dict[str, int]:
@@ -271,13 +297,13 @@ def _link_wheel(linker: Any, translation: Translation, library: bytes) -> bytes:
 def _link_toolkit(translation: Translation, library: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cupymla-") as folder:
         place = Path(folder)
-        (place / "kernel.ptx").write_text(translation.text)
+        (place / "kernel.ptx").write_text(translation.text, encoding="utf-8")
         (place / "model.o").write_bytes(library)
         assemble = ["ptxas", f"-arch={TARGET}", f"-O{OPTIMISATION}", "-c", "-o", str(place / "kernel.o")]
         assemble.append(str(place / "kernel.ptx"))
         objects = [str(place / name) for name in ("kernel.o", "model.o")]
         for command in (assemble, ["nvlink", f"-arch={TARGET}", "-o", str(place / "whole.cubin"), *objects]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
             if done.returncode:
                 raise _rejected(translation, (done.stdout + done.stderr).strip())
         return (place / "whole.cubin").read_bytes()

@@ -303,7 +303,7 @@ def _ptx(source: str | Path | KernelSource) -> tuple[str, str, str | None]:
     if isinstance(source, str) and ("\n" in source or not source.endswith(".ptx")):
         return source, "<ptx>", None
     try:
-        return Path(source).read_text(), str(source), None
+        return Path(source).read_text(encoding="utf-8"), str(source), None
     except OSError as error:
         raise InputError("source", "PTX, or a file that can be read", f"{source} ({error})") from error
 

@@ -73,6 +73,11 @@ def problem(m: int, k: int, batches: int, xp: Any, seed: int = 0) -> tuple[Any, 
     return a, b, sfa, sfb, permuted(sfa), permuted(sfb), c
 
 
+def on_host(array: Any) -> Any:
+    """A NumPy array whose memory has the batch first, as on the GPU; `get` by itself gives C order of the axes."""
+    return array.transpose(2, 0, 1).get().transpose(1, 2, 0) if hasattr(array, "get") else array
+
+
 def main() -> int:
     """Run a small problem; 0 when the result is right."""
     import numpy as np
@@ -87,11 +92,11 @@ def main() -> int:
         print("no CuPy with a GPU: NumPy arrays on the CPU")
     data = problem(256, 1024, 2, xp)
     c = custom_kernel(data)
-    a, b, sfa, sfb = (x.get() if hasattr(x, "get") else x for x in data[:4])
+    a, b, sfa, sfb = map(on_host, data[:4])
     weights = cupymla.dequantize_nvfp4(a, sfa).astype(np.float64)
     vector = cupymla.dequantize_nvfp4(b[:1], sfb[:1]).astype(np.float64)
     expected = np.einsum("mkl,nkl->mnl", weights, vector)
-    error = np.abs(np.asarray(c.get() if hasattr(c, "get") else c, np.float64) - expected)
+    error = np.abs(on_host(c).astype(np.float64) - expected)
     right = bool(np.all(error <= 1e-3 * np.abs(expected) + 1e-2))
     print(f"{xp.__name__}: largest error {error.max():.3g} at values up to {np.abs(expected).max():.3g}")
     return 0 if right else 1

@@ -155,7 +155,9 @@ def main() -> int:
     seconds = time.perf_counter() - begun
     ends = {name: {"loss": rows[-1][1], "recall": rows[-1][2]} for name, rows in run.curves.items()}
     content = {"framework": options.framework, "size": options.size, "device": options.device, "seconds": seconds}
-    (options.out / "curves.json").write_text(json.dumps({**content, "ends": ends, "curves": run.curves}, indent=2))
+    (options.out / "curves.json").write_text(
+        json.dumps({**content, "ends": ends, "curves": run.curves}, indent=2), encoding="utf-8"
+    )
     draw(run.curves, 1, "held-out loss, nats per byte", options.out / "loss.png")
     draw(run.curves, 2, f"share of the {setting.topk} most attended tokens selected", options.out / "recall.png")
     rows = [(name, f"{end['loss']:.3f}", f"{end['recall']:.1%}") for name, end in ends.items()]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -70,10 +69,6 @@ def package() -> Path | None:
     """The package's sources, if they hold the example."""
     folder = package_folder("cutlass_library")
     return folder / "source" if folder and (folder / "source" / EXAMPLE).is_dir() else None
-
-
-def can_compile() -> bool:
-    return shutil.which("nvcc") is not None and package() is not None
 
 
 def compile_both(folder: Path) -> None:

@@ -30,8 +30,11 @@ import mutants
 from mutant_subjects import KERNELS
 from mutants import Mutant
 
+from cupymla import build
 from cupymla.bench.machine import today
 from cupymla.build import KernelSource, compiler
+from cupymla.ops import registry
+from cupymla.testing import operators
 
 LIST = Path(__file__).with_name("mutants.json")
 ENGINE, GONE = "host", "interpreter"
@@ -143,6 +146,20 @@ def survey(name: str, which: str, seconds: float, runs: int) -> None:
     mutant_engines.emulate(KERNELS[name], _Survey(name, which, seconds), mutant_engines.HOST_RUNS[:runs])
 
 
+def relocate(name: str) -> None:
+    """Write down where the sources of today have the mutants that are listed of a kernel."""
+    kernel, entry = KERNELS[name], read()[name]
+    every = operators.variants(registry.named(kernel.operator), [kernel.arch])
+    source = next((each for each in every if str(each) == entry["kernel"]), None)
+    if source is None:  # of an open set, which its problem chooses from
+        print(f"{name}: left, for the listing of kernels does not have {entry['kernel']}")
+        return
+    today = mutants.resolved(build.ptx(source), source.entry, [identity(each) for each in entry["mutants"]])
+    with changed() as known:
+        for each, mutant in zip(known[name]["mutants"], today, strict=True):
+            each["place"] = mutant.place
+
+
 def is_left(name: str) -> bool:
     """Whether a kernel has mutants that have not run, or none have been drawn."""
     entry = read().get(name)
@@ -158,9 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--which", choices=WHICH, default="new", help="; ".join(f"{w}: {h}" for w, h in WHICH.items()))
     parser.add_argument("--seconds", type=float, default=1e9, help="for one kernel's mutants, some are left out then")
     parser.add_argument("--table", action="store_true", help="write docs/log/mutants.md")
+    parser.add_argument("--places", action="store_true", help="write anew where the mutants are, and run none")
     options = parser.parse_args(arguments)
     if options.table:
         mutant_table.write(read(), today())
+        return
+    if options.places:
+        for name in options.kernel or read():
+            relocate(name)
         return
     names = [name for name in options.kernel or KERNELS if options.which != "new" or is_left(name)]
     context = multiprocessing.get_context("fork")

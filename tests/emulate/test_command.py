@@ -71,7 +71,7 @@ def test_registers_that_are_used_before_they_are_loaded_are_told(
 ) -> None:
     text = KERNEL.replace("    st.global", "    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\n    st.global")
     use = "    add.u32 %r3, %r2, %r2;\n    tcgen05.wait::ld.sync.aligned;\n    ret;"
-    kernel.write_text(text.replace("    ret;", use))
+    kernel.write_text(text.replace("    ret;", use), encoding="utf-8")
     assert main(["emulate", str(kernel)]) == 0
     assert "line 19 uses %r2 before tcgen05.wait::ld: add.u32" in capsys.readouterr().out
     assert main(["emulate", str(kernel), "--json"]) == 0
@@ -121,7 +121,7 @@ def test_bad_options_are_refused(
 ) -> None:
     monkeypatch.chdir(kernel.parent)
     Path("empty.npy").touch()
-    Path("text.npy").write_text("no array")
+    Path("text.npy").write_text("no array", encoding="utf-8")
     given = ["--arg", "data.npy", "--arg", "f32:1.5"] if words[0] != "--arg" else []
     assert main(["emulate", str(kernel), "--block", "32", "--on", "host", *given, *words]) == 2
     assert capsys.readouterr().err.startswith("error: ")
@@ -134,7 +134,7 @@ def test_arrays_are_told_apart_and_guarded(
 ) -> None:
     """A write past an array would hit whatever lies there, and two arrays of one file would leave one result."""
     monkeypatch.chdir(kernel.parent)
-    kernel.write_text(KERNEL.replace("p_factor)", "p_factor, .param .u64 p_other)"))
+    kernel.write_text(KERNEL.replace("p_factor)", "p_factor, .param .u64 p_other)"), encoding="utf-8")
     words = ["--block", "32", "--on", "host", "--mode", "eager", "--arg", "data.npy", "--arg", "f32:1.5", "--out", "."]
     assert main(["emulate", str(kernel), *words, "--arg", "data.npy"]) == 0
     np.testing.assert_array_equal(np.load("data.0.eager.npy"), 1.5 * np.arange(64, dtype=np.float32))
@@ -151,7 +151,7 @@ def test_arrays_are_told_apart_and_guarded(
 def test_what_the_host_does_not_know_is_named_with_the_line_of_its_file(
     kernel: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kernel.write_text(KERNEL.replace("    st.global", f"    {text}\n    st.global"))
+    kernel.write_text(KERNEL.replace("    st.global", f"    {text}\n    st.global"), encoding="utf-8")
     words = ["--block", "32", "--arg", "u64:0", "--arg", "f32:1.5", "--on", "host"]
     assert main(["emulate", str(kernel), *words]) == 1
     told = capsys.readouterr().err

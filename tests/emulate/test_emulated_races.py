@@ -121,7 +121,11 @@ def test_what_tma_loads_is_known_to_who_waited_and_whom_they_told() -> Iterator[
     yield raced(
         LOADED.format(who="%p3", between="bar.sync 0;", behind=again), "writes .* read or was still", threads=64
     )
-    yield ordered(LOADED.format(who="%p3", between="bar.sync 0;", behind="bar.sync 0;" + again), threads=64)
+    # Once they have read it: a copy uses the asynchronous proxy, so by the letter a fence lies behind their reads.
+    told = LOADED.format(who="%p3", between="bar.sync 0;", behind="bar.sync 0;" + again)
+    yield ordered(told, "practice", threads=64)
+    yield refused(told, r"asynchronously writes .* read or was .* no fence\.proxy\.async", "letter", threads=64)
+    yield ordered(LOADED.format(who="%p3", between="bar.sync 0;", behind=FENCE + "bar.sync 0;" + again), threads=64)
 
 
 # Every thread writes a number, thread 0 has the TMA store them, then thread 32 overwrites the first.

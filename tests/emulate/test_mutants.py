@@ -140,7 +140,12 @@ CAUGHT = (
     ("fence", "pair_consumer.cuh", "fence_async_shared();", "race: .* no fence.proxy.async|asynchronously reads"),
     ("fence", "pair_consumer.cuh", "sm90::wgmma_fence();", "without a wgmma.fence"),
     ("arrive", "pair_gradients.cuh", "cluster_arrive_after_reads_at(", "nothing moves any more"),
-    ("expect_tx", "pair_attention.cuh", "storage.slots_in.arrive_and_expect(", "which has exited"),
+    (
+        "expect_tx",
+        "pair_attention.cuh",
+        "storage.slots_in.arrive_and_expect(",
+        "race: .* a copy that an mbarrier counts wrote",
+    ),
     ("commit", "pair_gradients.cuh", "sm90::wgmma_commit();", "race: |register of an unfinished wgmma"),
     ("barrier", "pair_producer.cuh", "__syncwarp();", "race: .* reads shared memory"),
     ("bound", "pair_producer.cuh", "return slot < stored_slots(storage) ?", "out of bounds"),

@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import fcntl
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ def sources() -> Path | None:
     package = package_folder("cutlass_library")
     folder = package / "source" / "examples" / "cute" / "tutorial" / "blackwell" if package else None
     return folder if folder and folder.is_dir() else None
+
+
+def can_compile() -> bool:
+    """Whether nvcc and the package are here."""
+    return shutil.which("nvcc") is not None and sources() is not None
 
 
 def compile_ptx(tutorial: Tutorial, folder: Path) -> Path:

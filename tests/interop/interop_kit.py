@@ -14,6 +14,7 @@ from cupymla.interop.declaration import Declaration
 from cupymla.interop.table import DECLARATIONS, declared
 from cupymla.ops import registry
 from cupymla.testing.operators import Subject, as_tuple
+from cupymla_lab.subjects import cheapest
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def operator_problems(per_intent: int) -> Iterator[Problem]:
     """The cheapest cases of each intent of every operator."""
     for entry in registry.OPERATORS:
         subject = Subject(entry.name)
-        for case in subject.small_grid(per_intent):
+        for case in cheapest(subject, per_intent):
             yield Problem(f"{entry.name}-{case.name}-{case.intent}", declared(entry.name), _inputs(subject, case))
 
 
@@ -98,7 +99,7 @@ def without_requests(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def contents(subject: Subject, count: int) -> list[dict[str, Any]]:
     """Arguments of an operator's cheapest case that differ in what arrays hold, and in nothing else."""
-    first, *others = (operator_inputs(subject, subject.small_grid(1)[0], seed) for seed in range(count))
+    first, *others = (operator_inputs(subject, cheapest(subject, 1)[0], seed) for seed in range(count))
     options = {name: value for name, value in first.items() if not isinstance(value, np.ndarray)}
     return [first, *({**inputs, **options} for inputs in others)]
 

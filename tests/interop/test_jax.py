@@ -330,7 +330,7 @@ def test_bad_input_is_found_while_tracing(rng: Any) -> None:
         mla.sparse_mla_fwd(q, kv, np.asarray(indices).astype(np.int64))
     for unknown in ("out", "stream", "check_indices"):
         with pytest.raises(TypeError, match=f"sparse_mla_fwd.*{unknown}"):
-            mla.sparse_mla_fwd(q, kv, indices, **{unknown: None})
+            mla.sparse_mla_fwd(q, kv, indices, **{unknown: None})  # type: ignore[arg-type]
 
 
 def test_a_dtype_that_jax_would_change_is_refused_where_the_operator_takes_it() -> None:
@@ -437,7 +437,7 @@ def test_masks_of_shards_are_checked_as_those_of_whole_arrays_are(rng: Any) -> N
             spread(*arrays, **{"causal": True, **wrong})
     with pytest.raises(TypeError, match="sideways"):
         spread(*arrays, sideways=1)
-    options = {"causal": True, "q_start": 3, "k_stride": 2}
+    options: dict[str, Any] = {"causal": True, "q_start": 3, "k_stride": 2}
     kit.require_same((), results_of(spread(*arrays, **options)), results_of(mla.sparse_mla_fwd(*arrays, **options)))
 
 
@@ -550,7 +550,7 @@ def test_every_function_is_there() -> None:
         assert pickle.loads(pickle.dumps(getattr(mla, name))) is getattr(mla, name)
     assert "sm_scale" in str(__import__("inspect").signature(mla.sparse_mla_fwd))
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
-        _ = mla.sparse_mla_sideways
+        _ = mla.sparse_mla_sideways  # type: ignore[attr-defined]
 
 
 def test_a_factor_that_would_be_lost_is_refused() -> None:

@@ -15,6 +15,7 @@ from cupymla import driver
 from cupymla.ops import registry
 from cupymla.testing import compare
 from cupymla.testing.operators import Subject, kernels_for
+from cupymla_lab.subjects import cheapest
 
 pytestmark = pytest.mark.gpu
 jax = pytest.importorskip("jax")
@@ -195,7 +196,7 @@ def test_operators_without_a_kernel_say_so(mla: Any) -> None:
     subject = Subject("sparse_mla_bwd_phase1")
     if kernels_for(subject.entry, driver.compute_capability(0)):
         pytest.skip("there is a kernel")
-    arrays, options = arrays_of(subject.cases.inputs(subject.small_grid(1)[0], 0))
+    arrays, options = arrays_of(subject.cases.inputs(cheapest(subject, 1)[0], 0))
     with pytest.raises(Exception, match=r"sparse_mla_bwd_phase1.* is not supported on"):
         jax.block_until_ready(mla.sparse_mla_bwd_phase1(**arrays, **options))
 

@@ -55,7 +55,7 @@ ON_DEVICES = (
 ON_RANKS = ("plain", "causal", "batch")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def on_devices() -> list[tuple[list[str], str]]:
     """What one process says of all that is looked at on four devices: most of its time it imports JAX and compiles."""
     pytest.importorskip("jax")
@@ -63,7 +63,7 @@ def on_devices() -> list[tuple[list[str], str]]:
     return said(start("jax_devices.py", *ON_DEVICES, XLA_FLAGS=devices, JAX_PLATFORMS="cpu"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str]]:
     """The same of two ranks."""
     pytest.importorskip("torch")

@@ -199,16 +199,17 @@ def test_bad_input() -> None:
         mla.sparse_mla_fwd(q, kv, indices.numpy())
     with pytest.raises(InputError, match="'alpha': expected a number or a tensor, got str"):
         mla.nvfp4_gemv(q, kv, indices, alpha="one")
+    untyped: Any = mla
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*'out'"):
-        mla.sparse_mla_fwd(q, kv, indices, out=None)
+        untyped.sparse_mla_fwd(q, kv, indices, out=None)
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*missing.*'indices'"):
-        mla.sparse_mla_fwd(q, kv)
+        untyped.sparse_mla_fwd(q, kv)
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*multiple values.*'q'"):
-        mla.sparse_mla_fwd(q, kv, indices, q=q)
+        untyped.sparse_mla_fwd(q, kv, indices, q=q)
     with pytest.raises(TypeError, match=r"sparse_mla_fwd.*too many positional"):
-        mla.sparse_mla_fwd(q, kv, indices, None)
+        untyped.sparse_mla_fwd(q, kv, indices, None)
     with pytest.raises(TypeError, match=r"matrix_bd.*missing.*'max_context'"):
-        mla.matrix_bd(q, kv, context_lens=indices)
+        untyped.matrix_bd(q, kv, context_lens=indices)
 
 
 @pytest.mark.parametrize(("name", "option", "kind"), kit.numbers_and_flags())
@@ -240,7 +241,7 @@ def test_every_function_is_there() -> None:
     for name in mla.__all__:
         assert callable(getattr(mla, name)) and name in dir(mla)
     with pytest.raises(AttributeError, match="no attribute 'sparse_mla_sideways'"):
-        _ = mla.sparse_mla_sideways
+        _ = mla.sparse_mla_sideways  # type: ignore[attr-defined]
 
 
 def test_a_factor_that_would_be_lost_is_refused() -> None:

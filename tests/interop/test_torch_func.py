@@ -236,10 +236,10 @@ def test_functionalize() -> None:
     ):
         for one, row in zip(made, rows, strict=True):
             assert all(map(torch.equal, one, row))
-    problem = selection()
-    lse = mla.sparse_mla_fwd(*problem)[2]
-    expected = mla.attn_dist(*problem, lse)
-    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(*problem, lse))(lse), expected)
+    q, kv, indices = selection()
+    lse = mla.sparse_mla_fwd(q, kv, indices)[2]
+    expected = mla.attn_dist(q, kv, indices, lse)
+    assert torch.equal(torch.func.functionalize(lambda lse: mla.attn_dist(q, kv, indices, lse))(lse), expected)
 
 
 def test_no_gradient_through_what_has_none() -> None:

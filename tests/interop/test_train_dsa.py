@@ -45,18 +45,18 @@ def trained(framework: str, size: str, out: Path) -> Any:
 
 
 def test_runs_and_leaves_curves_in_torch(tmp_path: Path) -> None:
-    """In JAX the longer training below does."""
+    """In JAX the training below does."""
     trained("torch", "test", tmp_path / "curves")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_trained_indexer_tracks_dense_attention_and_a_random_selection_does_not(tmp_path: Path) -> None:
-    """Gaps to dense attention's loss; the indexer's was 0.09 and -0.12 of random's on two texts."""
-    ends = trained("jax", "toy", tmp_path / "curves")["ends"]
-    losses = {name: end["loss"] for name, end in ends.items()}
-    assert losses["random"] - losses["dense"] > 0.05
-    assert losses["indexer"] - losses["dense"] < 0.5 * (losses["random"] - losses["dense"])
+    """By how much the loss grows at the switch from dense attention: by 0.02 and 0.39; by 0.06 and 0.24 with seed 1."""
+    curves = trained("jax", "brief", tmp_path / "curves")["curves"]
+    dense = curves["warm-up, dense"][-1][1]
+    indexer, random = (curves[name][0][1] - dense for name in ("indexer", "random"))
+    assert random > 0.1
+    assert indexer < 0.5 * random
 
 
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")

@@ -21,6 +21,7 @@ from cupymla.testing import compare, operators
 from cupymla.testing.operators import Array, Subject
 from cupymla_lab.emulate import MODES, Settings
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import cheapest
 from cupymla_lab.without_gpu import MOST_FLOPS
 
 QUERIES, MOST_QUERIES, CAUSAL_QUERIES = 2, 6, 25
@@ -36,7 +37,7 @@ def shortened(case: MlaCase, queries: int) -> MlaCase:
 
 def case_parameters(subject: Subject) -> Iterator[object]:
     """(case, mode) for `pytest.mark.parametrize`."""
-    always = {case.name: MODES[k % len(MODES)] for k, case in enumerate(subject.small_grid(1))}
+    always = {case.name: MODES[k % len(MODES)] for k, case in enumerate(cheapest(subject, 1))}
     for case in subject.cases.CASES:
         for mode in MODES:
             runs = always.get(case.name) == mode

@@ -21,7 +21,7 @@ MLA: MlaProblem[Any] = MlaProblem(
 
 def record_fields(file: Path, record: str) -> list[tuple[str, Any]]:
     """Name and type of each member of a record in a device file, in order."""
-    text = re.sub(r"//.*", "", file.read_text())
+    text = re.sub(r"//.*", "", file.read_text(encoding="utf-8"))
     body = re.search(rf"struct {record} \{{(.*?)\}};", text, flags=re.S)
     assert body is not None
     fields: list[tuple[str, Any]] = []

@@ -41,7 +41,8 @@ def test_rows_sum_to_the_heads(cp: Any, case: Any) -> None:
     arguments["indices"][1::3, 7:] = -1
     arguments["indices"][2::3] = -1
     arguments["lse"] = cupymla.sparse_mla_fwd(arguments["q"], arguments["kv"], arguments["indices"])[2]
-    for normalize, total in ((None, case.h_q), ("l1", 1)):
+    kinds: tuple[tuple[Any, int], ...] = ((None, case.h_q), ("l1", 1))
+    for normalize, total in kinds:
         sums = cupymla.attn_dist(**arguments, normalize=normalize).astype(np.float64).sum(axis=-1).get()
         wanted = np.where(np.arange(case.s_q) % 3 == 2, 0, total)
         # lse and the scores are rounded to fp32, and scores truncate 36 times: relative to a sum, 2**-16 at most.

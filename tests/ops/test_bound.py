@@ -24,6 +24,7 @@ from cupymla.ops.calls import Calls
 from cupymla.tensor import View, fast
 from cupymla.testing import operators
 from cupymla_lab.emulated import DeviceArray, Emulated, emulated, kind_of
+from cupymla_lab.subjects import cheapest
 
 
 @pytest.fixture
@@ -364,7 +365,7 @@ def test_an_operators_call_made_again_launches_what_one_bound_anew_does(
     """Two sets of arrays in turn and again, each with memory of its own for what the call allocates, and each with the
     other's."""
     subject = operators.Subject(name)
-    (case, *_) = subject.small_grid(2)
+    (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)
     call = getattr(cupymla, name)
@@ -419,7 +420,7 @@ def test_an_operators_call_within_a_call_takes_nothing_from_it(
 ) -> None:
     """At the worst time: addresses of the outer call are set, and nothing of it has been launched."""
     subject = operators.Subject(name)
-    (case, *_) = subject.small_grid(2)
+    (case, *_) = cheapest(subject, 2)
     inputs = subject.cases.inputs(case, 0)
     seen = launches_of(machine, monkeypatch)
     call = getattr(cupymla, name)

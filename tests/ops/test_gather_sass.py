@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sass_kit import machine_code
+from variants_kit import covering
 
 from cupymla import build
 from cupymla.build import KernelSource
@@ -21,11 +22,11 @@ ODD_DESCRIPTOR = re.compile(r"\bdesc\[UR\d*[13579]\]")
 
 
 def gathers() -> list[KernelSource]:
-    found = []
+    found: list[KernelSource] = []
     for name in ("sparse_mla_fwd", "sparse_mla_bwd", "attn_dist"):
         plan = importlib.import_module(f"cupymla.ops.{name}.plan")
         found += [source for source in plan.sources("sm_90a") if dict(source.defines).get("CUPYMLA_STAGE", 0) == 0]
-    return found
+    return covering(found)
 
 
 @pytest.mark.compile

@@ -1,14 +1,21 @@
-"""The competition entry in scripts/examples: its layouts are taken as they are, and its results are right."""
+"""The competition entry in scripts/examples: its layouts are taken as they are, and its results are right.
+
+On a GPU every example runs as it stands there.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from script_kit import script
+from script_kit import EXAMPLES, script
 
 import cupymla
+from cupymla import driver
 from cupymla.testing.poison import strided_like
 
 
@@ -58,6 +65,30 @@ def test_blocks_are_views(entry: Any) -> None:
         entry._blocks(np.ascontiguousarray(data[4]))
 
 
+class Device(np.ndarray):
+    """An array that comes to the host as CuPy's do: in C order of its axes, whatever its strides are."""
+
+    def get(self) -> Any:
+        return np.array(self, order="C", subok=False)
+
+
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_the_example_checks_itself(entry: Any, monkeypatch: pytest.MonkeyPatch, on_a_gpu: bool) -> None:
+    made = entry.problem
+
+    def problem(m: int, k: int, batches: int, xp: Any) -> tuple[Any, ...]:
+        return tuple(array.view(Device) for array in made(m, k, batches, np))
+
+    if on_a_gpu:
+        monkeypatch.setattr(entry, "problem", problem)
+    assert entry.main() == 0
+
+
+def test_the_example_s_check_can_fail(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "custom_kernel", lambda data: data[-1])
+    assert entry.main() == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scales_on_cpu", [False, True])
 def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:
@@ -68,3 +99,36 @@ def test_entry_on_the_gpu(entry: Any, scales_on_cpu: bool) -> None:
         data[2:4] = host[2:4]
     c = entry.custom_kernel(tuple(data))
     require_right(c.get(), host)
+
+
+TRAINING = ("--device", "cuda", "--size", "test", "--framework")
+RUNS: dict[str, tuple[str, ...]] = {
+    "gpumode_nvfp4_gemv": ("gpumode_nvfp4_gemv",),
+    "standalone_gemv": ("standalone_gemv",),
+    "standalone_launch": ("standalone_launch",),
+    "train_dsa in jax": ("train_dsa", *TRAINING, "jax"),
+    "train_dsa in torch": ("train_dsa", *TRAINING, "torch"),
+}
+"""Each run of an example: the script's name and its arguments."""
+
+
+def test_no_example_is_left_out() -> None:
+    assert {run[0] for run in RUNS.values()} == {file.stem for file in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUNS)
+def test_every_example_runs_on_the_gpu_and_judges_itself(name: str, tmp_path: Path) -> None:
+    program, *arguments = RUNS[name]
+    pytest.importorskip("cupy")
+    if program == "standalone_launch" and driver.compute_capability(0) != (9, 0):
+        pytest.skip("it launches a kernel for Hopper")
+    if program == "train_dsa":
+        pytest.importorskip(arguments[-1])
+        if missing := script("train_dsa").missing_on_gpu(arguments[-1]):
+            pytest.skip(f"it needs {', '.join(missing)}")
+        arguments += ["--out", str(tmp_path)]
+    # From another folder: examples find the package by themselves.
+    command = [sys.executable, str(EXAMPLES / f"{program}.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr

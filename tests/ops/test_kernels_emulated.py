@@ -1,13 +1,15 @@
 """Every kernel for sm_80 to sm_90a without a GPU: operators' own plans and bindings, run on the host machine, keep the
 comparison law. Blackwell's have tests of their own, with fewer queries.
 
-The cheapest cases of each intent run always, each for one number of multiprocessors out of several and in one mode, so
-that plans that group, that do not and that split, and all modes, have their turn; `--interpret-all` runs every small
-case for three of them. Compiles, needs no GPU.
+The cheapest cases of each intent run always: on one of the targets that share the kernel's source, for one number of
+multiprocessors out of several and in one mode, so that all targets, plans that group, that do not and that split, and
+all modes, have their turn. `--interpret-all` runs every small case on every target for three of them. Compiles, needs
+no GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -17,33 +19,40 @@ from cupymla.ops import registry
 from cupymla.ops.case import Case
 from cupymla.testing import compare, operators
 from cupymla_lab.emulated import emulated
+from cupymla_lab.subjects import cheapest
 from cupymla_lab.without_gpu import machine_for, mode_of, multiprocessors, small_cases
 
 CHEAP_FLOPS = 4e7
 TURNS = 3  # numbers of multiprocessors for a case
 
 
-def subjects() -> Iterator[tuple[operators.Subject, str]]:
-    """Each operator with each target that it has a kernel for."""
+def subjects() -> Iterator[tuple[operators.Subject, list[str]]]:
+    """Each operator with the targets that have a kernel of one source."""
     for entry in registry.OPERATORS:
-        for arch in dict.fromkeys(kernel.arch for kernel in entry.kernels):
-            if arches.named(arch).capability < (10, 0):
-                yield operators.Subject(entry.name), arch
+        targets: dict[str, list[str]] = {}
+        for kernel in entry.kernels:
+            if arches.named(kernel.arch).capability < (10, 0):
+                targets.setdefault(kernel.first or kernel.arch, []).append(kernel.arch)
+        alone = {arch for archs in targets.values() if len(archs) == 1 for arch in archs}
+        for archs in targets.values():
+            kept = [arch for arch in dict.fromkeys(archs) if len(archs) == 1 or arch not in alone]
+            yield operators.Subject(entry.name), kept
 
 
 def always(subject: operators.Subject) -> list[Case]:
     """The cases that run without being asked for."""
-    return subject.small_grid(2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
+    return cheapest(subject, 2, keep=lambda case: subject.cases.flops(case) <= CHEAP_FLOPS)
 
 
 def parameters() -> Iterator[object]:
-    for subject, arch in subjects():
+    for subject, archs in subjects():
         chosen = {case.name: k for k, case in enumerate(always(subject))}
         counts = multiprocessors(subject.name)
         for number, case in enumerate(small_cases(subject)):
             first = chosen.get(case.name, number)
-            for turn in range(first, first + TURNS):
-                marks = [] if case.name in chosen and turn == first else [pytest.mark.interpret_all]
+            for turn, arch in itertools.product(range(first, first + TURNS), archs):
+                runs = case.name in chosen and turn == first and arch == archs[first % len(archs)]
+                marks = [] if runs else [pytest.mark.interpret_all]
                 name = f"{subject.name}-{arch}-{case.name}-{counts[turn % len(counts)]}-{mode_of(turn)}"
                 yield pytest.param(subject.name, arch, case, turn, id=name, marks=marks)
 

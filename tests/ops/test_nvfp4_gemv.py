@@ -160,7 +160,7 @@ def test_bytes_of_a_benchmark_case() -> None:
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
-def test_every_code_with_every_scale(fmt: str) -> None:
+def test_every_code_with_every_scale(fmt: Any) -> None:
     """Row s of a holds all sixteen codes under scale s; identity columns pick one product each. NaN included."""
     block = BLOCK[fmt]
     codes = np.concatenate([np.arange(16), np.zeros(block - 16)]).astype(np.uint8)

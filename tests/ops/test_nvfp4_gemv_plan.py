@@ -284,8 +284,8 @@ def test_what_tma_can_read() -> None:
 
 
 def test_the_page_shows_what_the_model_predicts() -> None:
-    """Each row of the table of predictions in cuda/nvfp4_gemv/README.md, for the 148 multiprocessors of a B200."""
-    page = (Path(__file__).resolve().parents[2] / "cuda" / "nvfp4_gemv" / "README.md").read_text()
+    """Each row of the table of predictions in docs/log/nvfp4_gemv.md, for the 148 multiprocessors of a B200."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "log" / "nvfp4_gemv.md").read_text()
     size = r"(?:(\d+) x (\d+) x (\d+)|the same in MXFP4), (\d+)"
     rows = re.findall(size + r" \| ([\d.]+) \| ([\d.]+), (\d) \| ([\d.]+) \| (\w+) \|", page)
     assert len(rows) == 11

@@ -25,14 +25,20 @@ def test_every_public_function_is_an_operator_of_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prepare_shows_the_signature_and_the_words_of_the_call(name: str) -> None:
+def test_prepare_shows_the_signature_of_the_call_and_its_own_words(name: str) -> None:
     call = getattr(cupymla, name)
     shown, wanted = inspect.signature(call.prepare), inspect.signature(call)
     assert shown.parameters == wanted.parameters
     assert shown.return_annotation == Prepared[Any]
-    assert call.prepare.__doc__ == call.__doc__
+    assert call.prepare.__doc__.startswith(f"Do all of a call of `{name}` but the launch")
+    assert "A prepared call" in call.prepare.__doc__ and "{" not in call.prepare.__doc__
     assert call.prepare.__name__ == f"{name}.prepare"
     assert typing.get_type_hints(call.prepare)["return"] == Prepared[Any]
+
+
+def test_workspace_bytes_has_its_own_words() -> None:
+    told = cupymla.sparse_mla_bwd.workspace_bytes.__doc__
+    assert told is not None and told.startswith("How many bytes") and "`sparse_mla_bwd`" in told
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,6 +25,7 @@ from cupymla.testing import operators
 from cupymla.testing.operators import Array, Subject
 from cupymla_lab import ab
 from cupymla_lab.emulated import Device, DeviceArray, installed
+from cupymla_lab.subjects import cheapest
 
 FACTS: dict[str, Any] = {
     # What a binding compares with itself is as it wants it: each of these is compared with a kernel's elsewhere.
@@ -95,7 +96,7 @@ def kernels() -> Iterator[tuple[str, KernelEntry, Gpu]]:
 
 def cases(subject: Subject, kernel: KernelEntry) -> list[Case]:
     served = subject.cases_of(kernel)
-    small = [case for case in subject.small_grid(2, served.__contains__) if subject.cases.flops(case) <= 4e8]
+    small = [case for case in cheapest(subject, 2, served.__contains__) if subject.cases.flops(case) <= 4e8]
     return [*small, subject.cases.DEMO] if subject.choice(kernel) is None else small
 
 

@@ -36,10 +36,12 @@ def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCas
     return sized(h, d, k, q, kv, "_x", "order", **traits)
 
 
+# The case of the most tokens, whose dkv has 600 MB, is for a GPU.
+EMULATED = [case for case in small_cases(SUBJECT) if case.intent == "order" and case.s_kv < plan.ORDER_TOKENS]
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "problem", [case for case in small_cases(SUBJECT) if case.intent == "order"], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("problem", EMULATED, ids=lambda case: case.name)
 def test_gradients_and_distribution_agree_with_the_reference(machine: Emulated, problem: MlaCase) -> None:
     given = SUBJECT.cases.inputs(problem, 11)
     compare.require(SUBJECT.reports(given, machine.results(SUBJECT, given)))

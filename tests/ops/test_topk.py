@@ -59,7 +59,7 @@ def test_arrays_that_are_given_are_written_and_returned() -> None:
     scores = np.random.default_rng(0).standard_normal((4, 30)).astype(np.float32)
     indices, count = np.full((4, 7), -9, np.int32), np.full(4, -9, np.int32)
     values = np.full((4, 7), np.nan, np.float32)
-    made = cupymla.topk(scores, 7, return_values=True, indices=indices, count=count, values=values)
+    made: tuple[Any, ...] = cupymla.topk(scores, 7, return_values=True, indices=indices, count=count, values=values)
     assert made[0] is indices and made[1] is count and made[2] is values
     for given, fresh in zip(made, cupymla.topk(scores, 7, return_values=True), strict=True):
         np.testing.assert_array_equal(given, fresh)

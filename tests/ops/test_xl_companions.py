@@ -69,7 +69,7 @@ def normal(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
 @pytest.mark.parametrize("slot_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_land_in_their_slots(layout: str, dtype: Any, slot_dtype: Any) -> None:
+def test_tokens_land_in_their_slots(layout: Any, dtype: Any, slot_dtype: Any) -> None:
     """Each valid slot holds its token, bit for bit; all other memory, and every out-of-range slot, is left alone."""
     key, value = normal(0, (7, 2, 64), dtype), normal(1, (7, 2, 64), dtype)
     slots = np.array([13, -1, 0, 40, 48, INT32_MIN, 22], slot_dtype)
@@ -105,7 +105,7 @@ def decode(code: int, kv_dtype: str) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kv_dtype", FP8)
-def test_fp8_is_the_nearest_code(kv_dtype: str, layout: str) -> None:
+def test_fp8_is_the_nearest_code(kv_dtype: Any, layout: Any) -> None:
     """Each element is the code nearest to x / scale, ties to an even code, saturated; NaN stays NaN."""
     codes = np.array([code for code in range(256) if math.isfinite(decode(code, kv_dtype))])
     numbers = np.array([decode(int(code), kv_dtype) for code in codes])
@@ -137,7 +137,7 @@ def test_fp8_is_the_nearest_code(kv_dtype: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", FP8)
-def test_typed_fp8_cache_is_the_labelled_one(kv_dtype: str) -> None:
+def test_typed_fp8_cache_is_the_labelled_one(kv_dtype: Any) -> None:
     """A cache of an fp8 dtype receives the bytes that a labelled uint8 cache does."""
     key = normal(3, (5, 2, 64), BF16)
     plain, typed = empty_caches("NHD", np.uint8), empty_caches("NHD", getattr(ml_dtypes, kv_dtype))
@@ -150,7 +150,7 @@ def test_typed_fp8_cache_is_the_labelled_one(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_attention_reads_what_was_cached(layout: str) -> None:
+def test_attention_reads_what_was_cached(layout: Any) -> None:
     """Written token by token and attended to: the result of softmax(q k) v on the tokens themselves."""
     n, size = 19, 8
     key, value, query = normal(4, (n, 2, 64)), normal(5, (n, 2, 64)), normal(6, (1, 2, 64))
@@ -274,7 +274,7 @@ def test_rel_shift_writes_out() -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("extend", ["zero", "clamp"])
 @pytest.mark.parametrize(("extent", "max_context"), [(1, 40), (13, 40), (40, 40), (90, 40), (13, 0)])
-def test_matrix_bd_is_its_definition(extent: int, max_context: int, extend: str, dtype: Any) -> None:
+def test_matrix_bd_is_its_definition(extent: int, max_context: int, extend: Any, dtype: Any) -> None:
     """(q + v) . p[n - 1 - j], extended and held; columns past a length are zero even when unused rows are NaN."""
     lens = np.array([0, 1, 17, 40, 99, INT32_MIN], np.int32)
     query, v = normal(13, (6, 3, 32), dtype), normal(14, (3, 32))

@@ -225,7 +225,7 @@ def agree(a: dict[str, Any], b: dict[str, Any], atol: float) -> None:
 @pytest.mark.parametrize("bias_scaled", [True, False])
 @pytest.mark.parametrize("extend", ["zero", "clamp"])
 @pytest.mark.parametrize("extent", [1, 24, 90, 200])
-def test_fused_dense_and_compact_coincide(extent: int, extend: str, bias_scaled: bool) -> None:
+def test_fused_dense_and_compact_coincide(extent: int, extend: Any, bias_scaled: bool) -> None:
     """(q + v).p fused, precomputed by position and precomputed by distance are one bias."""
     fused = float32_case(bias="fused", extent=extent, rel_extend=extend, offsets=True, bias_scaled=bias_scaled)
     columns = fused["block_tables"].shape[1] * 16
@@ -312,7 +312,7 @@ def test_broadcast_position_table() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_fp8_labels_and_scales(kv_dtype: str) -> None:
+def test_fp8_labels_and_scales(kv_dtype: Any) -> None:
     """A typed fp8 cache is the labelled uint8 one, and scales per head are scales of the decoded cache."""
     a = inputs(make("dtypes", **SMALL, dtype="float32", kv_dtype=kv_dtype, scales="head", kv_layout="NHD"), seed=6)
     decoded = {}
@@ -459,9 +459,10 @@ def test_prepared_call_sees_new_contents() -> None:
 
 def test_package_offers_the_operator() -> None:
     """The package's attributes are this folder's operators, and each knows its name."""
-    assert cupymla.xl_paged_attention is xl_paged_attention
+    package: Any = cupymla
+    assert package.xl_paged_attention is xl_paged_attention
     assert xl_paged_attention.name == "xl_paged_attention"
-    assert cupymla.matrix_bd is matrix_bd
+    assert package.matrix_bd is matrix_bd
 
 
 def test_signature_is_documented() -> None:

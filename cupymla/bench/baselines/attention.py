@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
+KINDS = ("SDPA, gathered", "FlexAttention, gathered", "FlexAttention, pages of 128")
 
 
-def calls(case: Any, inputs: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    """As `rivals.of`, where torch with CUDA is at hand."""
-    if importlib.util.find_spec("torch") is None:
-        return
-    import torch
-
-    if torch.cuda.is_available():
+def _maker(kind: str) -> Callable[[Any, dict[str, Any]], Any]:
+    def make(case: Any, inputs: dict[str, Any]) -> Any:
+        import torch
         from torch.nn.attention.flex_attention import flex_attention
 
         # Cases are timed in one process, and of one function torch compiles eight graphs and then no more.
         torch.compiler.reset()
-        yield from attention(torch, case, inputs, torch.compile(flex_attention, dynamic=False, fullgraph=True))
+        flex = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        call = attention(torch, case, inputs, flex).get(kind)
+        return call and (call, str(torch.__version__), _read)
+
+    return make
 
 
-def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> Iterator[tuple[str, Call]]:
+def makers() -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
+    """The makers, by name, where torch is installed."""
+    return {f"torch {kind}": _maker(kind) for kind in KINDS} if importlib.util.find_spec("torch") else {}
+
+
+def _read(out: Any) -> Mapping[str, Any]:
+    return {"out": out[:, :, 0]}
+
+
+def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> dict[str, Call]:
     """Scaled dot-product attention with a mask and FlexAttention with a score_mod, on a cache gathered beforehand, and
-    FlexAttention on a cache of pages.
+    FlexAttention on a cache of pages, by the names in `KINDS`; none where torch has no such cache.
 
     None reads pages of 16 tokens: the first two get every sequence's keys and values contiguous and padded to the
     longest, the third gets them in pages of 128 tokens, which lie in no order.
@@ -37,7 +47,7 @@ def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> Itera
         flex: torch's flex_attention, compiled or not.
     """
     if case.kv_dtype or case.kv_layout != "vllm":
-        return
+        return {}
     query, keys, values, bias = _contiguous(torch, case, inputs)
     scale = case.head_size**-0.5
     lens = torch.from_dlpack(inputs["context_lens"]).long()
@@ -48,19 +58,16 @@ def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> Itera
         blank = torch.zeros_like(past, dtype=query.dtype).masked_fill(past, float("-inf"))[:, None, None, :]
         mask = blank if mask is None else mask + blank
 
-    def dense() -> object:
+    def dense() -> Any:
         return functional.scaled_dot_product_attention(query, keys, values, mask, scale=scale, enable_gqa=True)
-
-    yield "torch SDPA, gathered", dense
 
     def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         found = score if bias is None else score + bias[b, h, j] * scale
         return torch.where(j < lens[b], found, float("-inf"))
 
-    def flexible() -> object:
+    def flexible() -> Any:
         return flex(query, keys, values, score_mod=score_mod, scale=scale, enable_gqa=True)
 
-    yield "torch FlexAttention, gathered", flexible
     k_pages, v_pages, numbers, mask_of_pages = _paged(torch, keys, values, lens)
 
     def paged_score(score: Any, b: Any, h: Any, i: Any, place: Any) -> Any:
@@ -69,12 +76,12 @@ def attention(torch: Any, case: Any, inputs: dict[str, Any], flex: Any) -> Itera
         j = numbers[b, place // PAGE] * PAGE + place % PAGE
         return score + bias[b, h, j.clamp(0, bias.shape[2] - 1)] * scale
 
-    def paged() -> object:
+    def paged() -> Any:
         return flex(
             query, k_pages, v_pages, score_mod=paged_score, block_mask=mask_of_pages, scale=scale, enable_gqa=True
         )
 
-    yield f"torch FlexAttention, pages of {PAGE}", paged
+    return dict(zip(KINDS, (dense, flexible, paged), strict=True))
 
 
 PAGE = 128

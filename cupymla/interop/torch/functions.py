@@ -15,7 +15,7 @@ from ...errors import InputError, shown
 from ...ops.arguments import truth
 from ...tensor import fast
 from ..call import plain, results_of
-from ..declaration import Declaration, integer
+from ..declaration import Declaration, integer, kind_of
 from ..table import DECLARATIONS
 from . import gradients, mapped
 from .arguments import NAMESPACE, Tensors, facts, given, nothing_listens, number, uninitialised
@@ -47,7 +47,7 @@ def schema(declaration: Declaration) -> str:
     arguments.append("*")
     for name, parameter in declaration.options.items():
         default = "" if parameter.default is parameter.empty else f"={_literal(parameter.default)}"
-        arguments.append(f"{_TYPES[parameter.annotation]} {name}{default}")
+        arguments.append(f"{_TYPES[kind_of(parameter.annotation)]} {name}{default}")
     arguments += [f"float? {number(name)}=None" for name in declaration.either]
     if arguments[-1] == "*":
         del arguments[-1]

@@ -1,8 +1,8 @@
-"""attn_dist: the attention distribution over a query's slots, summed over heads."""
+"""attn_dist: the attention distribution over a query's top-k entries, summed over heads."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..operator import operator
 from .run import CALLS
@@ -22,18 +22,18 @@ def attn_dist(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
-    normalize: str | None = None,
+    lse_base: Literal["e", "2"] = "e",
+    normalize: Literal["l1"] | None = None,
     dist: Any = None,
     check_indices: bool = False,
     stream: object = None,
 ) -> Any:
-    """How much attention each slot gets, summed over heads: the target of a lightning indexer's KL loss.
+    """The attention weight of each top-k entry, summed over heads: the target of a lightning indexer's KL loss.
 
-        dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on slots that do not count
+        dist = sum over heads of exp(sm_scale * q . kv[t] - lse), 0 on invalid entries
 
-    Which slots count is said at `sparse_mla_fwd`. With the lse that sparse_mla_fwd returns, a row sums to h_q, or to 0
-    when none of its slots counts. Raw sums are the default because ranks of tensor parallelism add theirs first.
+    `sparse_mla_fwd` says which entries are valid. With the lse that sparse_mla_fwd returns, a row sums to h_q, or to 0
+    without a valid entry. Raw sums are the default because tensor-parallel ranks add theirs first.
 
     Args:
         q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis; then all
@@ -43,14 +43,14 @@ def attn_dist(
         indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
         lse: [s_q, h_q] float32, any strides: the forward's, without a sink.
         sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-        topk_length: [s_q] int32, how many leading slots of each query count; any values.
+        topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
         causal: mask keys past the query's own position.
         q_start: position of query 0, for causal.
         k_stride: positions per key, for causal, >= 1.
         lse_base: "e" or "2": the base lse is in.
         normalize: None, or "l1": divide each row by max(its sum, 1e-10).
         dist: array to write, [s_q, topk] float32, the last axis contiguous.
-        check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.

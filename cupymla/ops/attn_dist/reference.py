@@ -44,7 +44,7 @@ def attn_dist(
     dist = np.zeros((*queries.shape[:2], indices.shape[-1]), arithmetic.real)
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=3, key_arrays=2):
-            place = (block.batch, block.queries)
+            place = block.place
             scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys)) * scale
             norm = natural(arithmetic.up(norms[place]), lse_base)
             if precision == "same":
@@ -53,7 +53,7 @@ def attn_dist(
             else:
                 weights = probabilities(scores, norm, block.valid)
             # Heads contiguous, for NumPy adds such as a tree: one by one, sums would hide what weights have in common.
-            dist[place] = np.ascontiguousarray(transposed(weights)).sum(axis=-1)
+            dist[block.entries] = np.ascontiguousarray(transposed(weights)).sum(axis=-1)
         if normalize == "l1":
             dist /= np.maximum(dist.sum(axis=-1, keepdims=True), L1_EPSILON)
     return dist if has_batch else dist[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ...tensor import View
 from .. import mla
@@ -35,7 +35,7 @@ class Options(mla.SoftmaxOptions):
         normalize: None, or "l1" for rows that sum to 1.
     """
 
-    normalize: str | None = option(None, Choice((None, "l1")))
+    normalize: Literal["l1"] | None = option(None, Choice((None, "l1")))
 
 
 ARGUMENTS = Arguments(OPERATOR, Views, Options, results=("dist",))

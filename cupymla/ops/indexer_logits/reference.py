@@ -49,22 +49,26 @@ def indexer_logits(
         )
     batch, queries, heads, _ = q.shape
     keys = k.shape[-2]
-    out = np.empty((batch, queries, keys), np.float64 if precision == "float64" else np.float32)
+    out = np.full((batch, queries, keys), -np.inf, np.float64 if precision == "float64" else np.float32)
+    seen = visible(batch, queries, keys, starts, ends, causal, q_start, k_stride)
     step = max(1, _BLOCK_ELEMENTS // max(1, heads * keys * (32 if narrow and precision == "same" else 1)))
     for entry in range(batch):
         for first in range(0, queries, step):
             rows = slice(first, first + step)
-            scale = None if q_scale is None else q_scale[entry, rows]
-            out[entry, rows] = _block(
+            # From the first key that any of these queries sees to the last one: no others cost time.
+            columns = np.flatnonzero(seen[entry, rows].any(axis=0))
+            if not columns.size:
+                continue
+            span = slice(int(columns[0]), int(columns[-1]) + 1)
+            out[entry, rows, span] = _block(
                 q[entry, rows],
-                k[entry],
+                k[entry, span],
                 weights[entry, rows],
-                scale,
-                None if k_scale is None else k_scale[entry],
+                None if q_scale is None else q_scale[entry, rows],
+                None if k_scale is None else k_scale[entry, span],
                 relu,
                 precision,
             )
-    seen = visible(batch, queries, keys, starts, ends, causal, q_start, k_stride)
     out[~seen] = -np.inf
     return out if has_batch else out[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -232,8 +232,8 @@ def nvfp4_gemv(
     alpha: Any = None,
     bias: Any = None,
     out_dtype: Any = None,
-    format: str = "nvfp4",
-    scale_layout: str = "linear",
+    format: Literal["nvfp4", "mxfp4"] = "nvfp4",
+    scale_layout: Literal["linear", "128x4"] = "linear",
     batch_axis: int = -1,
     c: Any = None,
     stream: object = None,
@@ -289,8 +289,8 @@ def quantize_nvfp4(
     x: Any,
     *,
     global_scale: Any = None,
-    format: str = "nvfp4",
-    scale_layout: str = "linear",
+    format: Literal["nvfp4", "mxfp4"] = "nvfp4",
+    scale_layout: Literal["linear", "128x4"] = "linear",
     batch_axis: int = -1,
     packed: Any = None,
     scales: Any = None,
@@ -337,8 +337,8 @@ def dequantize_nvfp4(
     scales: Any,
     *,
     global_scale: Any = None,
-    format: str = "nvfp4",
-    scale_layout: str = "linear",
+    format: Literal["nvfp4", "mxfp4"] = "nvfp4",
+    scale_layout: Literal["linear", "128x4"] = "linear",
     batch_axis: int = -1,
     out_dtype: Any = None,
     out: Any = None,

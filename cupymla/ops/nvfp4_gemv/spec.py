@@ -48,8 +48,8 @@ class BlockOptions:
         batch_axis: -1 or 0.
     """
 
-    format: str = option("nvfp4", _FORMAT)
-    scale_layout: str = option("linear", Choice(SCALE_LAYOUTS))
+    format: Literal["nvfp4", "mxfp4"] = option("nvfp4", _FORMAT)
+    scale_layout: Literal["linear", "128x4"] = option("linear", Choice(SCALE_LAYOUTS))
     batch_axis: int = option(-1, Axis())
 
 

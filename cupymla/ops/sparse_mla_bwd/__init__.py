@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..operator import operator
 from .run import CALLS
@@ -25,12 +25,12 @@ def sparse_mla_bwd(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
+    lse_base: Literal["e", "2"] = "e",
     deterministic: bool = False,
     attn_dist: Any = None,
     dq: Any = None,
     dkv: Any = None,
-    dkv_dtype: str | None = None,
+    dkv_dtype: Literal["float32"] | None = None,
     d_sink: Any = None,
     workspace: Any = None,
     check_indices: bool = False,
@@ -38,18 +38,18 @@ def sparse_mla_bwd(
 ) -> tuple[Any, ...]:
     """Gradients of `sparse_mla_fwd` with respect to q, kv and attn_sink.
 
-    With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a slot that counts:
+    With L = lse, or log(exp(lse) + exp(attn_sink)) when there is a sink, and t the token of a valid entry:
 
-        P             = exp(sm_scale * q . kv[t] - L), 0 on slots that do not count
+        P             = exp(sm_scale * q . kv[t] - L), 0 on invalid entries
         delta         = sum_d out * dout
         dS            = P * (dout . kv[t, :512] - delta) * sm_scale
-        dq            = sum over slots of dS * kv[t]
+        dq            = sum over entries of dS * kv[t]
         dkv[t]       += sum over heads of dS * q
         dkv[t, :512] += sum over heads of P * dout
         d_sink        = -(sum over queries of exp(attn_sink - L) * delta)
 
-    Which slots count is the forward's affair, and said there. A query with none contributes nothing, whatever its out,
-    dout and lse hold; a token that no slot names gets a gradient of 0, whatever kv holds there.
+    `sparse_mla_fwd` says which entries are valid. A query without one contributes nothing, whatever its out, dout and
+    lse hold. A token that no valid entry names gets a gradient of 0, whatever kv holds there.
 
     Args:
         q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis, except
@@ -61,7 +61,7 @@ def sparse_mla_bwd(
         lse: [s_q, h_q] float32, any strides: the forward's, without the sink.
         indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
         sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-        topk_length: [s_q] int32, how many leading slots of each query count; any values.
+        topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
         attn_sink: [h_q] float32, the forward's; +-inf allowed.
         causal: mask keys past the query's own position.
         q_start: position of query 0, for causal.
@@ -78,7 +78,7 @@ def sparse_mla_bwd(
         workspace: memory to work in, [n] uint8, contiguous, at an address that is a multiple of 16 bytes, n at least
             `sparse_mla_bwd.workspace_bytes(...)` of the same arguments; what it holds means nothing, before and after.
             Calls that may run at the same time need one each. By default it comes from the allocator of q's framework.
-        check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.

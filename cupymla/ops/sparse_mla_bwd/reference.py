@@ -74,7 +74,7 @@ def sparse_mla_bwd(
     dist = None if attn_dist is None else batched(attn_dist, 3)
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=5, key_arrays=5):
-            place = (block.batch, block.queries)
+            place = block.place
             rows = _Rows(
                 arithmetic.up(queries[place]),
                 arithmetic.up(outs[place]),
@@ -86,7 +86,8 @@ def sparse_mla_bwd(
             np.add.at(dkv[block.batch], block.tokens[block.valid], step.dkeys[block.valid])
             d_sink += step.d_sink
             if dist is not None:
-                dist[place] = step.dist
+                dist[place] = 0
+                dist[block.entries] = step.dist
     dq, dkv = dq if has_batch else dq[0], dkv.reshape(kv.shape)
     if precision == "same":
         dq, dkv = stored(dq, q.dtype), stored(dkv, np.float32 if dkv_dtype == "float32" else kv.dtype)
@@ -105,7 +106,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one block of queries adds: dkeys [queries, topk, d_qk] is what each slot gives to its token."""
+    """What one block of queries adds: dkeys [queries, width, d_qk] is what each slot gives to its token."""
 
     dq: Array
     dkeys: Array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import InputError
 from ...tensor import View
@@ -43,7 +43,7 @@ class Options(mla.SoftmaxOptions):
     """
 
     deterministic: bool = option(False, Flag())
-    dkv_dtype: str | None = option(None, Choice((None, "float32")))
+    dkv_dtype: Literal["float32"] | None = option(None, Choice((None, "float32")))
 
 
 ARGUMENTS = Arguments(

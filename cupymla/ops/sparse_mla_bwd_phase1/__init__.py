@@ -27,12 +27,12 @@ def sparse_mla_bwd_phase1(
     check_indices: bool = False,
     stream: object = None,
 ) -> tuple[Any, Any]:
-    """Scores of every slot and the row sums of out * dout: what the backward needs before anything else.
+    """The score of every top-k entry and the row sums of out * dout: the first step of the backward.
 
-        p     = q . kv[t], without a scale; -inf on slots that do not count
-        delta = sum_d out * dout, of every query, those with no slot that counts included
+        p     = q . kv[t], without a scale; -inf on invalid entries
+        delta = sum_d out * dout, of every query, also without a valid entry
 
-    Which slots count is said at `sparse_mla_fwd`.
+    `sparse_mla_fwd` says which entries are valid.
 
     Args:
         q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis; then all
@@ -42,13 +42,13 @@ def sparse_mla_bwd_phase1(
         dout: [s_q, h_q, 512], q's dtype: the gradient with respect to out. The last axis of q, kv, out and dout is
             contiguous, other strides are any multiple of 16 bytes, addresses are multiples of 16 bytes.
         indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
-        topk_length: [s_q] int32, how many leading slots of each query count; any values.
+        topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
         causal: mask keys past the query's own position.
         q_start: position of query 0, for causal.
         k_stride: positions per key, for causal, >= 1.
         p: array to write, [s_q, h_q, topk] float32, the last axis contiguous.
         delta: array to write, [s_q, h_q] float32, any strides.
-        check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.

@@ -33,12 +33,12 @@ def sparse_mla_bwd_phase1(
     has_batch = q.ndim == 4
     keys, selection = select(kv, indices, has_batch, topk_length, causal, q_start, k_stride)
     queries, outs, douts = (batched(array, 4) for array in (q, out, dout))
-    p = np.zeros((*queries.shape[:3], indices.shape[-1]), arithmetic.real)
+    p = np.full((*queries.shape[:3], indices.shape[-1]), -np.inf, arithmetic.real)
     delta = np.zeros(queries.shape[:3], arithmetic.real)
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=2, key_arrays=2):
-            place = (block.batch, block.queries)
+            place = block.place
             scores = arithmetic.product(arithmetic.up(queries[place]), transposed(block.keys))
-            p[place] = np.where(block.valid[:, None, :], scores, -np.inf)
+            p[block.entries] = np.where(block.valid[:, None, :], scores, -np.inf)
             delta[place] = np.sum(arithmetic.up(outs[place]) * arithmetic.up(douts[place]), axis=-1)
     return (p, delta) if has_batch else (p[0], delta[0])

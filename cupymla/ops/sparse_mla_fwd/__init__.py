@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..operator import operator
 from .run import CALLS
@@ -22,7 +22,7 @@ def sparse_mla_fwd(
     causal: bool = False,
     q_start: int = 0,
     k_stride: int = 1,
-    lse_base: str = "e",
+    lse_base: Literal["e", "2"] = "e",
     out: Any = None,
     max_logits: Any = None,
     lse: Any = None,
@@ -32,15 +32,15 @@ def sparse_mla_fwd(
 ) -> tuple[Any, Any, Any]:
     """Attention of each query to the keys that its row of `indices` names.
 
-    A slot j of query s holds t = indices[s, j] and counts when 0 <= t < s_kv, j < topk_length[s], and, if causal,
-    t <= trunc((q_start + s + 1 - k_stride) / k_stride). Slots that do not count may hold any int32 and are never
-    followed; a token named twice counts twice.
+    Entry j of query s names token t = indices[s, j]. It is valid when 0 <= t < s_kv, j < topk_length[s], and, if
+    causal, t <= trunc((q_start + s + 1 - k_stride) / k_stride). Invalid entries may hold any int32 and are never
+    followed. A token named twice counts twice.
 
         score = sm_scale * q . kv[t]
         lse   = log(sum exp(score))
         out   = sum exp(score - lse) * kv[t, :512] * exp(lse) / (exp(lse) + exp(attn_sink))
 
-    A query with no slot that counts gets out 0, max_logits -inf and lse +inf.
+    A query without a valid entry gets out 0, max_logits -inf and lse +inf.
 
     Args:
         q: [s_q, h_q, d_qk] bfloat16 or float16, d_qk 576 or 512. Every array may have a leading batch axis, except
@@ -49,7 +49,7 @@ def sparse_mla_fwd(
             multiple of 16 bytes, the address is a multiple of 16 bytes.
         indices: [s_q, topk] or [s_q, 1, topk] int32, topk >= 1; the last axis is contiguous.
         sm_scale: factor of the scores, |sm_scale| <= 2**126; d_qk ** -0.5 by default.
-        topk_length: [s_q] int32, how many leading slots of each query count; any values.
+        topk_length: [s_q] int32, how many leading entries of each row of indices count; any values.
         attn_sink: [h_q] float32, a score per head that takes part in the softmax and has value 0; +-inf allowed. It
             changes out alone.
         causal: mask keys past the query's own position.
@@ -63,7 +63,7 @@ def sparse_mla_fwd(
             `sparse_mla_fwd.workspace_bytes(...)` of the same arguments, which is 0 for most; what it holds means
             nothing, before and after. Calls that may run at the same time need one each. By default it comes from the
             allocator of q's framework.
-        check_indices: raise InputError when a slot within topk_length holds an index outside [-1, s_kv). Reads the
+        check_indices: raise InputError for an index outside [-1, s_kv) within topk_length. Reads the
             indices, so a call on a GPU waits for it and cannot be captured into a graph.
         stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
             of q's framework by default. It means nothing on the CPU.

@@ -62,7 +62,7 @@ def sparse_mla_fwd(
     lse = np.zeros(queries.shape[:3], arithmetic.real)
     with quiet():
         for block in blocks(keys, selection, q.shape[-2], arithmetic, score_arrays=3, key_arrays=3):
-            place = (block.batch, block.queries)
+            place = block.place
             out[place], max_logits[place], lse[place] = _attend(queries[place], block, scale, attn_sink, arithmetic)
         lse = in_base(lse, lse_base)
     if not has_batch:

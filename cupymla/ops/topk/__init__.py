@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..operator import operator
 from .run import CALLS
@@ -17,7 +17,7 @@ def topk(
     *,
     starts: Any = None,
     ends: Any = None,
-    order: str = "index",
+    order: Literal["index", "score"] = "index",
     return_values: bool = False,
     indices: Any = None,
     count: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import shown
 from ...tensor import Device, View
@@ -38,7 +38,7 @@ class Options:
     """
 
     topk: int = option(MISSING, Integer(1, MAX_EXTENT))
-    order: str = option("index", Choice(ORDERS))
+    order: Literal["index", "score"] = option("index", Choice(ORDERS))
     return_values: bool = option(False, Flag())
 
 

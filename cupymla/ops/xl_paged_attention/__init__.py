@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..operator import operator
 from .cache import COPY_BLOCKS, RESHAPE_AND_CACHE
@@ -24,17 +24,17 @@ def xl_paged_attention(
     pos_bias_u: Any = None,
     matrix_bd: Any = None,
     rel_bias: Any = None,
-    rel_extend: str = "zero",
+    rel_extend: Literal["zero", "clamp"] = "zero",
     pos_bias_v: Any = None,
     pos_emb: Any = None,
     alibi_slopes: Any = None,
     bias_scaled: bool = True,
-    kv_layout: str = "vllm",
-    kv_dtype: str | None = None,
+    kv_layout: Literal["vllm", "NHD", "HND"] = "vllm",
+    kv_dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None,
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     return_lse: bool = False,
-    lse_base: str = "e",
+    lse_base: Literal["e", "2"] = "e",
     check_indices: bool = False,
     out: Any = None,
     lse: Any = None,
@@ -125,13 +125,13 @@ def reshape_and_cache(
     v_cache: Any,
     slot_mapping: Any,
     *,
-    kv_layout: str = "vllm",
-    kv_dtype: str | None = None,
+    kv_layout: Literal["vllm", "NHD", "HND"] = "vllm",
+    kv_dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None,
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     check_indices: bool = False,
     stream: object = None,
-) -> Any:
+) -> tuple[Any, Any]:
     """Write new keys and values into the paged cache, in place.
 
     Token t goes to block slot // block_size at offset slot % block_size, slot = slot_mapping[t]; a slot outside the
@@ -165,7 +165,9 @@ def reshape_and_cache(
 
 
 @operator(COPY_BLOCKS)
-def copy_blocks(k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None) -> Any:
+def copy_blocks(
+    k_cache: Any, v_cache: Any, mapping: Any, *, check_indices: bool = False, stream: object = None
+) -> tuple[Any, Any]:
     """Copy whole blocks inside both caches, in place: for each pair (source, destination) of `mapping`.
 
     Pairs that name a block outside the cache are skipped. A destination that appears twice, or that is also a source,
@@ -228,8 +230,8 @@ def matrix_bd(
     *,
     context_lens: Any,
     max_context: int,
-    rel_extend: str = "zero",
-    out_dtype: str = "float32",
+    rel_extend: Literal["zero", "clamp"] = "zero",
+    out_dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     out: Any = None,
     stream: object = None,
 ) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +113,10 @@ class CacheOptions:
         kv_dtype: what a uint8 cache holds.
     """
 
-    kv_layout: str = option("vllm", Choice(LAYOUTS))
-    kv_dtype: str | None = option(None, Choice((None, *FLOATS, *FP8)))
+    kv_layout: Literal["vllm", "NHD", "HND"] = option("vllm", Choice(LAYOUTS))
+    kv_dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = option(
+        None, Choice((None, *FLOATS, *FP8))
+    )
 
 
 @dataclass(frozen=True, slots=True)

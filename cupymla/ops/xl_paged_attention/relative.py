@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -164,8 +164,8 @@ class BiasOptions:
     """
 
     max_context: int = option(MISSING, Integer(0, MAX_COUNT))
-    rel_extend: str = option("zero", Choice(EXTENSIONS))
-    out_dtype: str = option("float32", Choice(FLOATS))
+    rel_extend: Literal["zero", "clamp"] = option("zero", Choice(EXTENSIONS))
+    out_dtype: Literal["float32", "float16", "bfloat16"] = option("float32", Choice(FLOATS))
 
 
 BIAS = Arguments("matrix_bd", BiasViews, BiasOptions, results=("out",))

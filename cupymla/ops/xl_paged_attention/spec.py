@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -108,12 +108,14 @@ class Options:
     """
 
     scale: float | None = option(None, Number(optional=True))
-    rel_extend: str = option("zero", Choice(EXTENSIONS))
+    rel_extend: Literal["zero", "clamp"] = option("zero", Choice(EXTENSIONS))
     bias_scaled: bool = option(True, Flag())
-    kv_layout: str = option("vllm", Choice(LAYOUTS))
-    kv_dtype: str | None = option(None, Choice((None, *FLOATS, *FP8)))
+    kv_layout: Literal["vllm", "NHD", "HND"] = option("vllm", Choice(LAYOUTS))
+    kv_dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = option(
+        None, Choice((None, *FLOATS, *FP8))
+    )
     return_lse: bool = option(False, Flag())
-    lse_base: str = option("e", Choice(LSE_BASES))
+    lse_base: Literal["e", "2"] = option("e", Choice(LSE_BASES))
 
 
 ARGUMENTS = Arguments(NAME, Views, Options, results=("out", "lse"), numbers=("k_scale", "v_scale"))

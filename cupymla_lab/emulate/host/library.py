@@ -69,12 +69,12 @@ def translated(ptx: str, name: str) -> Translation:
     """A translation of PTX, from the cache's folder where it was made before. Raises PtxError."""
     file = _folder() / f"translation-{by_content.digest(ptx, *own_files())}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(file.read_text())
+        kept = json.loads(file.read_text(encoding="utf-8"))
         kept |= {field: tuple(kept[field]) for field in ("kernels", "lines")}
         return Translation(**{**kept, "name": name, "sites": tuple(Site(**site) for site in kept["sites"])})
     made = translate(ptx, name)
     with contextlib.suppress(OSError):
-        cache.keep(file, lambda part: part.write_text(json.dumps(asdict(made))))
+        cache.keep(file, lambda part: part.write_text(json.dumps(asdict(made)), encoding="utf-8"))
     return made
 
 
@@ -95,10 +95,10 @@ def library(translation: Translation, entry: str, model: Model = "native") -> tu
                 shared = [*_machine(), _native() if model == "native" else _from_ptx()]
                 flags = (*_header_flags(), *_KERNEL_FLAGS)
             objects = [_object(text, "unit", flags), *shared]
-            cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry]))))
+            cache.keep(facts, lambda part: part.write_text(json.dumps(asdict(unit.kernels[entry])), encoding="utf-8"))
             link = (*_compiler(), "-shared", "-o")
             cache.keep(file, lambda part: _run((*link, str(part), *map(str, objects)), translation.name))
-        return _load(file), _shape(json.loads(facts.read_text()))
+        return _load(file), _shape(json.loads(facts.read_text(encoding="utf-8")))
 
 
 def _recompiled(translation: Translation, entry: str) -> Unit:
@@ -144,7 +144,7 @@ def _shape(facts: dict[str, object]) -> KernelShape:
 def _machine() -> list[Path]:
     """The parts of the machine."""
     names = ("runtime", "warps", "wgmma", "memory", "copies", "races", "waits", "grid")
-    return [_object((_HERE / f"{name}.cpp").read_text(), name, _MODEL_FLAGS) for name in names]
+    return [_object((_HERE / f"{name}.cpp").read_text(encoding="utf-8"), name, _MODEL_FLAGS) for name in names]
 
 
 def _native() -> Path:
@@ -238,13 +238,13 @@ def _header_flags() -> tuple[str, ...]:
 
 def _command(text: str, folder: Path, flags: Sequence[str]) -> tuple[str, ...]:
     source = folder / "source.cpp"
-    source.write_text(text)
+    source.write_text(text, encoding="utf-8")
     return (*_compiler(), *flags, "-c", str(source), "-o")
 
 
 def _run(command: Sequence[str], name: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError as error:
         raise CompileError(name, f"needs a C++ compiler, {' '.join(command[:1])}", str(error)) from error
     if done.returncode:
@@ -264,7 +264,9 @@ def _compiler() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1)
 def _headers() -> tuple[str, ...]:
     """Digests of what decides on every object: the headers here, and the compiler."""
-    found = subprocess.run((*_compiler(), "--version"), capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(
+        (*_compiler(), "--version"), capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout
     return (*by_content.digests([*_HERE.glob("*.hpp"), *(_HERE / "include").rglob("*")]), found)
 
 

@@ -469,7 +469,7 @@ void Causality::allocated(uint32_t rank, uint32_t first, uint32_t count) {
 }
 
 // A commit's arrival says that the tensor operations of its thread are over, and all that these were known to be
-// behind; of what the thread itself did in the ordinary way it says nothing.
+// behind, proxy fences among it; of what the thread itself did in the ordinary way it says nothing.
 uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
   const uint32_t me = number(t), column = own_column(me, kTensor), stamp = own_[me].stamps[kTensor]++;
   for (uint32_t rank = 0; rank < count_; ++rank) {
@@ -483,6 +483,7 @@ uint64_t Causality::commit(Thread& t, uint32_t told, uint32_t mask) {
   Knowledge& made = commits_[++commit_count_];
   made.merge(kPast, own_[me].known);
   made.merge(kBefore, own_[me].known);
+  made.merge(kFenced, own_[me].known);
   if (made.planes[kPast].size() > me) made.planes[kPast][me] = 0;
   for (Plane plane : {kSeen, kPast}) made.learn(plane, column, stamp);
   return commit_count_;

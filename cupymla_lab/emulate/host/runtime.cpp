@@ -349,7 +349,8 @@ void schedule() {
       the->in_thread = false;
       if (!t->resting && !t->polling) the->worked = the->switches;
     }
-    if (!the->copies.empty()) run_copies();
+    // Behind a failure nobody takes what is still under way: its CTAs have been ended.
+    if (!the->copies.empty() && the->failure.empty()) run_copies();
     if (the->limit && the->turns > the->limit && the->failure.empty()) the->failure = "the grid does not end";
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* t) { return t->ended; }), alive.end());
     if (!the->waiting.empty()) begin_clusters(alive);
@@ -464,7 +465,7 @@ extern "C" int cupymla_run(void (*entry)(machine::Thread&), LaunchRequest* reque
   try {
     if (sigsetjmp(machine.outside, 1) == 0) schedule();
   } catch (const Broken& error) {
-    machine.failure = error.what;
+    if (machine.failure.empty()) machine.failure = error.what;
   }
   std::snprintf(message, message_bytes, "%s", machine.failure.c_str());
   request->turns = machine.turns, request->lets_in_early = machine.lets_in_early;

@@ -1,0 +1,102 @@
+"""Names of benchmark cases written out, as plots and tables for readers show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class _Spelling(NamedTuple):
+    """How benchmark cases are spelled: a pattern of the sizes, a sentence of them, words of what may follow."""
+
+    sizes: str
+    text: Callable[[Mapping[str, str]], str]
+    suffixes: Mapping[str, str]
+
+
+def _count(number: str, word: str) -> str:
+    return f"{number} {word}" if number == "1" else f"{number} {word}s"
+
+
+def _mla(size: Mapping[str, str]) -> str:
+    heads, queries = _count(size["h"], "head"), "1 query" if size["q"] == "1" else f"{size['q']} queries"
+    return f"{heads}, d {size['d']}, top-k {size['k']}, {queries}, {size['kv']} keys"
+
+
+def _gemv(size: Mapping[str, str]) -> str:
+    matrix = f"{size['m']} x {size['k']}"
+    matrix = matrix if size["l"] == "1" else f"{size['l']} x ({matrix})"
+    return f"{matrix}, {_count(size['n'], 'vector')}"
+
+
+def _paged(size: Mapping[str, str]) -> str:
+    heads = f"{size['heads']} heads"
+    if size["kind"] == "gqa":
+        heads = f"{heads} on {_count(size['kv_heads'], 'KV head')}"
+    tokens = size["tokens"].replace("-", " to ")
+    return f"{heads} of {size['channels']}, {_count(size['seqs'], 'sequence')}, {tokens} tokens"
+
+
+def _logits(size: Mapping[str, str]) -> str:
+    return f"{size['dtype']}, {_count(size['h'], 'head')} of {size['d']}, {size['t']} queries, {size['l']} keys"
+
+
+def _topk(size: Mapping[str, str]) -> str:
+    return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
+
+
+_MLA = _Spelling(
+    r"h(?P<h>\d+)_d(?P<d>\d+)_k(?P<k>\d+)_q(?P<q>\d+)_kv(?P<kv>\d+)",
+    _mla,
+    {
+        "overlap90": "neighbours share 90%",
+        "sorted": "sorted",
+        "fp16": "fp16",
+        "sink": "attention sink",
+        "causal": "causal",
+        "lengths": "random lengths",
+        "few": "1 entry in 40 valid",
+        "det": "deterministic",
+        "dist": "with distribution",
+    },
+)
+_SPELLINGS: Mapping[str, _Spelling] = {
+    **dict.fromkeys(("sparse_mla_fwd", "sparse_mla_bwd", "sparse_mla_bwd_phase1", "attn_dist"), _MLA),
+    "nvfp4_gemv": _Spelling(
+        r"m(?P<m>\d+)_k(?P<k>\d+)_l(?P<l>\d+)_n(?P<n>\d+)",
+        _gemv,
+        {"w4a16": "bf16 vectors", "mxfp4": "MXFP4"},
+    ),
+    "xl_paged_attention": _Spelling(
+        r"(?P<kind>mha|gqa)(?P<heads>\d+)(-(?P<kv_heads>\d+))?x(?P<channels>\d+)_b(?P<seqs>\d+)_c(?P<tokens>\d+(-\d+)?)",
+        _paged,
+        {"dense": "dense bias", r"rel(\d+)": r"relative bias \1", "fp8": "fp8 cache"},
+    ),
+    "indexer_logits": _Spelling(
+        r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)", _logits, {"causal": "causal"}
+    ),
+    "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
+}
+
+
+def written_out(operator: str, case: str) -> str:
+    """A benchmark case's name in words, such as "128 heads, d 576, top-k 2048, 4096 queries, 8192 keys".
+
+    Raises ValueError for a name that is not spelled as the operator's cases are.
+    """
+    spelling = _SPELLINGS.get(operator)
+    found = spelling and re.match(rf"{spelling.sizes}(?=_|$)", case)
+    if spelling is None or not found:
+        raise ValueError(f"benchmark cases of {operator} are not spelled as {case}")
+    words = [spelling.text(found.groupdict())]
+    for suffix in case[found.end() :].split("_")[1:]:
+        known = [
+            re.sub(pattern, text, suffix)
+            for pattern, text in spelling.suffixes.items()
+            if re.fullmatch(pattern, suffix)
+        ]
+        if not known:
+            raise ValueError(f"benchmark cases of {operator} have no {suffix} as {case} has")
+        words += known
+    return ", ".join(words)

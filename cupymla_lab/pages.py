@@ -1,0 +1,330 @@
+"""The generated parts of the documentation, from benchmark files, evidence and the list of public functions.
+
+    python -m cupymla_lab pages
+
+It rewrites what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` on the pages of `PARTS`. A test compares
+the pages with what this module makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import cupymla
+from cupymla import evidence
+from cupymla.bench import machine, report
+from cupymla.ops import registry
+
+GPU = "h200"
+"""The folder in `docs/benchmarks` whose numbers the pages show."""
+
+GENERATIONS: Mapping[str, tuple[str, ...]] = {
+    "Ampere, Ada (8.x)": ("sm_80", "sm_89"),
+    "Hopper (9.0)": ("sm_90", "sm_90a"),
+    "Blackwell (10.0, 10.3)": ("sm_100f",),
+}
+"""Columns of the short support table, and the targets that each stands for."""
+
+STATUSES = ("none", "not run", "emulated", "verified")
+"""From the least to the most that can be known of a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A row of the README's table.
+
+    Attributes:
+        problem: the case in words.
+        operator: whose benchmark file it is in.
+        case: its name there.
+        peer: the name of what was timed beside it; None to compare with the cuBLAS rate of the same run.
+        words: what that is, in words.
+        short: the problem in the words of the picture.
+    """
+
+    problem: str
+    operator: str
+    case: str
+    peer: str | None
+    words: str
+    short: str
+
+
+COMPARISONS = (
+    Comparison(
+        "sparse attention forward: 4096 queries, 128 heads, 2048 of 8192 tokens",
+        "sparse_mla_fwd",
+        "h128_d576_k2048_q4096_kv8192",
+        None,
+        "cuBLAS bf16 matrix product, 8192 x 8192 x 8192",
+        "sparse attention, forward",
+    ),
+    Comparison(
+        "the same, backward",
+        "sparse_mla_bwd",
+        "h128_d576_k2048_q4096_kv8192",
+        None,
+        "cuBLAS bf16 matrix product, 8192 x 8192 x 8192",
+        "sparse attention, backward",
+    ),
+    Comparison(
+        "NVFP4 weights, 7168 x 16384, times one vector",
+        "nvfp4_gemv",
+        "m7168_k16384_l1_n1",
+        "cuBLAS bf16",
+        "cuBLAS with bf16 weights",
+        "NVFP4 weights times one vector",
+    ),
+    Comparison(
+        "paged decode, 64 sequences of 1 to 8192 tokens, dense bias",
+        "xl_paged_attention",
+        "mha16x128_b64_c1-8192_dense",
+        "torch SDPA, gathered",
+        "torch SDPA, cache already contiguous and padded",
+        "paged decode, ragged, bias",
+    ),
+    Comparison(
+        "paged decode, 32 sequences of 2048 tokens, dense bias",
+        "xl_paged_attention",
+        "mha16x64_b32_c2048_dense",
+        "torch SDPA, gathered",
+        "torch SDPA, cache already contiguous",
+        "paged decode, equal lengths, bias",
+    ),
+)
+
+
+# Benchmarks ----------------------------------------------------------------------------------------------------------
+
+
+def benchmark(operator: str) -> report.Benchmark | None:
+    """What is recorded of an operator on `GPU`; None where nothing is."""
+    file = machine.ROOT / "docs" / "benchmarks" / GPU / f"{operator}.json"
+    return report.Benchmark.read(file) if file.exists() else None
+
+
+def _digits(microseconds: float) -> str:
+    return f"{microseconds:.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
+
+
+def _beside(row: report.BaselineRow | None) -> str:
+    """The time of a baseline, or why there is none."""
+    if row is None:
+        return ""
+    return (row.error or "").partition(":")[0] if row.us is None else _digits(row.us)
+
+
+def performance(operator: str) -> str:
+    """The performance table of an operator's page: every recorded case, and what was timed beside it."""
+    found = benchmark(operator)
+    if found is None:
+        return report.marked_text("performance", "No benchmark is recorded yet.")
+    peers = list(dict.fromkeys(row.label for row in found.baselines))
+    times = {(row.case, row.label): row for row in found.baselines}
+    columns = ["case", "us", "TFLOPS", "TB/s", "bound", "share", *(f"{name}, us" for name in peers)]
+    rows = [
+        [
+            f"`{row.case}`",
+            _digits(row.us),
+            f"{row.tflops:.0f}" if row.tflops >= 100 else f"{row.tflops:.1f}",
+            f"{row.tbps:.2f}",
+            row.bound,
+            "" if row.of_ceiling is None else f"{row.of_ceiling:.2f}",
+            *(_beside(times.get((row.case, name))) for name in peers),
+        ]
+        for row in found.rows
+    ]
+    limits = found.ceilings
+    heading = (
+        f"{found.gpu}, driver {found.driver}, {found.date}. Ceilings of the same run: cuBLAS bf16 "
+        f"{limits['cublas_bf16_tflops']:.0f} TFLOPS, reading {limits['read_tbps']:.2f} TB/s."
+    )
+    return report.marked_table("performance", heading, columns, rows)
+
+
+def host() -> str:
+    """What a call costs the host, as `scripts/bench --host` wrote it."""
+    file = machine.ROOT / "docs" / "benchmarks" / GPU / "host.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    ways = ("bare", "prepared", "ordinary", "torch", "jax")
+    rows = [
+        [f"`{row['operator']}`", str(row["launches"]), *(f"{row[way]:.1f}" if way in row else "" for way in ways)]
+        for row in content["rows"]
+    ]
+    heading = f"{content['gpu']}, driver {content['driver']}, {content['date']}."
+    return report.marked_table("host", heading, ["operator", "launches", *ways], rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison with its numbers.
+
+    Attributes:
+        ours, theirs: rates in TFLOPS, or times in microseconds, with their unit.
+        ratio: how fast cupymla is, 1 for equally fast.
+    """
+
+    entry: Comparison
+    ours: str
+    theirs: str
+    ratio: float
+
+
+def compared() -> tuple[str, list[Compared]]:
+    """Of which GPU and when, and the comparisons with the numbers that are recorded."""
+    found = []
+    runs = []
+    for entry in COMPARISONS:
+        run = benchmark(entry.operator)
+        if run is None:
+            raise ValueError(f"no benchmark of {entry.operator} is recorded in docs/benchmarks/{GPU}")
+        runs.append(run)
+        (ours,) = (row for row in run.rows if row.case == entry.case)
+        if entry.peer is None:
+            limit = run.ceilings["cublas_bf16_tflops"]
+            found.append(Compared(entry, f"{ours.tflops:.0f} TFLOPS", f"{limit:.0f} TFLOPS", ours.tflops / limit))
+        else:
+            (us,) = (row.us for row in run.baselines if (row.case, row.name) == (entry.case, entry.peer))
+            if us is None:
+                raise ValueError(f"{entry.peer} has no time for {entry.case}")
+            found.append(Compared(entry, f"{_digits(ours.us)} us", f"{_digits(us)} us", us / ours.us))
+    dates = sorted({run.date for run in runs})
+    return f"{runs[0].gpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", found
+
+
+def comparison() -> str:
+    """The README's table: five problems, each with what was measured beside it in the same run."""
+    where, found = compared()
+    rows = [
+        [
+            one.entry.problem,
+            one.ours,
+            f"{one.entry.words}: {one.theirs}",
+            f"{one.ratio:.2f}x{' (slower)' * _loses(one)}",
+        ]
+        for one in found
+    ]
+    columns = ["problem", "cupymla", "measured beside it", "cupymla's speed"]
+    return report.marked_table("peers", f"{where}.", columns, rows)
+
+
+def _loses(one: Compared) -> bool:
+    """Whether another library is faster; a ceiling is nobody's time for the same problem."""
+    return one.entry.peer is not None and one.ratio < 1
+
+
+def picture() -> str:
+    """The README's picture, an SVG: a bar for each comparison, and a line where both are equally fast."""
+    where, found = compared()
+    left, width, row, top = 345, 330, 44, 46
+    scale = width / max(3.0, *(one.ratio for one in found))
+    height = top + row * len(found) + 34
+    base = left + scale
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="760" height="{height}" fill="white"/>',
+        f'<text x="12" y="20" font-size="13" font-weight="bold">Speed beside what was measured in the same run '
+        f"({where})</text>",
+    ]
+    for number, one in enumerate(found):
+        y = top + row * number
+        color = "#999999" if one.entry.peer is None else "#cc6677" if _loses(one) else "#4477aa"
+        lines += [
+            f'<text x="12" y="{y + 13}">{one.entry.short}</text>',
+            f'<text x="12" y="{y + 28}" fill="#666666" font-size="11">beside {one.entry.words}</text>',
+            f'<rect x="{left}" y="{y + 4}" width="{one.ratio * scale:.0f}" height="22" fill="{color}"/>',
+            f'<text x="{left + max(1, one.ratio) * scale + 6:.0f}" y="{y + 20}">{one.ratio:.2f}x</text>',
+        ]
+    end = top + row * len(found)
+    lines += [
+        f'<line x1="{base:.0f}" x2="{base:.0f}" y1="{top - 6}" y2="{end}" stroke="black" stroke-dasharray="4 3"/>',
+        f'<text x="12" y="{end + 18}" fill="#666666" font-size="11">grey: share of a ceiling, the rate of cuBLAS; '
+        "blue: faster than another library; red: slower</text>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# Support -------------------------------------------------------------------------------------------------------------
+
+
+def support(rows: Sequence[evidence.Support] | None = None) -> str:
+    """The short support table: operator by GPU generation. A cell says the least that holds for all of its kernels."""
+    every = evidence.support_rows() if rows is None else rows
+    cells = []
+    for operator in dict.fromkeys(row.operator for row in every):
+        of = {
+            name: [row.status for row in every if row.operator == operator and row.arch in targets]
+            for name, targets in GENERATIONS.items()
+        }
+        cells.append([f"`{operator}`", *(min(found, key=STATUSES.index, default="none") for found in of.values())])
+    heading = "On the CPU every operator runs as a NumPy reference."
+    return report.marked_table("support-summary", heading, ["operator", *GENERATIONS], cells)
+
+
+# Reference -----------------------------------------------------------------------------------------------------------
+
+
+def public_functions() -> Iterator[tuple[str, list[str]]]:
+    """Each operator's name, and its public functions: itself, then what goes with it."""
+    for entry in registry.OPERATORS:
+        yield entry.name, [entry.name, *entry.companions]
+
+
+def written_in(name: str) -> str:
+    """Where a public function's docstring is: the module and name of the function that is written there."""
+    function = inspect.unwrap(getattr(cupymla, name))
+    return f"{function.__module__}.{function.__name__}"
+
+
+def reference() -> str:
+    """The body of the reference page: a directive of mkdocstrings for every public function."""
+    lines = []
+    for _, names in public_functions():
+        for name in names:
+            options = ["    options:", f"      heading: cupymla.{name}", "      heading_level: 2", ""]
+            lines += [f"::: {written_in(name)}", *options]
+    return report.marked_text("functions", "\n".join(lines))
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+PARTS: Mapping[str, tuple[Callable[[], str], ...]] = {
+    "README.md": (comparison, support),
+    "docs/support.md": (evidence.support_markdown,),
+    "docs/reference.md": (reference,),
+    "docs/benchmarks.md": (host,),
+    **{
+        f"docs/operators/{entry.name}.md": (lambda name=entry.name: performance(name),)  # type: ignore[misc]
+        for entry in registry.OPERATORS
+    },
+}
+
+
+PICTURE = "docs/benchmarks/comparison.svg"
+
+
+def renewed(name: str, page: str) -> str:
+    """A page of `PARTS` with its generated parts made anew. Raises ValueError where it has no markers for one."""
+    for make in PARTS[name]:
+        page = report.replaced(page, make())
+    return page
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: rewrite the pages, and name those that changed."""
+    argparse.ArgumentParser(prog="python -m cupymla_lab pages", description=__doc__).parse_args(arguments)
+    (machine.ROOT / PICTURE).write_text(picture(), encoding="utf-8")
+    for name in PARTS:
+        file = machine.ROOT / name
+        before = file.read_text(encoding="utf-8")
+        after = renewed(name, before)
+        if after != before:
+            file.write_text(after, encoding="utf-8")
+            print(name)
+    return 0

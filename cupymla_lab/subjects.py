@@ -1,0 +1,45 @@
+"""What is asked of an operator that is checked: its cheapest cases, and whether its kernel did the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cupymla.ops.case import Case
+from cupymla.ops.registry import KernelEntry
+from cupymla.testing.compare import Mismatch
+from cupymla.testing.operators import Subject
+
+_FLOPS_OF_A_BYTE = 16
+"""What a byte costs beside arithmetic where a kernel runs a thousand times slower; a guess, for long contexts of few
+queries to count as the large problems that they are."""
+
+
+def cheapest(subject: Subject, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:
+    """The cheapest cases of each intent that do anything, for tools that slow a kernel down a thousandfold.
+
+    Args:
+        subject: the operator.
+        per_intent: how many of each.
+        keep: which cases to choose from.
+    """
+
+    def cost(case: Case) -> float:
+        return float(subject.cases.flops(case) + _FLOPS_OF_A_BYTE * subject.cases.bytes_moved(case))
+
+    cheap: dict[str, list[Case]] = {}
+    for case in sorted(filter(keep, subject.cases.CASES), key=cost):
+        group = cheap.setdefault(case.intent, [])
+        if len(group) < per_intent and subject.cases.flops(case) > 0:
+            group.append(case)
+    return [case for group in cheap.values() for case in group]
+
+
+def require_launched(subject: Subject, kernel: KernelEntry, case: Case, launched: Sequence[str]) -> None:
+    """Raise Mismatch where another kernel of the target did a kernel's work, or none did the work that there was.
+
+    A case without arithmetic may be one where there is nothing to launch.
+    """
+    others = {other.name for other in subject.entry.kernels if other.arch == kernel.arch} - {kernel.name}
+    missing = kernel.name not in launched and subject.cases.flops(case) > 0
+    if missing or not others.isdisjoint(launched):
+        raise Mismatch(f"launched {', '.join(launched) or 'nothing'} in the place of {kernel.name}")
