@@ -215,8 +215,7 @@ def _operator(name: str) -> Iterator[str]:
 
     yield from method("__call__", lambda returned: returned, inspect.getdoc(call) or "")
     yield from method("prepare", lambda returned: f"Prepared[{returned}]", _summary(call.prepare))
-    if hasattr(call, "workspace_bytes"):
-        yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
+    yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
     yield from ("", "", f"{name}: {kind}")
 
 

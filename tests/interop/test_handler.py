@@ -11,7 +11,6 @@ import fake_driver
 import numpy as np
 import pytest
 
-import cupymla
 from cupymla import InputError, UnsupportedError
 from cupymla import device as devices
 from cupymla.interop import call
@@ -223,7 +222,7 @@ class Launched:
 
 @pytest.fixture
 def launched(driver: fake_driver.FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Launched:
-    made = Launched(cupymla.rel_shift.calls)
+    made = Launched(declared("rel_shift").calls())
     monkeypatch.setattr(made.calls, "bind", made.bind)
     return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,8 @@ from cupymla.ops.nvfp4_gemv import (
 
 Array = npt.NDArray[Any]
 
-FORMATS = ("nvfp4", "mxfp4")
+Format = Literal["nvfp4", "mxfp4"]
+FORMATS: tuple[Format, ...] = ("nvfp4", "mxfp4")
 BLOCK = {"nvfp4": 16, "mxfp4": 32}
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -195,7 +196,7 @@ def wild(seed: int, shape: tuple[int, ...], spread: int) -> Array:
 @pytest.mark.parametrize(
     ("fmt", "factor"), [("nvfp4", None), ("nvfp4", 1.0), ("nvfp4", 0.37), ("nvfp4", 300.0), ("mxfp4", None)]
 )
-def test_quantising_is_bit_exact_with_ml_dtypes_casts(fmt: str, factor: float | None, dtype: Any) -> None:
+def test_quantising_is_bit_exact_with_ml_dtypes_casts(fmt: Format, factor: float | None, dtype: Any) -> None:
     x = wild(1, (33, 90), 12).astype(dtype)
     packed, scales = quantize_nvfp4(x, format=fmt, global_scale=factor)
     wanted = quantised_by_casts(x, fmt, factor)
@@ -237,7 +238,7 @@ def test_mxfp4_error_is_bounded_by_the_block_scale(seed: int, half: int, spread:
 
 @given(seed=st.integers(0, 2**20), half=st.integers(1, 40), fmt=st.sampled_from(FORMATS))
 @settings(max_examples=60, deadline=None)
-def test_quantising_representable_values_changes_nothing(seed: int, half: int, fmt: str) -> None:
+def test_quantising_representable_values_changes_nothing(seed: int, half: int, fmt: Format) -> None:
     """Blocks that hold a 6 (or -6) under a normal scale come back bit for bit, -0 included."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 16, (4, 2 * half), dtype=np.uint8)
@@ -271,7 +272,7 @@ def test_the_global_scale_is_2688_over_the_largest_finite_magnitude(amax: float)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_nan_spoils_its_block_and_infinity_saturates(fmt: str) -> None:
+def test_nan_spoils_its_block_and_infinity_saturates(fmt: Format) -> None:
     block = BLOCK[fmt]
     x = np.ones((1, 3 * block), np.float32)
     x[0, 3], x[0, block + 1], x[0, 2 * block] = np.nan, -np.inf, 2
@@ -297,7 +298,9 @@ def test_blocks_too_small_for_a_scale_become_signed_zeros() -> None:
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("batch_axis", [-1, 0])
-def test_batches_layouts_and_given_outputs_hold_the_same_codes(layout: str, batch_axis: int) -> None:
+def test_batches_layouts_and_given_outputs_hold_the_same_codes(
+    layout: Literal["linear", "128x4"], batch_axis: int
+) -> None:
     x = wild(3, (3, 140, 80), 3)
     shown = x if batch_axis == 0 else np.moveaxis(x, 0, -1)
     options: dict[str, Any] = {"scale_layout": layout, "batch_axis": batch_axis, "global_scale": 2.0}

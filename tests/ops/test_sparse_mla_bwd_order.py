@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,7 +37,11 @@ def case(h: int, q: int, k: int, kv: int, d: int = 512, **traits: Any) -> MlaCas
 
 
 # The case of the most tokens, whose dkv has 600 MB, is for a GPU.
-EMULATED = [case for case in small_cases(SUBJECT) if case.intent == "order" and case.s_kv < plan.ORDER_TOKENS]
+EMULATED = [
+    case
+    for case in cast("list[MlaCase]", small_cases(SUBJECT))
+    if case.intent == "order" and case.s_kv < plan.ORDER_TOKENS
+]
 
 
 @pytest.mark.compile

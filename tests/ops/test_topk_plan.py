@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,7 +23,7 @@ SM90 = arch.named("sm_90a")
 @pytest.mark.parametrize("columns", [0, 1, 4096, 32768, 131072, 1 << 20, 1 << 24, 2**31 - 1])
 @pytest.mark.parametrize("topk", [1, 2048, 4096, 4097, 100000])
 @pytest.mark.parametrize("order", ["index", "score"])
-def test_shared_memory_fits(target: str, columns: int, topk: int, order: str) -> None:
+def test_shared_memory_fits(target: str, columns: int, topk: int, order: Literal["index", "score"]) -> None:
     for rows in (1, 200):
         chosen = plan.plan(
             replace(PROBLEM, rows=rows, columns=columns, topk=topk, options=Options(topk, order)),

@@ -161,7 +161,7 @@ def reshape_and_cache(
         UnsupportedError: no kernel serves the arrays' device.
     """
     arrays = (key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    return RESHAPE_AND_CACHE(arrays, (kv_layout, kv_dtype), (), check_indices, stream)
+    return RESHAPE_AND_CACHE(arrays, (kv_layout, kv_dtype), (), check_indices, stream)  # type: ignore[no-any-return]
 
 
 @operator(COPY_BLOCKS)
@@ -188,7 +188,7 @@ def copy_blocks(
         InputError: an argument cannot be used as given; nothing has been written.
         UnsupportedError: no kernel serves the arrays' device.
     """
-    return COPY_BLOCKS((k_cache, v_cache, mapping), (), (), check_indices, stream)
+    return COPY_BLOCKS((k_cache, v_cache, mapping), (), (), check_indices, stream)  # type: ignore[no-any-return]
 
 
 @operator(REL_SHIFT)
