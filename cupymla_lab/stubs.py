@@ -215,7 +215,8 @@ def _operator(name: str) -> Iterator[str]:
 
     yield from method("__call__", lambda returned: returned, inspect.getdoc(call) or "")
     yield from method("prepare", lambda returned: f"Prepared[{returned}]", _summary(call.prepare))
-    yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
+    if hasattr(call, "workspace_bytes"):
+        yield from method("workspace_bytes", lambda _: "int", _summary(call.workspace_bytes))
     yield from ("", "", f"{name}: {kind}")
 
 

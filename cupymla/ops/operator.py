@@ -36,7 +36,7 @@ class Operator(functools.partial[R], Generic[P, R]):
         name: the operator's one name, the same in Python, `cuda/`, tests and docs.
         calls: what is behind it.
         prepare: does everything of a call but the launch.
-        workspace_bytes: how large a `workspace` the call needs, in bytes; of operators that take none, 0.
+        workspace_bytes: how large a `workspace` the call needs, in bytes; only operators with that parameter have this.
     """
 
     name: str
@@ -58,7 +58,8 @@ def operator(calls: Any) -> Callable[[Callable[P, R]], Operator[P, R]]:
         functools.update_wrapper(made, call)
         made.name, made.calls = call.__name__, calls
         made.prepare = _Method(call, "prepare", calls.prepare, Prepared[Any], _PREPARE)
-        made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
+        if "workspace" in inspect.signature(call).parameters:
+            made.workspace_bytes = _Method(call, "workspace_bytes", calls.required_bytes, int, _WORKSPACE_BYTES)
         return made
 
     return made_of
