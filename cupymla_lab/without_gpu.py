@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="MODULE.NAME=VALUE",
-        help="another value of a constant of the operator's package, as bench takes it; repeatable; writes nothing",
+        help="another value of a constant of the operator's package, as ab takes it; repeatable; writes nothing",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the names of the cases, each with what it protects")
     parser.add_argument(

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a case may take before its row is left out and the next one is timed (default: 300)",
     )  # fmt: skip
     bench.add_argument(
-        "--baselines", type=Path, metavar="FILE.py", help="time what this file has beside (docs/benchmarks.md)"
+        "--baselines", type=Path, metavar="FILE.py", help="time what this file has beside (docs/baselines.md)"
     )
     bench.add_argument("--host", action="store_true", help="time the host's part of a call instead")
     cache = commands.add_parser("cache", help="Look at or clear the cache of compiled kernels.")

@@ -34,7 +34,8 @@ class Choice:
     """What makes one of a target's kernels run wherever it can, whatever the plan would choose.
 
     Attributes:
-        setting: constants of the operator's package with their values, as `bench --set` takes them, one or several.
+        setting: constants of the operator's package with their values, as `python -m cupymla_lab ab --set` takes them,
+            one or several.
         intents: of the cases that the kernel can run; empty for all.
         further: for cases of an intent another setting, which has the kernel do what they are about.
     """

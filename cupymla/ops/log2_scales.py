@@ -25,7 +25,7 @@ class Log2Scales(NamedTuple):
 
 
 def log2_scales(sm_scale: float, lse_base: str) -> Log2Scales:
-    """The factors for a kernel that takes an lse to that base, "e" or "2"; see `log2_lse` in cuda/common/log2_lse.cuh.
+    """The factors for a kernel that takes an lse to that base, "e" or "2"; see `log2_lse` in cuda/common/math.cuh.
 
     In fp32 the score's is off by its rounding, which times a score of thousands is far too much. The lse's is off by as
     much in proportion: what remains of the error is that of the difference, which is small where a weight is not.

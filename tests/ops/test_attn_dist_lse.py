@@ -94,7 +94,7 @@ def test_scores_and_lse_are_scaled_alike(sm_scale: float, lse_base: str) -> None
 )
 @example(lse=-1485911808.0, sm_scale=0.0721688, lse_base="e")
 def test_what_makes_up_for_the_rounding_of_an_lse_is_a_float(lse: float, sm_scale: float, lse_base: str) -> None:
-    """`log2_lse` in cuda/common/log2_lse.cuh, in exact arithmetic: masked weights are multiplied by the factor too."""
+    """`log2_lse` in cuda/common/math.cuh, in exact arithmetic: masked weights are multiplied by the factor too."""
     scales = log2_scales(sm_scale, lse_base)
     rounded = float(np.float32(lse * scales.unit))
     if abs(rounded) < 2.0**30:

@@ -105,7 +105,7 @@ def load(file: Path) -> Mapping[str, Mapping[str, Maker]]:
 
     Raises InputError where it cannot be run, or `BASELINES` is not what the protocol says.
     """
-    expected = "a file that defines BASELINES, as docs/benchmarks.md says"
+    expected = "a file that defines BASELINES, as docs/baselines.md says"
     try:
         spec = importlib.util.spec_from_file_location("cupymla_baselines_file", file)
         assert spec is not None and spec.loader is not None
