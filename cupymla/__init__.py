@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
         module = f"{__name__}.raw"
     else:
         registry = import_module(f"{__name__}.ops.registry")
-        modules = {n: entry.module for entry in registry.OPERATORS for n in (entry.name, *entry.companions)}
+        modules = {n: entry.module for entry in registry.OPERATORS for n in entry.functions}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = modules[name]

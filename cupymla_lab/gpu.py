@@ -428,7 +428,10 @@ def check(
     summaries: dict[str, str] = {}
 
     works: list[tuple[str, Callable[[], str]]] = [
-        ("cases", lambda: run_cases(subject, kernel, subject.cases_run(kernel, bool(how.emulated)), recorder, how)),
+        (
+            "cases",
+            lambda: run_cases(subject, kernel, subjects.cases_run(subject, kernel, bool(how.emulated)), recorder, how),
+        ),
         ("same bits", lambda: _repeat(subject, kernel, repeats, how)),
         *(
             (tool, functools.partial(_sanitize, subject, kernel, tool, out, timeout, summaries, how))
@@ -577,7 +580,11 @@ def _run_plain(kernels: Sequence[tuple[Subject, KernelEntry]], options: argparse
         # A pool hands out parts of large blocks, inside which an overrun goes unseen.
         cupy.cuda.set_allocator(None)
     for subject, kernel in kernels:
-        cases = small_grid(subject, kernel) if options.small else subject.cases_run(kernel, bool(options.emulated))
+        cases = (
+            small_grid(subject, kernel)
+            if options.small
+            else subjects.cases_run(subject, kernel, bool(options.emulated))
+        )
         if options.case:
             cases = subject.those(subject.cases_of(kernel), options.case)
         print(kernel.name, run_cases(subject, kernel, cases, runner=Runner(emulated=options.emulated)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import cupymla
@@ -270,12 +270,6 @@ def support(rows: Sequence[evidence.Support] | None = None) -> str:
 # Reference -----------------------------------------------------------------------------------------------------------
 
 
-def public_functions() -> Iterator[tuple[str, list[str]]]:
-    """Each operator's name, and its public functions: itself, then what goes with it."""
-    for entry in registry.OPERATORS:
-        yield entry.name, [entry.name, *entry.companions]
-
-
 def written_in(name: str) -> str:
     """Where a public function's docstring is: the module and name of the function that is written there."""
     function = inspect.unwrap(getattr(cupymla, name))
@@ -285,10 +279,9 @@ def written_in(name: str) -> str:
 def reference() -> str:
     """The body of the reference page: a directive of mkdocstrings for every public function."""
     lines = []
-    for _, names in public_functions():
-        for name in names:
-            options = ["    options:", f"      heading: cupymla.{name}", "      heading_level: 2", ""]
-            lines += [f"::: {written_in(name)}", *options]
+    for name in registry.public_functions():
+        options = ["    options:", f"      heading: cupymla.{name}", "      heading_level: 2", ""]
+        lines += [f"::: {written_in(name)}", *options]
     return report.marked_text("functions", "\n".join(lines))
 
 

@@ -15,6 +15,8 @@ from cupymla.ops.registry import KernelEntry
 from cupymla.testing import operators
 from cupymla.testing.compare import Report
 
+from . import subjects
+
 
 def write_without_gpu(found: WithoutGpu, folder: Path = FOLDER) -> Path:
     """Keep evidence of a run on a CPU; returns its file."""
@@ -68,7 +70,7 @@ class Recorder:
         files: list[Path | None] = []
         for (operator, kernel), passed in self._passed.items():
             subject = operators.Subject(operator)
-            if {case.name for case in subject.cases_run(kernel, self._ran == "emulated")} <= passed.keys():
+            if {case.name for case in subjects.cases_run(subject, kernel, self._ran == "emulated")} <= passed.keys():
                 found = self._evidence(subject, kernel, passed, device)
                 if found is not None:
                     found = replace(found, repeats=dict(repeats or {}), sanitizers=dict(sanitizers or {}))

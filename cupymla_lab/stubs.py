@@ -222,7 +222,7 @@ def _operator(name: str) -> Iterator[str]:
 
 def package() -> str:
     """The stub of `cupymla`."""
-    names = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+    names = registry.public_functions()
     lines = [_HEAD, "from typing import Any, Literal, TypeVar, overload", "", "from numpy.typing import NDArray", ""]
     lines += [f"from .errors import {name} as {name}" for name in ERRORS]
     lines += ["from .ops.operator import Prepared", "from .raw import raw_module as raw_module", ""]

@@ -1,4 +1,4 @@
-"""What is asked of an operator that is checked: its cheapest cases, and whether its kernel did the work."""
+"""What is asked of an operator that is checked: which cases, and whether its kernel did the work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from cupymla.testing.operators import Subject
 _FLOPS_OF_A_BYTE = 16
 """What a byte costs beside arithmetic where a kernel runs a thousand times slower; a guess, for long contexts of few
 queries to count as the large problems that they are."""
+
+
+MOST_EMULATED_FLOPS = 7e9
+"""What is larger runs in the emulator on a GPU for minutes, in each of its modes."""
+
+
+def cases_run(subject: Subject, kernel: KernelEntry, emulated: bool) -> list[Case]:
+    """The cases that a kernel can run on a GPU, or those of them that are not too large for one that emulates."""
+    every = subject.cases_of(kernel)
+    return [case for case in every if not emulated or subject.cases.flops(case) <= MOST_EMULATED_FLOPS]
 
 
 def cheapest(subject: Subject, per_intent: int = 2, keep: Callable[[Case], bool] = lambda case: True) -> list[Case]:

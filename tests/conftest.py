@@ -120,9 +120,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Behind each file glibc gives back what is free: it keeps what emulated launches had, which grew to 12 GB."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None and (nextitem is None or nextitem.path != item.path):
-        trim(0)
+    if nextitem is None or nextitem.path != item.path:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def missing() -> list[str]:

@@ -23,7 +23,7 @@ from cupymla.ops.sparse_mla_fwd import plan
 from cupymla.testing import operators
 from cupymla.testing.compare import Report, compare
 from cupymla.testing.operators import Subject
-from cupymla_lab import gpu, recorder, without_gpu
+from cupymla_lab import gpu, recorder, subjects, without_gpu
 from cupymla_lab.emulate import MODES, program
 from cupymla_lab.emulated import Emulated
 
@@ -170,7 +170,7 @@ def test_what_is_too_large_to_be_emulated_is_not_waited_for(monkeypatch: pytest.
     subject = Subject(entry.name)
     small, *_, large = sorted(subject.cases_of(kernel), key=subject.cases.flops)
     monkeypatch.setattr(subject.cases, "CASES", (small, large))
-    monkeypatch.setattr(operators, "MOST_EMULATED_FLOPS", subject.cases.flops(small))
+    monkeypatch.setattr(subjects, "MOST_EMULATED_FLOPS", subject.cases.flops(small))
     monkeypatch.setattr(driver, "device_name", lambda index: "some GPU")
     monkeypatch.setattr(machine, "driver_text", lambda: "1.2")
     report = Report("out", 1e-3, 0.0, 2e-3, 0.0)

@@ -23,7 +23,7 @@ from cupymla_lab import stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = ROOT / "tests" / "typing" / "calls.py"
-FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+FUNCTIONS = registry.public_functions()
 BOTH = [pytest.mark.skipif(f"not __import__('importlib').util.find_spec({name!r})") for name in ("jax", "torch")]
 
 

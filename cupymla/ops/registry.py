@@ -48,6 +48,11 @@ class OperatorEntry:
         return f"cupymla.ops.{self.name}"
 
     @property
+    def functions(self) -> tuple[str, ...]:
+        """Its public functions: itself, then those that go with it."""
+        return (self.name, *self.companions)
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """What its kernels are compiled for."""
         return tuple(dict.fromkeys(kernel.arch for kernel in self.kernels))
@@ -115,6 +120,11 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         kernels=tuple(KernelEntry("topk", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
     ),
 )
+
+
+def public_functions() -> list[str]:
+    """The public functions of all operators."""
+    return [name for entry in OPERATORS for name in entry.functions]
 
 
 def named(name: str) -> OperatorEntry:

@@ -26,9 +26,6 @@ from .compare import Report
 
 Array = npt.NDArray[Any]
 
-MOST_EMULATED_FLOPS = 7e9
-"""What is larger runs in the emulator on a GPU for minutes, in each of its modes."""
-
 _FEW_CASES = 30
 """So many names an error shows; of more the nearest."""
 
@@ -84,11 +81,6 @@ class Subject:
         """The cases that a kernel can run."""
         choice = self.choice(kernel)
         return [case for case in self.cases.CASES if choice is None or choice.serves(case)]
-
-    def cases_run(self, kernel: KernelEntry, emulated: bool) -> list[Case]:
-        """The cases that a kernel can run on a GPU, or those of them that are not too large for one that emulates."""
-        every = self.cases_of(kernel)
-        return [case for case in every if not emulated or self.cases.flops(case) <= MOST_EMULATED_FLOPS]
 
     def those(self, cases: Iterable[Case], names: Sequence[str]) -> list[Case]:
         """Those of the operator's cases that have these names, in their order. Raises InputError for an unknown one."""

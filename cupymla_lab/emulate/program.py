@@ -122,10 +122,7 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
 
     Raises PtxError and CompileError.
     """
-    try:
-        folder = by_content.folder()
-    except OSError:
-        folder = None
+    folder = _folder()
     if folder is None:
         return build(ptx(source), str(source), threads)
     chain = compiler.toolchain()
@@ -140,6 +137,14 @@ def kept(source: KernelSource, threads: int = 0) -> Program:
         cache.keep(file.with_suffix(".json"), lambda part: part.write_text(made.rest(), encoding="utf-8"))
         cache.keep(file, lambda part: part.write_bytes(made.cubin))
     return made
+
+
+def _folder() -> Path | None:
+    """Where things are kept, or None where nothing can be."""
+    try:
+        return by_content.folder()
+    except OSError:
+        return None
 
 
 @functools.lru_cache(maxsize=1)
@@ -213,10 +218,7 @@ def model(registers: int) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def _model(registers: int, key: str) -> bytes:
-    try:
-        folder = by_content.folder()
-    except OSError:
-        folder = None
+    folder = _folder()
     if folder is None:
         return compiler.relocatable(MODEL, registers).data
     file = folder / f"model-{key}.cubin"

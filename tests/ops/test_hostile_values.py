@@ -31,7 +31,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "rel_shift": {"x": ROWS},
     "matrix_bd": {"query": ROWS, "pos_emb": ROWS, "context_lens": np.ones(2, np.int32), "max_context": 2},
 }
-NAMES = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+NAMES = registry.public_functions()
 
 
 @functools.cache

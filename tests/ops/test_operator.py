@@ -14,7 +14,7 @@ import cupymla
 from cupymla.ops import registry
 from cupymla.ops.operator import Prepared, operator
 
-NAMES = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+NAMES = registry.public_functions()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from cupymla.ops import registry
 from cupymla.testing.operators import Subject, as_tuple
 
 OPERATORS = [entry.name for entry in registry.OPERATORS]
-FUNCTIONS = [name for entry in registry.OPERATORS for name in (entry.name, *entry.companions)]
+FUNCTIONS = registry.public_functions()
 
 _BYTES, _KEYS = np.arange(48, dtype=np.uint8).reshape(2, 6, 4), np.ones((2, 2, 64), np.float32)
 _CACHES = {name: np.zeros((3, 16, 2, 64), np.float32) for name in ("k_cache", "v_cache")}
