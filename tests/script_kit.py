@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ def script(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # As where it is run: beside what it imports.
+    with mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]):
+        spec.loader.exec_module(module)
     return module
 
 

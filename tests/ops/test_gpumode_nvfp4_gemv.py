@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -114,6 +115,12 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 def test_no_example_is_left_out() -> None:
     assert {run[0] for run in RUNS.values()} == {file.stem for file in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_training_says_what_it_lacks(framework: str) -> None:
+    with mock.patch.object(driver, "available", lambda: False):
+        assert script("train_dsa").missing_on_gpu(framework) == ["a CUDA GPU"]
 
 
 @pytest.mark.gpu
