@@ -20,7 +20,7 @@ from .. import driver
 from ..device import CPU, Device
 from ..errors import CupymlaError, InputError, shown
 from ..ops.arguments import whole
-from ..ops.bound import BoundCall, captured, kept, numbers_of, taken
+from ..ops.bound import BoundCall, bound, captured, kept, numbers_of, taken
 from ..ops.workspace import require
 from ..tensor import View
 from ..tensor.types import NUMPY_DTYPES, strides_of
@@ -229,9 +229,13 @@ def _views(call: Call, device: Device) -> list[tuple[str, View]]:
 
 
 class Compiled(BoundCall):
-    """A bound call of a compiled program."""
+    """A bound call of a compiled program.
 
-    __slots__ = ("_constants", "_given", "_order")
+    Attributes:
+        latest: the addresses that it has run with last, as the program lists them.
+    """
+
+    __slots__ = ("_constants", "_given", "_is_short", "_order", "_ordered", "latest")
 
     def __init__(self, call: Call, device: Device, addresses: Sequence[int]) -> None:
         """Bind, with the device's context current, for contiguous arrays. Raises what the operator raises.
@@ -255,20 +259,26 @@ class Compiled(BoundCall):
         results = [name for name in calls.arguments.results if name in places]
         workspace = ["workspace"] if "workspace" in places else []
         self._order = [places[name] for name in (*self.names, *results, *workspace)]
+        self._is_short = bool(self.workspace_bytes) and len(self._order) == len(self.names) + len(self.results)
+        self.latest: list[int] | None = None
+        self._ordered: list[int] = []
 
-    def at(self, addresses: Sequence[int], stream: int) -> None:
+    def at(self, addresses: list[int], stream: int) -> None:
         """Run with these addresses, of the program's arrays and results in their order. Raises DriverError."""
-        ordered = [addresses[place] for place in self._order]
-        keep = None
-        if self.workspace_bytes and len(ordered) == len(self.names) + len(self.results):
-            place, keep = self.memory(lambda: self._given, stream, stream)
-            ordered.append(place)
-        self.run(ordered, self._constants, stream)
+        if addresses != self.latest:
+            self.latest = None
+            self._ordered = [addresses[place] for place in self._order]
+            self.latest = addresses
+        if not self._is_short:
+            self.run(self._ordered, self._constants, stream)
+            return
+        place, keep = self.memory(lambda: self._given, stream, stream)
+        self.run([*self._ordered, place], self._constants, stream)
         if keep is not None and driver.capturing(stream):
             captured.keep(keep)
 
 
-def run(key: Hashable, call: Call, device: Device, addresses: Sequence[int], stream: int) -> None:
+def run(key: Hashable, call: Call, device: Device, addresses: list[int], stream: int) -> None:
     """Run a call with these addresses, of its arrays and its results.
 
     On a CUDA device that means to enqueue on `stream`, without waiting; on the CPU the results are there on return.
@@ -281,23 +291,37 @@ def run(key: Hashable, call: Call, device: Device, addresses: Sequence[int], str
         addresses: in the call's order.
         stream: address of the stream.
     """
-    bits = 0
-    for address in addresses:
-        bits |= address
     if device.kind == "cpu":
         _by_function(call, device, addresses)
-    elif bits % _ALIGNMENT:
+    elif any(address % _ALIGNMENT for address in addresses):
         # Whether a kernel can do with such an address only the operator's checks know.
         _by_function(call, device, addresses, stream=stream)
-    elif driver.is_current(device.index):
-        _bound(key, call, device, addresses).at(addresses, stream)
     else:
         with driver.on_device(device.index):
-            _bound(key, call, device, addresses).at(addresses, stream)
+            made = taken(key) or kept(key, Compiled(call, device, addresses))
+            made.at(addresses, stream)  # type: ignore[attr-defined]
 
 
-def _bound(key: Hashable, call: Call, device: Device, addresses: Sequence[int]) -> Compiled:
-    return taken(key) or kept(key, Compiled(call, device, addresses))  # type: ignore[return-value]
+def again(key: Hashable, index: int, addresses: list[int], stream: int) -> bool:
+    """Run a call that this thread has bound, as `run` does; False where `run` has to.
+
+    Args:
+        key, addresses, stream: as for `run`.
+        index: of the device, which has to be current.
+    """
+    made = bound.calls.get(key)
+    if made is None or made.in_use or not driver.is_current(index):
+        return False
+    assert isinstance(made, Compiled)
+    if addresses != made.latest:
+        bits = 0
+        for address in addresses:
+            bits |= address
+        if bits % _ALIGNMENT:
+            return False
+    made.in_use = True
+    made.at(addresses, stream)
+    return True
 
 
 def _by_function(call: Call, device: Device, addresses: Sequence[int], **where: int) -> None:

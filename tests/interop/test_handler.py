@@ -11,6 +11,7 @@ import fake_driver
 import numpy as np
 import pytest
 
+import cupymla.driver
 from cupymla import InputError, UnsupportedError
 from cupymla import device as devices
 from cupymla.interop import call
@@ -228,7 +229,23 @@ def launched(driver: fake_driver.FakeDriver, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run(addresses: tuple[int, ...], stream: int, device: int = 0) -> None:
-    call.run("key", shift(), devices.cuda(device), addresses, stream)
+    call.run("key", shift(), devices.cuda(device), list(addresses), stream)
+
+
+def test_what_is_bound_runs_again_where_its_device_is_current(
+    driver: fake_driver.FakeDriver, launched: Launched
+) -> None:
+    def again(*addresses: int) -> bool:
+        return call.again("key", 0, list(addresses), 3)
+
+    with cupymla.driver.on_device(0):
+        assert not again(0x100, 0x200)
+        run((0x100, 0x200), 1)
+        assert again(0x100, 0x200) and again(0x300, 0x400) and not again(0x300, 0x404)
+        assert [at[:2] for at in launched.launches] == [(0x100, 0x200), (0x100, 0x200), (0x300, 0x400)]
+        launched.within = lambda: run((0x500, 0x600), 2) if not again(0x500, 0x600) else None
+        assert again(0x700, 0x800) and launched.launches[3:] == [(0x500, 0x600, 2), (0x700, 0x800, 3)]
+    assert not again(0x100, 0x200)
 
 
 def test_a_call_is_bound_once_and_follows_the_addresses(driver: fake_driver.FakeDriver, launched: Launched) -> None:

@@ -17,13 +17,13 @@ import struct
 import threading
 import traceback
 from collections.abc import Hashable
-from ctypes import c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p, py_object
 from typing import Any
 
 from ... import device as devices
 from ...device import Device
 from ...errors import InputError, UnsupportedError
-from ..call import Call, known, lacks_shapes, run
+from ..call import Call, again, known, lacks_shapes, run
 
 API_VERSION = (0, 1)
 """The oldest version of XLA's FFI that has everything used here but the device ordinal, whose presence is checked."""
@@ -70,6 +70,9 @@ _HEADER_BYTES = 48
 """Of XLA_FFI_Api: size, extension, version, internal API."""
 _DATA_OFFSET, _RANK_OFFSET = 24, 32
 """Of XLA_FFI_Buffer: size, extension, dtype, data, rank, dims."""
+_word = c_uint64.from_address
+string_at = ctypes.PYFUNCTYPE(py_object, c_void_p, ctypes.c_ssize_t)(("PyBytes_FromStringAndSize", ctypes.pythonapi))
+"""`ctypes.string_at`, without its Python wrapper, of which one call has five."""
 
 
 class _Api:
@@ -107,25 +110,23 @@ def _keep_thread() -> None:
     XLA calls from threads of its own, whose Python state ctypes makes and drops with every callback, and all that
     operators remember for the thread along with it. One PyGILState_Ensure without its PyGILState_Release holds it.
     """
-    if not hasattr(_thread, "kept"):
-        ctypes.pythonapi.PyGILState_Ensure()
-        _thread.kept = True
+    ctypes.pythonapi.PyGILState_Ensure()
+    _thread.kept = True
 
 
-@functools.cache
-def _pointers(count: int) -> struct.Struct:
-    return struct.Struct(f"={count}Q")
+_POINTERS = [struct.Struct(f"={count}Q") for count in range(64)]
+"""By how many."""
 
 
 def _buffers(items: int, count: int) -> tuple[int, ...]:
     """Where the buffers are that an array of pointers lists."""
-    buffers: tuple[int, ...] = _pointers(count).unpack(ctypes.string_at(items, 8 * count))
+    buffers: tuple[int, ...] = _POINTERS[count].unpack(string_at(items, 8 * count))
     return buffers
 
 
 def _shape(buffer: int) -> tuple[int, ...]:
-    rank, dims = struct.unpack("=qQ", ctypes.string_at(buffer + _RANK_OFFSET, 16))
-    return struct.unpack(f"={rank}q", ctypes.string_at(dims, 8 * rank)) if rank else ()
+    rank, dims = struct.unpack("=qQ", string_at(buffer + _RANK_OFFSET, 16))
+    return struct.unpack(f"={rank}q", string_at(dims, 8 * rank)) if rank else ()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,7 +152,7 @@ class Handler:
     def _entered(self, frame: int) -> int | None:
         api, context, stage = 0, 0, 0
         try:
-            fields = _FRAME.unpack(ctypes.string_at(frame, _FRAME.size))
+            fields = _FRAME.unpack(string_at(frame, _FRAME.size))
             extension, api, context, stage = fields[1:5]
             if extension and _Extension.from_address(extension).kind == _METADATA:
                 self._describe(_Extension.from_address(extension).metadata)
@@ -167,14 +168,17 @@ class Handler:
         facts.traits = COMMAND_BUFFER_COMPATIBLE if self._on_gpu and self._replayable else 0
 
     def _execute(self, api: _Api, context: int, fields: tuple[int, ...]) -> None:
-        _keep_thread()
-        attribute = c_void_p.from_address(fields[21]).value or 0
-        text = ctypes.string_at(*_SPAN.unpack(ctypes.string_at(attribute, _SPAN.size)))
+        if not hasattr(_thread, "kept"):
+            _keep_thread()
+        text = string_at(*_SPAN.unpack(string_at(_word(fields[21]).value, 16)))
         buffers = _buffers(fields[10], fields[8]) + _buffers(fields[15], fields[13])
-        addresses = [c_void_p.from_address(buffer + _DATA_OFFSET).value or 0 for buffer in buffers]
-        call, open_shapes = _call(text)
+        addresses = [_word(buffer + _DATA_OFFSET).value for buffer in buffers]
         stream, ordinal = _places.of(api, context) if self._on_gpu else (0, _NO_ORDINAL)
         key: tuple[Hashable, ...] = (text, ordinal)
+        # Nothing is bound with open shapes alone.
+        if again(key, ordinal, addresses, stream):
+            return
+        call, open_shapes = _call(text)
         if open_shapes:
             call = call.with_shapes([_shape(buffer) for buffer in buffers])
             key = (text, ordinal, call)
