@@ -42,18 +42,21 @@ struct ProductAtom<2, 128> {
 
 // Warpgroups and what a product has. With fp8, a consumer's product takes 128 keys, which share what is loaded of
 // weights; with 16 bits they would not leave room for the scores. There a third consumer hides more of the sums.
-template <int kType, int kHeads>
+// Where consumers can do with less, the warp that loads weights has registers for several loads at a time.
+template <int kType, int kD, int kHeads>
 struct Shape {
   static constexpr bool kManyHeads = kHeads > 64;
   static constexpr int kRowTiles = kType == 0 && !kManyHeads ? 2 : 1;  // of 64 keys
   static constexpr int kColumns = kManyHeads ? 128 : 64;               // heads, of one query or several
   static constexpr int kConsumers = kType == 0 || kManyHeads ? 2 : 3;
-  using Warpgroups = sm90::Warpgroups<kConsumers, 56, kConsumers == 2 ? 224 : 152>;
+  static constexpr bool kManyLoads = kConsumers == 3 || (kD == 128 && !kManyHeads);
+  using Warpgroups = sm90::Warpgroups<kConsumers, kConsumers == 3 ? 80 : kManyLoads ? 72 : 56,
+                                      kConsumers == 3 ? 144 : kManyLoads ? 216 : 224>;
 };
 
 template <int kTypeArg, int kDArg, int kHeadsArg, bool kFilledArg, bool kReluArg>
-struct Config : Shape<kTypeArg, kHeadsArg>::Warpgroups {
-  using ThisShape = Shape<kTypeArg, kHeadsArg>;
+struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
+  using ThisShape = Shape<kTypeArg, kDArg, kHeadsArg>;
   static constexpr int kConsumers = ThisShape::kConsumers;
   static constexpr int kType = kTypeArg;
   static constexpr int kHeads = kHeadsArg;
@@ -80,6 +83,7 @@ struct Config : Shape<kTypeArg, kHeadsArg>::Warpgroups {
                                       : kMostQueries;  // of a query tile
   static constexpr int kGroups = kQueries / kGroupQueries;
   static constexpr int kQueryBuffers = 2;
+  static constexpr int kWeightLoads = ThisShape::kManyLoads ? 8 : 2;  // of a lane, at a time
 
   static constexpr int kKeyTileBytes = kKeyRows * kRowBytes;
   static constexpr int kOwnStages = 65536 / kKeyTileBytes / kConsumers >= 2 ? 2 : 1;  // of a consumer

@@ -112,9 +112,12 @@ struct Consumer {
         pin(scores[1]);
         before = target;
       }
-      write(sums, before, Config::kGroups - 2);
-      sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
-      write(sums, before, Config::kGroups - 1);
+      // Where no query sees a key of the run, there are no weights.
+      if (visible.first < visible.end) {
+        write(sums, before, Config::kGroups - 2);
+        sum_heads(scores[1], Weights(storage, buffers.stage, Config::kGroups - 1, lane), sums);
+        write(sums, before, Config::kGroups - 1);
+      }
       __syncwarp();
       if (lane == 0) storage.q_free[buffers.stage].arrive();
     }

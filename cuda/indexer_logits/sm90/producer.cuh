@@ -26,15 +26,46 @@ __device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t
   return bounds;
 }
 
-__device__ __forceinline__ float read_weight(const Parameters& params, int32_t batch, int32_t query, int32_t head) {
-  const int64_t place = batch * params.weights_batch + query * params.weights_query + head * params.weights_head;
-  const float weight =
-      params.bf16_weights != 0
-          ? __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(params.weights)[place]) << 16)
-          : reinterpret_cast<const float*>(params.weights)[place];
-  if (params.q_scale == nullptr) return weight;
-  const int64_t scale = batch * params.q_scale_batch + query * params.q_scale_query + head * params.q_scale_head;
-  return indexer::head_weight(weight, params.q_scale[scale]);
+// Puts the weights of a query tile in their places. Several loads are under way at a time: a first query tile would
+// otherwise be waited for as long as a query tile takes.
+template <bool kBf16>
+__device__ __forceinline__ void load_weights(float* to, const Parameters& params, const Run& run, int lane) {
+  constexpr int kHeads = ThisConfig::kHeads;
+  constexpr int kAll = ThisConfig::kQueries * kHeads;
+  constexpr int kAtATime = ThisConfig::kWeightLoads;
+  static_assert(kAll % (32 * kAtATime) == 0);
+  // A lane's own part of query and head; what is added is the same in all lanes, and so is its address.
+  const int own_query = lane / kHeads, own_head = lane % kHeads;
+  const uint8_t* weights = params.weights;
+  const int64_t own_weight = own_query * params.weights_query + own_head * params.weights_head;
+  const float* scales = params.q_scale + (own_query * params.q_scale_query + own_head * params.q_scale_head);
+  weights += own_weight * (kBf16 ? 2 : 4);
+  const int32_t queries = params.queries - run.first_query() - own_query, heads = params.heads - own_head;
+#pragma unroll 1
+  for (int first = 0; first < kAll; first += 32 * kAtATime) {
+    float weight[kAtATime], scale[kAtATime];
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      const int query = (first + i * 32) / kHeads, head = (first + i * 32) % kHeads;
+      const int64_t at = run.batch * params.weights_batch + (run.first_query() + query) * params.weights_query +
+                         head * params.weights_head;
+      const int64_t scale_at = run.batch * params.q_scale_batch + (run.first_query() + query) * params.q_scale_query +
+                               head * params.q_scale_head;
+      const bool there = query < queries && head < heads;
+      weight[i] = scale[i] = 0.0f;
+      if (there && kBf16) {
+        weight[i] = __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(weights)[at]) << 16);
+      }
+      if (there && !kBf16) weight[i] = reinterpret_cast<const float*>(weights)[at];
+      if (there && params.q_scale != nullptr) scale[i] = scales[scale_at];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      const int place = first + i * 32 + lane;
+      to[weight_place(place / kHeads, place % kHeads)] =
+          params.q_scale == nullptr ? weight[i] : indexer::head_weight(weight[i], scale[i]);
+    }
+  }
 }
 
 __device__ __forceinline__ void load_queries(Storage& storage, const Parameters& params, const TensorMap& q_map) {
@@ -45,19 +76,6 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
     const uint32_t buffer = buffers.stage;
     storage.q_free[buffer].wait(buffers.free());
     const int32_t first = run.first_query();
-    if (lane == 0) {
-      storage.q_full[buffer].arrive_and_expect(sizeof(storage.q[buffer]));
-      for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
-        tma_load_4d(storage.q[buffer][tile], q_map, storage.q_full[buffer],
-                    tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0, first, run.batch);
-      }
-    }
-    for (int i = lane; i < ThisConfig::kQueries * ThisConfig::kHeads; i += 32) {
-      const int query = i / ThisConfig::kHeads, head = i % ThisConfig::kHeads;
-      const bool there = first + query < params.queries && head < params.heads;
-      storage.weights[buffer][weight_place(query, head)] =
-          there ? read_weight(params, run.batch, first + query, head) : 0.0f;
-    }
     Bounds any{params.keys, 0}, all{0, params.keys};
     for (int query = lane; query < ThisConfig::kQueries; query += 32) {
       const bool there = first + query < params.queries;
@@ -74,6 +92,17 @@ __device__ __forceinline__ void load_queries(Storage& storage, const Parameters&
       storage.any[buffer] = any;
       storage.all[buffer] = all;
     }
+    const Visible visible(run, any);
+    const bool is_seen = visible.first < visible.end;
+    if (lane == 0) storage.q_full[buffer].arrive_and_expect(is_seen ? sizeof(storage.q[buffer]) : 0);
+    if (lane == 0 && is_seen) {
+      for (int tile = 0; tile < ThisConfig::kColumnTiles; ++tile) {
+        tma_load_4d(storage.q[buffer][tile], q_map, storage.q_full[buffer],
+                    tile * ThisConfig::kSpan / ThisConfig::kElementBytes, 0, first, run.batch);
+      }
+    }
+    if (is_seen && params.bf16_weights != 0) load_weights<true>(storage.weights[buffer], params, run, lane);
+    if (is_seen && params.bf16_weights == 0) load_weights<false>(storage.weights[buffer], params, run, lane);
     storage.q_full[buffer].arrive();
   }
 }

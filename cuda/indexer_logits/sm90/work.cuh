@@ -1,5 +1,7 @@
-// Which key tiles of which query tiles a CTA takes: all of them lie one after another, query tile by query tile, and a
-// CTA takes every grid'th unit of them. All warps walk alike.
+// Which key tiles of which query tiles a CTA takes. All of them lie one after another, query tile by query tile, in
+// units. In each round every CTA takes one unit, and in the next round the place of its right neighbour. Were it always
+// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another one
+// the last. All warps walk alike.
 #pragma once
 
 #include "params.cuh"
@@ -17,35 +19,35 @@ struct Run {
 
 struct Walk {
   const Parameters& params;
-  int64_t unit = blockIdx.x;
+  uint32_t round = 0;
+  int32_t left = 0;  // steps of the unit
   int64_t step = 0;
-  int64_t end = 0;  // of the unit's steps
 
   __device__ __forceinline__ explicit Walk(const Parameters& params) : params(params) { enter(); }
 
   // The next run; false where there is none.
   __device__ __forceinline__ bool next(Run& run) {
-    if (step == end) {
-      unit += gridDim.x;
+    if (left == 0) {
+      ++round;
       enter();
     }
-    if (step >= params.steps) return false;
+    if (left == 0) return false;
     const int64_t tile = step / params.key_tiles;
-    const int64_t tile_end = (tile + 1) * params.key_tiles;
-    const int64_t run_end = tile_end < end ? tile_end : end;
     run.batch = static_cast<int32_t>(tile / params.query_tiles);
     run.query_tile = static_cast<int32_t>(tile % params.query_tiles);
     run.first = static_cast<int32_t>(step - tile * params.key_tiles);
-    run.end = static_cast<int32_t>(run_end - tile * params.key_tiles);
-    step = run_end;
+    run.end = min(run.first + left, params.key_tiles);
+    left -= run.end - run.first;
+    step += run.end - run.first;
     return true;
   }
 
  private:
   __device__ __forceinline__ void enter() {
+    const int64_t unit = static_cast<int64_t>(round) * gridDim.x + (blockIdx.x + round) % gridDim.x;
     step = unit * params.unit_steps;
-    end = step + params.unit_steps;
-    if (end > params.steps) end = params.steps;
+    const int64_t steps = params.steps - step;
+    left = static_cast<int32_t>(steps < 0 ? 0 : steps < params.unit_steps ? steps : params.unit_steps);
   }
 };
 

@@ -80,6 +80,7 @@ CASES: tuple[LogitsCase, ...] = (
     _case(3, 130, 32, "bf16_weights", "options", bf16_weights=True),
     _case(20, 19, 32, "causal", "masks", causal=True),
     _case(9, 140, 32, "causal", "masks", causal=True, q_start=130),
+    _case(9, 640, 64, "causal_unseen", "masks", causal=True, scales=True),
     _case(30, 9, 16, "causal_stride4", "masks", causal=True, q_start=-3, k_stride=4),
     _case(11, 270, 16, "windows", "masks", limits="windows"),
     _case(11, 270, 16, "windows_causal", "masks", limits="windows", causal=True, q_start=200, dtype="bf16"),
