@@ -15,9 +15,9 @@ namespace cupymla::indexer {
 
 __device__ __forceinline__ float head_weight(float weight, float q_scale) { return __fmul_rn(weight, q_scale); }
 
-template <bool kRelu>
-__device__ __forceinline__ float add_head(float sum, float weight, float product) {
-  return __fmaf_rn(weight, kRelu ? max_nan(product, 0.0f) : product, sum);
+// `floor`: 0, or -inf where there is no ReLU.
+__device__ __forceinline__ float add_head(float sum, float weight, float product, float floor) {
+  return __fmaf_rn(weight, max_nan(product, floor), sum);
 }
 
 // Adds what the four lanes of a row have, for two scores at a time: lanes 0 and 2 get that of sums[0], the others that

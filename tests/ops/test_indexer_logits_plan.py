@@ -92,7 +92,7 @@ def test_what_is_compiled_ahead_is_among_all_variants() -> None:
 def test_what_no_kernel_serves_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="sm_100f"):
         plan.variant(arch.named("sm_100f"))
-    for wrong in ({"dtype": "float32"}, {"channels": 96}, {"heads": 24}, {"filled": 1}, {"relu": None}):
+    for wrong in ({"dtype": "float32"}, {"channels": 96}, {"heads": 24}, {"filled": 1}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             plan.variant(SM90, **wrong)
 

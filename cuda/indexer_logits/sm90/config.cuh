@@ -7,8 +7,7 @@
 #include "../../common/swizzle.cuh"
 
 // CUPYMLA_TYPE: of q and k, 0 fp8 e4m3fn, 1 bf16, 2 fp16. CUPYMLA_D: channels, 64 or 128. CUPYMLA_HEADS: heads of a
-// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such. CUPYMLA_RELU: 0 or
-// 1.
+// query with those that only fill up, 8, 16, 32, 64 or 128. CUPYMLA_FILLED: 1 where there are such.
 
 namespace cupymla::indexer_logits {
 
@@ -54,14 +53,13 @@ struct Shape {
                                       kConsumers == 3 ? 144 : kManyLoads ? 216 : 224>;
 };
 
-template <int kTypeArg, int kDArg, int kHeadsArg, bool kFilledArg, bool kReluArg>
+template <int kTypeArg, int kDArg, int kHeadsArg, bool kFilledArg>
 struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
   using ThisShape = Shape<kTypeArg, kDArg, kHeadsArg>;
   static constexpr int kConsumers = ThisShape::kConsumers;
   static constexpr int kType = kTypeArg;
   static constexpr int kHeads = kHeadsArg;
   static constexpr bool kFilled = kFilledArg;
-  static constexpr bool kRelu = kReluArg;
   static constexpr int kElementBytes = kType == 0 ? 1 : 2;
   static constexpr int kRowBytes = kDArg * kElementBytes;          // of a head, and of a key
   static constexpr int kSpan = kRowBytes < 128 ? kRowBytes : 128;  // bytes of a row in one swizzled tile
@@ -98,7 +96,6 @@ struct Config : Shape<kTypeArg, kDArg, kHeadsArg>::Warpgroups {
 };
 
 // Heads that only fill up need care where keys can be infinite.
-using ThisConfig = Config<CUPYMLA_TYPE, CUPYMLA_D, CUPYMLA_HEADS, CUPYMLA_FILLED != 0 && CUPYMLA_TYPE != 0,
-                          CUPYMLA_RELU != 0>;
+using ThisConfig = Config<CUPYMLA_TYPE, CUPYMLA_D, CUPYMLA_HEADS, CUPYMLA_FILLED != 0 && CUPYMLA_TYPE != 0>;
 
 }  // namespace cupymla::indexer_logits

@@ -233,7 +233,7 @@ struct Consumer {
             // A head that is not there is zero, but its product with an infinite key is not.
             if (Config::kFilled && i / 2 * 8 + lane % 4 * 2 + i % 2 >= params.heads) product = 0.0f;
             float& sum = sums[query][tile][half];
-            sum = indexer::add_head<Config::kRelu>(sum, weights.of[query][i], product);
+            sum = indexer::add_head(sum, weights.of[query][i], product, params.floor);
           }
         }
       }

@@ -32,6 +32,7 @@ struct Parameters {
   int32_t query_tiles, key_tiles;  // of a batch entry; of a query tile
   int32_t bf16_weights;            // 0: fp32
   int32_t causal;                  // 0 or 1
+  float floor;                     // of a product: 0, or -inf where there is no ReLU
 };
 
 }  // namespace cupymla::indexer_logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 
 from ... import build, driver
@@ -31,6 +32,7 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_start", "k_stride", "steps", "unit_steps")),
         *((name, ctypes.c_int32) for name in ("batch", "queries", "keys", "heads", "query_tiles", "key_tiles")),
         *((name, ctypes.c_int32) for name in ("bf16_weights", "causal")),
+        ("floor", ctypes.c_float),
     )
 
 
@@ -45,6 +47,7 @@ def record(problem: Problem, work: WorkAssignment, views: Views, logits: View) -
         heads=problem.heads,
         bf16_weights=int(views.weights.dtype == "bfloat16"),
         causal=int(problem.options.causal),
+        floor=0.0 if problem.options.relu else -math.inf,
         **work.fields,
     )
     axes = {"weights": "batch query head", "q_scale": "batch query head", "k_scale": "batch key"}

@@ -36,7 +36,6 @@ def plan(problem: Problem, arch: Arch) -> KernelSource:
         channels=problem.channels,
         heads=heads,
         filled=problem.heads != heads and problem.dtype != "float8_e4m3fn",
-        relu=problem.options.relu,
     )
 
 
@@ -66,7 +65,6 @@ def variant(
     channels: int = 128,
     heads: int = 64,
     filled: bool = False,
-    relu: bool = True,
 ) -> KernelSource:
     """A kernel variant.
 
@@ -76,7 +74,6 @@ def variant(
         channels: 64 or 128.
         heads: of a query, with those that only fill up: 8, 16, 32, 64 or 128.
         filled: whether there are such; fp8 has no infinities, and does not care.
-        relu: the option.
 
     Raises InputError, and UnsupportedError when the target has no kernel.
     """
@@ -88,15 +85,13 @@ def variant(
         raise InputError("channels", "64 or 128", shown(channels), OPERATOR)
     if type(heads) is not int or heads not in HEADS:
         raise InputError("heads", f"8, 16, 32, 64 or {MAX_HEADS}", shown(heads), OPERATOR)
-    for name, flag in (("filled", filled), ("relu", relu)):
-        if type(flag) is not bool:
-            raise InputError(name, "True or False", shown(flag), OPERATOR)
+    if type(filled) is not bool:
+        raise InputError("filled", "True or False", shown(filled), OPERATOR)
     defines = (
         ("CUPYMLA_TYPE", DTYPES.index(dtype)),
         ("CUPYMLA_D", channels),
         ("CUPYMLA_HEADS", heads),
         ("CUPYMLA_FILLED", int(filled)),
-        ("CUPYMLA_RELU", int(relu)),
     )
     return KernelSource(SOURCE, OPERATOR, defines, arch.name)
 
@@ -114,11 +109,10 @@ def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:
 def variants() -> tuple[KernelSource, ...]:
     """Every kernel variant that a call may want."""
     return tuple(
-        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads, filled=filled, relu=relu)
+        variant(arches.named(name), dtype=dtype, channels=channels, heads=heads, filled=filled)
         for name in TARGETS
         for dtype in DTYPES
         for channels in CHANNELS
         for heads in HEADS
         for filled in ((False,) if dtype == "float8_e4m3fn" else (False, True))
-        for relu in (True, False)
     )
