@@ -46,6 +46,10 @@ def _topk(size: Mapping[str, str]) -> str:
     return f"{_count(size['t'], 'row')} of {size['l']}, top {size['k']}"
 
 
+def _quantized(size: Mapping[str, str]) -> str:
+    return f"{_count(size['t'], 'row')} of {size['d']}"
+
+
 _MLA = _Spelling(
     r"h(?P<h>\d+)_d(?P<d>\d+)_k(?P<k>\d+)_q(?P<q>\d+)_kv(?P<kv>\d+)",
     _mla,
@@ -77,6 +81,7 @@ _SPELLINGS: Mapping[str, _Spelling] = {
         r"(?P<dtype>fp8|bf16|fp16)_h(?P<h>\d+)_d(?P<d>\d+)_t(?P<t>\d+)_l(?P<l>\d+)", _logits, {"causal": "causal"}
     ),
     "topk": _Spelling(r"t(?P<t>\d+)_l(?P<l>\d+)_k(?P<k>\d+)", _topk, {}),
+    "quantize_fp8": _Spelling(r"t(?P<t>\d+)_d(?P<d>\d+)", _quantized, {"pow2": "scales 2^n"}),
 }
 
 

@@ -11,6 +11,7 @@ from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.mla import D_V
+from ..ops.mla_cache import spec as mla_cache
 from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
@@ -177,6 +178,19 @@ def _selection(arrays: Arrays, options: Options) -> Results:
     return results
 
 
+# fp8 caches ----------------------------------------------------------------------------------------------------------
+
+
+def _codes(arrays: Arrays, options: Options) -> Results:
+    *rows, channels = arrays["x"].shape
+    codes = Facts((*rows, channels), "float8_e4m3fn")
+    return {"codes": codes, "scales": Facts((*rows, channels // options["group"]), "float32")}
+
+
+def _decoded(arrays: Arrays, options: Options) -> Results:
+    return {"out": Facts(arrays["codes"].shape, "bfloat16")}
+
+
 DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(
         SPARSE_MLA_FWD,
@@ -227,6 +241,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(BIAS, _dense_bias, replayable=False),
     _declaration(INDEXER_LOGITS, _index_scores, batching=Batching("q", 3, ("k",))),
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
+    _declaration(mla_cache.ARGUMENTS, _codes),
+    _declaration(mla_cache.DEQUANTIZE, _decoded),
 )
 
 

@@ -143,6 +143,9 @@ def companion_problems() -> Iterator[Problem]:
     yield problem("reshape_and_cache", "fp8_bytes", **coded, slot_mapping=slots, v_scale=0.25)
     filled = {name: rng.standard_normal(cache[name].shape, dtype=np.float32) for name in ("k_cache", "v_cache")}
     yield problem("copy_blocks", "plain", **filled, mapping=np.array([[0, 2], [1, 9]], np.int32))
+    codes, factors = cupymla.quantize_fp8(batched, group=32)
+    yield problem("dequantize_fp8", "plain", codes=codes, scales=factors, group=32)
+    yield problem("dequantize_fp8", "bytes", codes=codes[0].view(np.uint8), scales=factors[0], group=32)
     yield problem("rel_shift", "plain", x=rng.standard_normal((2, 3, 5), dtype=np.float32))
     query = rng.standard_normal((4, 2, 32), dtype=np.float32)
     bias = {"query": query, "pos_emb": rng.standard_normal((6, 2, 32), dtype=np.float32)}

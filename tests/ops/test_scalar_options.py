@@ -33,6 +33,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     },
     "copy_blocks": {**_CACHES, "mapping": np.array([[0, 1]], np.int32)},
     "rel_shift": {"x": _KEYS},
+    "dequantize_fp8": {"codes": np.arange(64, dtype=np.uint8).reshape(1, 64), "scales": np.ones((1, 2), np.float32)},
     "matrix_bd": {**_QUERY, "max_context": 1},
 }
 
@@ -93,7 +94,7 @@ KINDS: tuple[Callable[[int], Any], ...] = (np.int64, np.int8, np.array, Whole)
 
 
 def good(option: str) -> int:
-    return 0 if option in ("batch_axis", "q_start") else 1
+    return {"batch_axis": 0, "q_start": 0, "group": 32}.get(option, 1)
 
 
 @pytest.mark.parametrize(("name", "option"), options("int"))

@@ -28,6 +28,8 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "topk",
+    "quantize_fp8",
+    "dequantize_fp8",
 ]
 
 
@@ -315,4 +317,20 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def quantize_fp8(
+    x: Array | NDArray[Any], *, group: int = 128, scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> tuple[Array, Array]:
+    """Quantise floats to fp8 e4m3 with a scale for each group of neighbouring channels.
+
+    `cupymla.quantize_fp8` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def dequantize_fp8(codes: Array | NDArray[Any], scales: Array | NDArray[Any], *, group: int = 128) -> Array:
+    """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
+
+    `cupymla.dequantize_fp8` for JAX arrays, traced or not; see there for the arguments.
     """

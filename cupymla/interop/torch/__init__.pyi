@@ -23,6 +23,8 @@ __all__ = [
     "matrix_bd",
     "indexer_logits",
     "topk",
+    "quantize_fp8",
+    "dequantize_fp8",
 ]
 
 
@@ -284,4 +286,18 @@ def topk(
     """Select the largest scores of each row, exactly.
 
     `cupymla.topk` as a torch operator; see there for the arguments.
+    """
+
+
+def quantize_fp8(x: Tensor, *, group: int = 128, scale_rule: Literal['amax', 'pow2'] = "amax") -> tuple[Tensor, Tensor]:
+    """Quantise floats to fp8 e4m3 with a scale for each group of neighbouring channels.
+
+    `cupymla.quantize_fp8` as a torch operator; see there for the arguments.
+    """
+
+
+def dequantize_fp8(codes: Tensor, scales: Tensor, *, group: int = 128) -> Tensor:
+    """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
+
+    `cupymla.dequantize_fp8` as a torch operator; see there for the arguments.
     """

@@ -1,0 +1,101 @@
+"""Bindings to the kernels: parameter records, outputs, launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+from ... import build, driver
+from ...device import Device
+from ...launch import Geometry, Launcher
+from ...tensor import View
+from ..bound import Launches, Results
+from ..gpu import check_record
+from . import plan
+from .records import DequantizeParameters, QuantizeParameters
+from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, DequantizeViews, Problem, Views
+
+CHANNELS = 8
+"""Of a thread; `kChannels` in cuda/mla_cache/sm80/floats.cuh."""
+
+_CTAS_PER_SM = 16
+"""Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
+
+
+def launcher(name: str, function: str, device: Device, record: ctypes.Structure, threads: int) -> Launcher | None:
+    """A launch of a grid-stride kernel for so many threads; None for no thread.
+
+    Raises UnsupportedError, CompileError, DriverError.
+    """
+    if not threads:
+        return None
+    source = plan.kernel(name, driver.arch_of(device), function)
+    kernel = build.kernel(source, device.index)
+    check_record(source, kernel.facts, type(record))
+    most = _CTAS_PER_SM * driver.multiprocessor_count(device.index)
+    number = min(-(-threads // kernel.facts["threads"]), most)
+    return Launcher(kernel, Geometry((number, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"]), (record,))
+
+
+class Quantize(Launches):
+    """`quantize_fp8`: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: Views, problem: Problem, results: Sequence[View], recorded: bool) -> None:
+        codes, scales = results
+        self._record = QuantizeParameters(
+            groups=problem.channels // problem.options.group,
+            lanes_log2=(problem.options.group // CHANNELS).bit_length() - 1,
+            type=FLOATS.index(problem.dtype),
+            pow2=int(problem.options.scale_rule == "pow2"),
+            scales_group=scales.strides[-1],
+        )
+        if math.prod(problem.shape):
+            record = self._record
+            steps = [view.strides[:-1] for view in (views.x, codes, scales)]
+            record.extents, (record.x_strides, record.codes_strides, record.scales_strides) = plan.merged(
+                problem.rows, *steps
+            )
+        threads = math.prod(problem.shape) // CHANNELS
+        super().__init__(launcher("quantize_fp8", ARGUMENTS.operator, problem.device, self._record, threads))
+
+    def point(self, views: Views, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        self._record.x = views.x.ptr
+        self._record.codes, self._record.scales = results
+
+
+class Dequantize(Launches):
+    """`dequantize_fp8`: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: DequantizeViews, problem: Problem, results: Sequence[View], recorded: bool) -> None:
+        (out,) = results
+        self._record = DequantizeParameters(
+            channels=problem.channels,
+            group_log2=problem.options.group.bit_length() - 1,
+            scales_group=views.scales.strides[-1],
+        )
+        if math.prod(problem.shape):
+            record = self._record
+            steps = [view.strides[:-1] for view in (views.codes, views.scales, out)]
+            record.extents, (record.codes_strides, record.scales_strides, record.out_strides) = plan.merged(
+                problem.rows, *steps
+            )
+        threads = math.prod(problem.shape) // CHANNELS
+        super().__init__(launcher("dequantize_fp8", DEQUANTIZE.operator, problem.device, self._record, threads))
+
+    def point(self, views: DequantizeViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        self._record.codes, self._record.scales = views.codes.ptr, views.scales.ptr
+        (self._record.out,) = results
+
+
+def wanted(views: Views, problem: Problem) -> Results:
+    """Shapes and dtypes of the results of `quantize_fp8`."""
+    groups = problem.channels // problem.options.group
+    return (problem.shape, "float8_e4m3fn"), ((*problem.rows, groups), "float32")
+
+
+def dequantize_wanted(views: DequantizeViews, problem: Problem) -> Results:
+    """Shape and dtype of the result of `dequantize_fp8`."""
+    return ((problem.shape, problem.dtype),)
