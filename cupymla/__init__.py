@@ -16,6 +16,8 @@ __all__ = [
     "copy_blocks",
     "dequantize_fp8",
     "dequantize_nvfp4",
+    "gather_indexer_cache",
+    "indexer_k_quant_and_cache",
     "indexer_logits",
     "matrix_bd",
     "nvfp4_gemv",

@@ -11,7 +11,9 @@ from ..ops.arguments import Arguments
 from ..ops.attn_dist.spec import ARGUMENTS as ATTN_DIST
 from ..ops.indexer_logits.spec import ARGUMENTS as INDEXER_LOGITS
 from ..ops.mla import D_V
+from ..ops.mla_cache import paged_spec as paged_cache
 from ..ops.mla_cache import spec as mla_cache
+from ..ops.mla_cache.formats import INDEXER_FP8
 from ..ops.nvfp4_gemv import spec as nvfp4_gemv
 from ..ops.nvfp4_gemv.formats import named, padded
 from ..ops.sparse_mla_bwd.spec import ARGUMENTS as SPARSE_MLA_BWD
@@ -191,6 +193,15 @@ def _decoded(arrays: Arrays, options: Options) -> Results:
     return {"out": Facts(arrays["codes"].shape, "bfloat16")}
 
 
+def _cache(arrays: Arrays, options: Options) -> Results:
+    return {"cache": arrays["cache"]}
+
+
+def _gathered_keys(arrays: Arrays, options: Options) -> Results:
+    rows = arrays["slots"].shape[0] if "slots" in arrays else options["rows"]
+    return {"k": Facts((rows, INDEXER_FP8.channels), "float8_e4m3fn"), "k_scale": Facts((rows,), "float32")}
+
+
 DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(
         SPARSE_MLA_FWD,
@@ -243,6 +254,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
     _declaration(mla_cache.ARGUMENTS, _codes),
     _declaration(mla_cache.DEQUANTIZE, _decoded),
+    _declaration(paged_cache.WRITE, _cache),
+    _declaration(paged_cache.GATHER, _gathered_keys),
 )
 
 

@@ -155,3 +155,179 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_what_cannot_be_used_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"{name}: argument {message}"):
         getattr(cupymla, name)(**arguments)
+
+
+# Caches of indexer keys ----------------------------------------------------------------------------------------------
+
+
+def written(cache: Any, slot: int) -> tuple[bytes, bytes]:
+    """The codes and the scale of a slot, read off the bytes as DeepGEMM lays them out."""
+    blocks, page = cache.shape[:2]
+    block = cache.reshape(blocks, -1)[slot // page]
+    place = slot % page
+    return block[place * 128 :][:128].tobytes(), block[page * 128 + place * 4 :][:4].tobytes()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 132), (3, 4, 1, 132), (5, 1, 132), (1, 64, 132)])
+@pytest.mark.parametrize("rule", ["amax", "pow2"])
+@pytest.mark.parametrize("indices", [np.int32, np.int64])
+def test_a_written_slot_holds_codes_then_scales(shape: tuple[int, ...], rule: Any, indices: Any) -> None:
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((6, 128)).astype(ml_dtypes.bfloat16)
+    cache = rng.integers(0, 256, shape, np.uint8)
+    before = cache.copy()
+    last = shape[0] * shape[1] - 1
+    slots = np.array([2, -1, last, last + 1, 0, -(2**31)], indices)
+    assert cupymla.indexer_k_quant_and_cache(k, cache, slots, scale_rule=rule) is cache
+    codes, scales = cupymla.quantize_fp8(k, scale_rule=rule)
+    for slot in range(last + 1):
+        token = slots.tolist().index(slot) if slot in slots else None
+        if token is None:
+            assert written(cache, slot) == written(before, slot)
+        else:
+            assert written(cache, slot) == (codes[token].tobytes(), scales[token].tobytes())
+
+
+def test_blocks_may_have_gaps() -> None:
+    """What lies between them is not touched, by the writer or by the reader."""
+    memory = np.full((3, 2 * 132 + 8), 7, np.uint8)
+    cache = np.lib.stride_tricks.as_strided(memory, (3, 2, 132), (memory.strides[0], 132, 1))
+    k = np.random.default_rng(0).standard_normal((6, 128)).astype(np.float32)
+    cupymla.indexer_k_quant_and_cache(k, cache, np.arange(6))
+    assert (memory[:, 264:] == 7).all()
+    codes, scales = cupymla.gather_indexer_cache(cache, np.arange(6))
+    want = cupymla.quantize_fp8(k)
+    np.testing.assert_array_equal(codes.view(np.uint8), want[0].view(np.uint8))
+    np.testing.assert_array_equal(scales, want[1][:, 0])
+
+
+def filled(blocks: int, page: int) -> tuple[Any, Any, Any]:
+    """A cache of which every slot is written, and what is there."""
+    k = np.random.default_rng(blocks).standard_normal((blocks * page, 128)).astype(np.float32)
+    cache = np.zeros((blocks, page, 132), np.uint8)
+    cupymla.indexer_k_quant_and_cache(k, cache, np.arange(blocks * page, dtype=np.int32))
+    codes, scales = cupymla.quantize_fp8(k)
+    return cache, codes.view(np.uint8), scales[:, 0]
+
+
+@given(st.lists(st.integers(-3, 30), max_size=20))
+def test_gathered_slots_are_what_was_written(slots: list[int]) -> None:
+    cache, codes, scales = filled(5, 4)
+    k, k_scale = cupymla.gather_indexer_cache(cache, np.array(slots, np.int64))
+    assert k.dtype == ml_dtypes.float8_e4m3fn and k.shape == (len(slots), 128)
+    for row, slot in enumerate(slots):
+        there = 0 <= slot < 20
+        assert k.view(np.uint8)[row].tolist() == (codes[slot].tolist() if there else [0] * 128)
+        assert k_scale[row] == (scales[slot] if there else 0)
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=4),
+    st.integers(0, 30),
+    st.integers(0, 3),
+    st.randoms(use_true_random=False),
+)
+def test_gathered_requests_lie_behind_each_other(lens: list[int], rows: int, width: int, random: Any) -> None:
+    """Each request by a loop over its positions, as far as there are rows."""
+    cache, codes, scales = filled(5, 3)
+    tables = np.array([[random.randint(-2, 6) for _ in range(width)] for _ in lens], np.int32)
+    tables = tables.reshape(len(lens), width)
+    cu_lens = np.cumsum([0, *lens], dtype=np.int32)
+    k, k_scale = cupymla.gather_indexer_cache(cache, block_tables=tables, cu_lens=cu_lens, rows=rows)
+    wanted, factors = np.zeros((rows, 128), np.uint8), np.zeros(rows, np.float32)
+    row = 0
+    for request, length in enumerate(lens):
+        for position in range(length):
+            column = position // 3
+            if row < rows and column < width and 0 <= tables[request, column] < 5:
+                slot = tables[request, column] * 3 + position % 3
+                wanted[row], factors[row] = codes[slot], scales[slot]
+            row += 1
+    np.testing.assert_array_equal(k.view(np.uint8), wanted)
+    np.testing.assert_array_equal(k_scale, factors)
+
+
+def test_lengths_out_of_range_are_clamped() -> None:
+    cache, codes, scales = filled(5, 3)
+    tables = np.array([[1], [2]], np.int32)
+    lens = np.array([-7, 2, 2**31 - 1], np.int32)
+    k, k_scale = cupymla.gather_indexer_cache(cache, block_tables=tables, cu_lens=lens, rows=7)
+    slots = [3, 4, 6, 7, 8]  # the second request goes on past its table
+    np.testing.assert_array_equal(k.view(np.uint8)[:5], codes[slots])
+    np.testing.assert_array_equal(k_scale, [*scales[slots], 0, 0])
+    assert not k.view(np.uint8)[5:].any()
+
+
+def test_any_lengths_and_tables_are_safe() -> None:
+    cache, *_ = filled(5, 3)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lens = rng.integers(-(2**31), 2**31, 4, dtype=np.int32)
+        tables = rng.integers(-(2**31), 2**31, (3, 2), dtype=np.int32)
+        k, k_scale = cupymla.gather_indexer_cache(cache, block_tables=tables, cu_lens=lens, rows=9)
+        assert not k.view(np.uint8).any() and not k_scale.any()
+
+
+CACHE, KEYS, SLOTS = np.zeros((3, 2, 132), np.uint8), np.zeros((4, 128), np.float32), np.zeros(4, np.int32)
+TABLES, LENS = np.zeros((2, 2), np.int32), np.array([0, 2, 3], np.int32)
+ODD = np.lib.stride_tricks.as_strided(np.zeros(900, np.uint8), (3, 2, 132), (266, 132, 1))
+WRITTEN = {"k": KEYS, "cache": CACHE, "slot_mapping": SLOTS}
+REQUESTS = {"cache": CACHE, "block_tables": TABLES, "cu_lens": LENS, "rows": 4}
+WRITER, READER = "indexer_k_quant_and_cache", "gather_indexer_cache"
+BAD_PAGES: list[tuple[str, dict[str, Any], str]] = [
+    (WRITER, {**WRITTEN, "k": KEYS[:, :64]}, r"'k': expected shape \[T, 128\]"),
+    (WRITER, {**WRITTEN, "k": KEYS.astype(int)}, "'k': expected dtype"),
+    (WRITER, {**WRITTEN, "cache": CACHE[..., :128]}, "'cache': expected shape"),
+    (WRITER, {**WRITTEN, "cache": CACHE[:, :0]}, "'cache': expected shape"),
+    (WRITER, {**WRITTEN, "cache": CACHE[:, :, None].repeat(2, 2)}, "'cache': expected shape"),
+    (WRITER, {**WRITTEN, "cache": CACHE.view(np.int8)}, "'cache': expected dtype"),
+    (WRITER, {**WRITTEN, "cache": np.zeros((3, 2, 264), np.uint8)[..., :132]}, "'cache': expected blocks"),
+    (WRITER, {**WRITTEN, "cache": ODD}, "'cache': expected a distance of blocks"),
+    (WRITER, {**WRITTEN, "cache": np.zeros(900, np.uint8)[1:793].reshape(3, 2, 132)}, "'cache': expected an address"),
+    (WRITER, {**WRITTEN, "slot_mapping": SLOTS[:3]}, r"'slot_mapping': expected shape \[4\]"),
+    (WRITER, {**WRITTEN, "slot_mapping": None}, "'slot_mapping': expected an array"),
+    (WRITER, {**WRITTEN, "slot_mapping": SLOTS.astype(np.int16)}, "'slot_mapping': expected dtype"),
+    (
+        WRITER,
+        {**WRITTEN, "slot_mapping": SLOTS + 6, "check_indices": True},
+        r"'slot_mapping': expected -1 to 5, got 6 at \[0\]",
+    ),
+    (WRITER, {**WRITTEN, "slot_mapping": SLOTS - 2, "check_indices": True}, "'slot_mapping': expected -1 to 5"),
+    (READER, {"cache": CACHE}, "'slots': expected an array"),
+    (READER, {"cache": CACHE, "slots": SLOTS, "rows": 4}, "'rows': expected None with slots"),
+    (READER, {"cache": CACHE, "slots": SLOTS, "cu_lens": LENS}, "'cu_lens': expected None with slots"),
+    (READER, {"cache": CACHE, "slots": SLOTS + 6, "check_indices": True}, "'slots': expected -1 to 5"),
+    (READER, {**REQUESTS, "rows": None}, "'rows': expected how many"),
+    (READER, {**REQUESTS, "rows": -1}, "'rows': expected an integer"),
+    (READER, {**REQUESTS, "rows": True}, "'rows': expected an integer"),
+    (READER, {**REQUESTS, "cu_lens": LENS[:2]}, r"'cu_lens': expected shape \[3\]"),
+    (READER, {**REQUESTS, "cu_lens": None}, "'cu_lens': expected an array"),
+    (READER, {**REQUESTS, "block_tables": TABLES.astype(np.int64)}, "'block_tables': expected dtype int32"),
+    (
+        READER,
+        {**REQUESTS, "cu_lens": LENS + 2, "check_indices": True},
+        r"'cu_lens': expected numbers from 0 to rows 4 that do not fall, got 5 at \[2\]",
+    ),
+    (READER, {**REQUESTS, "cu_lens": -LENS, "check_indices": True}, "'cu_lens': expected numbers"),
+    (
+        READER,
+        {**REQUESTS, "block_tables": TABLES + 3, "check_indices": True},
+        r"'block_tables': expected -1 to 2, got 3 at \[0, 0\]",
+    ),
+    (READER, {**REQUESTS, "k": np.zeros((3, 128), np.uint8)}, "'k': expected shape"),
+    (READER, {**REQUESTS, "k_scale": np.zeros(4)}, "'k_scale': expected dtype"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "message"), BAD_PAGES)
+def test_what_no_page_takes_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: argument {message}"):
+        getattr(cupymla, name)(**arguments)
+
+
+def test_indices_that_are_fine_pass_the_check() -> None:
+    """Blocks behind the lengths are not looked at."""
+    tables = np.array([[0, 99], [2, -7]], np.int32)
+    cupymla.gather_indexer_cache(CACHE, block_tables=tables, cu_lens=LENS, rows=4, check_indices=True)
+    cupymla.gather_indexer_cache(CACHE, SLOTS - 1, check_indices=True)
+    cupymla.indexer_k_quant_and_cache(KEYS, CACHE.copy(), SLOTS - 1, check_indices=True)

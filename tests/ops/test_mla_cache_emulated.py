@@ -85,3 +85,84 @@ def test_given_outputs_of_any_strides(gap: int) -> None:
         machine.call(cupymla.dequantize_fp8, codes, scales, group=16, out=out)
         assert bits(codes.get()) == bits(want[0]) and bits(scales.get()) == bits(want[1])
         assert bits(out.get()) == bits(back)
+
+
+# Caches of indexer keys ----------------------------------------------------------------------------------------------
+
+
+def cache_of(blocks: int, page: int, gap: int, rank: int = 3) -> Array:
+    """Random bytes of a cache whose blocks lie `gap` bytes apart."""
+    memory = np.random.default_rng(page).integers(0, 256, (blocks, page * 132 + gap), np.uint8)
+    shape = (blocks, page, 132) if rank == 3 else (blocks, page, 1, 132)
+    strides = (memory.strides[0], 132, 1) if rank == 3 else (memory.strides[0], 132, 132, 1)
+    return np.lib.stride_tricks.as_strided(memory, shape, strides)
+
+
+PLACES = np.array([2, -1, 11, 12, 0, -(2**31), 2**31 - 1, 5, 7], np.int64)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("page", "gap", "rank"), [(4, 0, 3), (3, 4, 4), (1, 12, 3), (2, 16, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_written_bits(arch: str, page: int, gap: int, rank: int, dtype: Any) -> None:
+    wide = np.random.default_rng(1).standard_normal((len(PLACES), 131)).astype(dtype)
+    slots = np.stack([PLACES, PLACES], axis=-1)[:, 0]
+    slots[3] = 2**32 + 1  # what is a slot in its lower half
+    k = wide[:, 3:] if dtype == np.float16 else wide[:, :128]
+    arguments: dict[str, Any] = {"k": k, "cache": cache_of(12 // page, page, gap, rank), "slot_mapping": slots}
+    require_same("indexer_k_quant_and_cache", arguments, ("cache",), arch)
+    arguments |= {"slot_mapping": PLACES.astype(np.int32), "scale_rule": "pow2"}
+    require_same("indexer_k_quant_and_cache", arguments, ("cache",), arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("page", "gap", "rank"), [(4, 0, 3), (3, 4, 4), (1, 12, 3), (2, 16, 3)])
+@pytest.mark.parametrize("indices", [np.int32, np.int64])
+def test_gathered_bits(arch: str, page: int, gap: int, rank: int, indices: Any) -> None:
+    cache = cache_of(12 // page, page, gap, rank)
+    require_same("gather_indexer_cache", {"cache": cache, "slots": PLACES.astype(indices)}, arch=arch)
+    tables = np.random.default_rng(2).integers(-2, 12 // page + 2, (4, 3)).astype(np.int32)
+    lens = np.array([-3, 2, 2, 12, 40], np.int32)
+    for rows in (0, 1, 15, 50):
+        arguments = {"cache": cache, "block_tables": tables.T.copy().T, "cu_lens": lens, "rows": rows}
+        require_same("gather_indexer_cache", arguments, arch=arch)
+
+
+def test_gathered_into_given_arrays() -> None:
+    """Rows at addresses that take words or bytes."""
+    cache = cache_of(3, 4, 0)
+    want = cupymla.gather_indexer_cache(cache, PLACES)
+    for gap in (1, 4, 8):
+        with emulated("sm_90", 1) as machine:
+            k = machine.array(np.zeros((len(PLACES), 128 + gap), np.uint8)[:, :128], writable=True)
+            k_scale = machine.array(np.zeros((len(PLACES), 2), np.float32)[:, 0], writable=True)
+            arguments = machine.arguments({"cache": cache, "slots": PLACES})
+            made = machine.call(cupymla.gather_indexer_cache, **arguments, k=k, k_scale=k_scale)
+            assert made[0] is k and made[1] is k_scale
+            assert bits(k.get()) == bits(want[0]) and k_scale.get().tobytes() == want[1].tobytes()
+
+
+@pytest.mark.parametrize("requests", [0, 1, 5])
+def test_no_lengths_and_tables_lead_out_of_the_arrays(requests: int) -> None:
+    """The machine stops at an access past an array; a row has zeros or what some slot holds."""
+    cache, rng = cache_of(3, 4, 0), np.random.default_rng(3)
+    everything, factors = cupymla.gather_indexer_cache(cache, np.arange(12))
+    there = {(row.tobytes(), scale.tobytes()) for row, scale in zip(everything, factors, strict=True)}
+    there |= {(bytes(128), bytes(4))}
+    for bound in (12, 2**31 - 1):
+        with emulated("sm_90", 2) as machine:
+            for _ in range(4):
+                tables = rng.integers(-bound - 1, bound, (requests, 2)).astype(np.int32)
+                lens = rng.integers(-bound - 1, bound, requests + 1).astype(np.int32)
+                given = machine.arguments({"cache": cache, "block_tables": tables, "cu_lens": lens})
+                k, k_scale = machine.call(cupymla.gather_indexer_cache, **given, rows=20)
+                rows = zip(k.get(), k_scale.get(), strict=True)
+                assert {(row.tobytes(), scale.tobytes()) for row, scale in rows} <= there
+
+
+def test_an_empty_cache_takes_and_gives_nothing() -> None:
+    cache = np.zeros((0, 4, 132), np.uint8)
+    slots = np.array([0, -1, 5], np.int32)
+    k = np.ones((3, 128), np.float32)
+    require_same("indexer_k_quant_and_cache", {"k": k, "cache": cache, "slot_mapping": slots}, ("cache",))
+    require_same("gather_indexer_cache", {"cache": cache, "slots": slots})

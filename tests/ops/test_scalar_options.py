@@ -33,6 +33,11 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     },
     "copy_blocks": {**_CACHES, "mapping": np.array([[0, 1]], np.int32)},
     "rel_shift": {"x": _KEYS},
+    "indexer_k_quant_and_cache": {
+        **{"k": np.ones((2, 128), np.float32), "cache": np.zeros((2, 3, 132), np.uint8)},
+        "slot_mapping": np.array([1, 4], np.int32),
+    },
+    "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.array([1, 4], np.int32)},
     "dequantize_fp8": {"codes": np.arange(64, dtype=np.uint8).reshape(1, 64), "scales": np.ones((1, 2), np.float32)},
     "matrix_bd": {**_QUERY, "max_context": 1},
 }

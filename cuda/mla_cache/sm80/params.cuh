@@ -42,4 +42,24 @@ struct DequantizeParameters {
   int32_t group_log2;  // channels that share a scale
 };
 
+struct GatherParameters {
+  const uint8_t* cache;         // pages of indexer keys
+  const uint8_t* slots;         // [rows] int32 or int64, or null
+  const int32_t* block_tables;  // [requests, width], where slots is null
+  const int32_t* cu_lens;       // [requests + 1]
+  uint8_t* k;                   // [rows, 128] e4m3
+  float* k_scale;               // [rows]
+  int64_t slots_row;  // strides, in elements
+  int64_t tables_request, tables_block;
+  int64_t lens_request;
+  int64_t k_row, k_scale_row;
+  int64_t block_bytes;  // between two blocks of the cache
+  int64_t num_slots;    // of the cache
+  int64_t rows;
+  int32_t page;        // slots of a block
+  int32_t blocks;      // of the cache
+  int32_t slots_wide;  // 1: slots are int64
+  int32_t requests, width;
+};
+
 }  // namespace cupymla::mla_cache

@@ -30,6 +30,8 @@ __all__ = [
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
+    "indexer_k_quant_and_cache",
+    "gather_indexer_cache",
 ]
 
 
@@ -333,4 +335,27 @@ def dequantize_fp8(codes: Array | NDArray[Any], scales: Array | NDArray[Any], *,
     """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
 
     `cupymla.dequantize_fp8` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def indexer_k_quant_and_cache(
+    k: Array | NDArray[Any], cache: Array | NDArray[Any], slot_mapping: Array | NDArray[Any], *,
+    scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> Array:
+    """Quantise keys of the lightning indexer and write them into their slots of a paged cache, in place.
+
+    `cupymla.indexer_k_quant_and_cache` for JAX arrays, traced or not; see there for the arguments.
+
+    Returns new cache; the old ones are not changed.
+    """
+
+
+def gather_indexer_cache(
+    cache: Array | NDArray[Any], slots: Array | NDArray[Any] | None = None, *,
+    block_tables: Array | NDArray[Any] | None = None, cu_lens: Array | NDArray[Any] | None = None,
+    rows: int | None = None,
+) -> tuple[Array, Array]:
+    """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
+
+    `cupymla.gather_indexer_cache` for JAX arrays, traced or not; see there for the arguments.
     """

@@ -25,6 +25,8 @@ __all__ = [
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
+    "indexer_k_quant_and_cache",
+    "gather_indexer_cache",
 ]
 
 
@@ -300,4 +302,23 @@ def dequantize_fp8(codes: Tensor, scales: Tensor, *, group: int = 128) -> Tensor
     """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
 
     `cupymla.dequantize_fp8` as a torch operator; see there for the arguments.
+    """
+
+
+def indexer_k_quant_and_cache(
+    k: Tensor, cache: Tensor, slot_mapping: Tensor, *, scale_rule: Literal['amax', 'pow2'] = "amax",
+) -> Tensor:
+    """Quantise keys of the lightning indexer and write them into their slots of a paged cache, in place.
+
+    `cupymla.indexer_k_quant_and_cache` as a torch operator; see there for the arguments.
+    """
+
+
+def gather_indexer_cache(
+    cache: Tensor, slots: Tensor | None = None, *, block_tables: Tensor | None = None,
+    cu_lens: Tensor | None = None, rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
+
+    `cupymla.gather_indexer_cache` as a torch operator; see there for the arguments.
     """

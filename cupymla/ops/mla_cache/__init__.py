@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..operator import operator
-from .run import DEQUANTIZE_FP8, QUANTIZE_FP8
+from .run import DEQUANTIZE_FP8, GATHER_INDEXER_CACHE, INDEXER_K_QUANT_AND_CACHE, QUANTIZE_FP8
 
-__all__ = ["dequantize_fp8", "quantize_fp8"]
+__all__ = ["dequantize_fp8", "gather_indexer_cache", "indexer_k_quant_and_cache", "quantize_fp8"]
 
 
 @operator(QUANTIZE_FP8)
@@ -71,3 +71,87 @@ def dequantize_fp8(codes: Any, scales: Any, *, group: int = 128, out: Any = None
     Source: as for `quantize_fp8`.
     """
     return DEQUANTIZE_FP8((codes, scales), (group,), (out,), False, stream)
+
+
+@operator(INDEXER_K_QUANT_AND_CACHE)
+def indexer_k_quant_and_cache(
+    k: Any,
+    cache: Any,
+    slot_mapping: Any,
+    *,
+    scale_rule: Literal["amax", "pow2"] = "amax",
+    check_indices: bool = False,
+    stream: object = None,
+) -> Any:
+    """Quantise keys of the lightning indexer and write them into their slots of a paged cache, in place.
+
+    Codes and scales are those of `quantize_fp8(k, group=128)`. A block of `page` tokens holds page rows of 128 codes,
+    then page fp32 scales: 132 bytes a token. Token t goes to block slot // page, place slot % page, slot =
+    slot_mapping[t]; a slot outside the cache, such as -1, skips the token. Where two tokens name one slot, parts of
+    either may be what stays there.
+
+    Args:
+        k: [T, 128] float32, bfloat16 or float16, the last axis contiguous.
+        cache: [blocks, page, 132] or [blocks, page, 1, 132] fp8 e4m3fn or uint8, writable. A block's bytes are
+            contiguous; the distance of blocks and the address are multiples of 4 bytes.
+        slot_mapping: [T] int32 or int64, of any strides.
+        scale_rule: as for `quantize_fp8`.
+        check_indices: raise InputError for slots that are neither -1 nor in the cache; that waits for the GPU.
+        stream: CUDA stream: an address, or an object with `__cuda_stream__`, `.ptr` or `.cuda_stream`; the current one
+            of k's framework by default. It means nothing on the CPU.
+
+    Returns:
+        cache, the array that was given.
+
+    Raises:
+        InputError: an argument cannot be used as it is; nothing was written.
+        UnsupportedError: there is no kernel for this on the arrays' device.
+
+    Source: the layout is DeepGEMM's (`kv_cache_cast_to_fp8` of its tests); the function is vLLM's of that name.
+    """
+    return INDEXER_K_QUANT_AND_CACHE((k, cache, slot_mapping), (scale_rule,), (), check_indices, stream)
+
+
+@operator(GATHER_INDEXER_CACHE)
+def gather_indexer_cache(
+    cache: Any,
+    slots: Any = None,
+    *,
+    block_tables: Any = None,
+    cu_lens: Any = None,
+    rows: int | None = None,
+    k: Any = None,
+    k_scale: Any = None,
+    check_indices: bool = False,
+    stream: object = None,
+) -> tuple[Any, Any]:
+    """Read keys of the lightning indexer and their scales out of a paged cache, as `indexer_logits` takes them.
+
+    Either `slots` names the places, or `block_tables` and `cu_lens` do, and `rows` says how many there are. Then
+    request b has the rows from cu_lens[b] to cu_lens[b + 1], both clamped to [0, rows], and its position p is in block
+    block_tables[b, p // page]. Rows of no request, positions past the table, and slots or blocks outside the cache give
+    zeros, keys and scales. Nothing waits for the GPU.
+
+    Args:
+        cache: [blocks, page, 132] or [blocks, page, 1, 132], as for `indexer_k_quant_and_cache`.
+        slots: [N] int32 or int64, of any strides.
+        block_tables: [B, width] int32, of any strides.
+        cu_lens: [B + 1] int32, which must not fall; where it does, rows may be those of any request.
+        rows: N, where block tables are given; it may be more than cu_lens[B].
+        k: array to write, [N, 128] fp8 e4m3fn or uint8, the last axis contiguous.
+        k_scale: array to write, [N] float32, of any stride.
+        check_indices: raise InputError for slots and used blocks that are neither -1 nor in the cache, and for lengths
+            that fall or exceed rows; that waits for the GPU.
+        stream: as for `indexer_k_quant_and_cache`.
+
+    Returns:
+        (k, k_scale): [N, 128] as fp8 e4m3fn, as uint8 in CuPy, which has no fp8, and [N] float32.
+
+    Raises:
+        InputError: an argument cannot be used as it is; nothing was computed or written.
+        UnsupportedError: there is no kernel for this on the arrays' device.
+
+    Source: as for `indexer_k_quant_and_cache`; with block tables it is vLLM's `cp_gather_indexer_k_quant_cache`.
+    """
+    arrays, outputs = (cache, slots, block_tables, cu_lens), (k, k_scale)
+    return GATHER_INDEXER_CACHE(arrays, (rows,), outputs, check_indices, stream)  # type: ignore[no-any-return]

@@ -13,7 +13,9 @@ from ...tensor import View
 from ..bound import Launches, Results
 from ..gpu import check_record
 from . import plan
-from .records import DequantizeParameters, QuantizeParameters
+from .formats import INDEXER_FP8
+from .paged_spec import GATHER, WRITE, GatherProblem, GatherViews, WriteProblem, WriteViews
+from .records import DequantizeParameters, GatherParameters, QuantizeParameters
 from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, DequantizeViews, Problem, Views
 
 CHANNELS = 8
@@ -88,6 +90,83 @@ class Dequantize(Launches):
         """Set every address."""
         self._record.codes, self._record.scales = views.codes.ptr, views.scales.ptr
         (self._record.out,) = results
+
+
+class Write(Launches):
+    """`indexer_k_quant_and_cache`: a binding; see `cupymla.ops.bound`. The kernel is that of `quantize_fp8`."""
+
+    def __init__(self, views: WriteViews, problem: WriteProblem, results: Sequence[View], recorded: bool) -> None:
+        pages, slots = problem.pages, views.slot_mapping
+        self._record = QuantizeParameters(
+            extents=(1, 1, problem.tokens),
+            x_strides=(0, 0, views.k.strides[0]),
+            slots_row=slots.strides[0],
+            block_bytes=pages.block_bytes,
+            num_slots=pages.num_slots,
+            page=pages.page,
+            slots_wide=int(slots.dtype == "int64"),
+            groups=1,
+            lanes_log2=(INDEXER_FP8.channels // CHANNELS).bit_length() - 1,
+            type=FLOATS.index(problem.dtype),
+            pow2=int(problem.options.scale_rule == "pow2"),
+        )
+        # Without a slot there is nothing to write, and no address.
+        threads = problem.tokens * INDEXER_FP8.channels // CHANNELS if pages.num_slots else 0
+        super().__init__(launcher("quantize_fp8", WRITE.operator, problem.device, self._record, threads))
+
+    def point(self, views: WriteViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        record = self._record
+        record.x, record.codes, record.slots = views.k.ptr, views.cache.ptr, views.slot_mapping.ptr
+
+
+_GATHERED_BYTES = 16
+"""Of a thread; `kBytes` in cuda/mla_cache/sm80/gather_indexer_cache.cu."""
+
+
+class Gather(Launches):
+    """`gather_indexer_cache`: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: GatherViews, problem: GatherProblem, results: Sequence[View], recorded: bool) -> None:
+        k, k_scale = results
+        pages = problem.pages
+        self._record = GatherParameters(
+            k_row=k.strides[0],
+            k_scale_row=k_scale.strides[0],
+            block_bytes=pages.block_bytes,
+            num_slots=pages.num_slots,
+            rows=problem.rows,
+            page=pages.page,
+            blocks=pages.blocks,
+        )
+        record, slots, tables, lens = self._record, views.slots, views.block_tables, views.cu_lens
+        if slots is not None:
+            record.slots_row, record.slots_wide = slots.strides[0], int(slots.dtype == "int64")
+        elif tables is not None and lens is not None:
+            record.requests, record.width = tables.shape
+            record.tables_request, record.tables_block = tables.strides
+            (record.lens_request,) = lens.strides
+        threads = problem.rows * INDEXER_FP8.channels // _GATHERED_BYTES
+        super().__init__(launcher("gather_indexer_cache", GATHER.operator, problem.device, self._record, threads))
+
+    def point(self, views: GatherViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        record = self._record
+        record.cache = views.cache.ptr
+        for name in ("slots", "block_tables", "cu_lens"):
+            seen = getattr(views, name)
+            setattr(record, name, None if seen is None else seen.ptr)
+        record.k, record.k_scale = results
+
+
+def nothing_wanted(views: object, problem: object) -> Results:
+    """What is written in place makes no results."""
+    return ()
+
+
+def gather_wanted(views: GatherViews, problem: GatherProblem) -> Results:
+    """Shapes and dtypes of the results of `gather_indexer_cache`."""
+    return ((problem.rows, INDEXER_FP8.channels), "float8_e4m3fn"), ((problem.rows,), "float32")
 
 
 def wanted(views: Views, problem: Problem) -> Results:

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 
 TARGETS = ("sm_80", "sm_90", "sm_100f")
 
-KERNELS = ("quantize_fp8", "dequantize_fp8")
+KERNELS = ("quantize_fp8", "dequantize_fp8", "gather_indexer_cache")
 """A translation unit each. Dtypes and groups are parameters: the kernels wait for memory, not for branches."""
 
 

@@ -28,3 +28,14 @@ class DequantizeParameters(ctypes.Structure):
         ("scales_group", _I64),
         *((name, _I32) for name in ("channels", "group_log2")),
     )
+
+
+class GatherParameters(ctypes.Structure):
+    """Mirrors `GatherParameters`."""
+
+    _fields_ = (
+        *((name, _P) for name in ("cache", "slots", "block_tables", "cu_lens", "k", "k_scale")),
+        *((name, _I64) for name in ("slots_row", "tables_request", "tables_block", "lens_request")),
+        *((name, _I64) for name in ("k_row", "k_scale_row", "block_bytes", "num_slots", "rows")),
+        *((name, _I32) for name in ("page", "blocks", "slots_wide", "requests", "width")),
+    )

@@ -63,7 +63,16 @@ class Problem:
         return (*self.rows, self.channels)
 
 
-class RowsDoor(Door):
+class CodesDoor(Door):
+    """The checks of a function of fp8 codes."""
+
+    def codes(self, array: Any, argument: str, shape: tuple[int, ...]) -> View | None:
+        """An array of codes to write, seen as fp8 also where it is bytes."""
+        seen = self.shaped(array, argument, shape, FP8, "lists", output=True)
+        return None if seen is None else replace(seen, dtype=FP8[0])
+
+
+class RowsDoor(CodesDoor):
     """The checks of a function on rows."""
 
     def rows(self, array: Any, argument: str, dtypes: tuple[str, ...]) -> View:
@@ -79,11 +88,6 @@ class RowsDoor(Door):
         if seen.shape[-1] % group:
             raise self.error(argument, f"D a multiple of group {group} in shape [..., D]", list(seen.shape))
         return seen.shape[-1] // group
-
-    def codes(self, array: Any, argument: str, shape: tuple[int, ...]) -> View | None:
-        """An array of codes to write, seen as fp8 also where it is bytes."""
-        seen = self.shaped(array, argument, shape, FP8, "lists", output=True)
-        return None if seen is None else replace(seen, dtype=FP8[0])
 
 
 # quantize_fp8 --------------------------------------------------------------------------------------------------------
