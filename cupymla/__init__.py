@@ -17,6 +17,7 @@ __all__ = [
     "dequantize_fp8",
     "dequantize_nvfp4",
     "gather_indexer_cache",
+    "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
     "matrix_bd",

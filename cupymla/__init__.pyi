@@ -22,6 +22,7 @@ __all__ = [
     "dequantize_fp8",
     "dequantize_nvfp4",
     "gather_indexer_cache",
+    "hadamard",
     "indexer_k_quant_and_cache",
     "indexer_logits",
     "matrix_bd",
@@ -1624,3 +1625,47 @@ class _GatherIndexerCache:
 
 
 gather_indexer_cache: _GatherIndexerCache
+
+
+class _Hadamard:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j]."""
+
+    name: str
+
+    @overload
+    def __call__(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> NDArray[Any]: ...
+
+    @overload
+    def __call__(self, x: _Array, *, out: Any = None, stream: object = None) -> _Array:
+        """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+        The matrix is orthogonal and its own inverse. It spreads an outlier over all channels, so that fp8 loses less. Who
+        rotates the indexer's queries rotates its keys, too: their products stay what they were. Sums are in fp32, always in
+        the same order; the result is rounded once.
+
+        Args:
+            x: [..., D] float32, bfloat16 or float16, of one to four axes, D a power of two from 8 to 8192. The last axis is
+                contiguous; other strides are free.
+            out: array to write, [..., D] in x's dtype, the last axis contiguous.
+            stream: as for `quantize_fp8`.
+
+        Returns:
+            [..., D] in x's dtype and framework.
+
+        Raises:
+            InputError: an argument cannot be used as it is; nothing was computed or written.
+            UnsupportedError: there is no kernel for this on the arrays' device.
+
+        Source: J. J. Sylvester's construction (1867), in its fast form by sums and differences of pairs; its use is that of
+        DeepSeek-V3.2's indexer.
+        """
+
+    @overload
+    def prepare(self, x: NDArray[Any], *, out: Any = None, stream: object = None) -> Prepared[NDArray[Any]]: ...
+
+    @overload
+    def prepare(self, x: _Array, *, out: Any = None, stream: object = None) -> Prepared[_Array]:
+        """Do all of a call of `hadamard` but the launch: checks, plan, compilation, allocation and binding."""
+
+
+hadamard: _Hadamard

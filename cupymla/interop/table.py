@@ -193,6 +193,10 @@ def _decoded(arrays: Arrays, options: Options) -> Results:
     return {"out": Facts(arrays["codes"].shape, "bfloat16")}
 
 
+def _rotated(arrays: Arrays, options: Options) -> Results:
+    return {"out": arrays["x"]}
+
+
 def _cache(arrays: Arrays, options: Options) -> Results:
     return {"cache": arrays["cache"]}
 
@@ -254,6 +258,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _declaration(TOPK, _selection, varies=True, batching=Batching("scores", 2, ("scores",))),
     _declaration(mla_cache.ARGUMENTS, _codes),
     _declaration(mla_cache.DEQUANTIZE, _decoded),
+    _declaration(mla_cache.HADAMARD, _rotated),
     _declaration(paged_cache.WRITE, _cache),
     _declaration(paged_cache.GATHER, _gathered_keys),
 )

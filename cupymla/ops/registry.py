@@ -131,7 +131,7 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "quantize_fp8",
         "fp8 caches: quantise, write, read",
         kernels=tuple(KernelEntry("quantize_fp8", arch, first="sm_80") for arch in ("sm_80", "sm_90", "sm_100f")),
-        companions=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache"),
+        companions=("dequantize_fp8", "indexer_k_quant_and_cache", "gather_indexer_cache", "hadamard"),
         family="mla_cache",
     ),
 )

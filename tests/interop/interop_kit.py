@@ -157,6 +157,8 @@ def companion_problems() -> Iterator[Problem]:
     yield problem("gather_indexer_cache", "slots", cache=finite, slots=slots)
     tables, cu_lens = np.array([[2, 0], [9, 1]], np.int32), np.array([0, 3, 6], np.int32)
     yield problem("gather_indexer_cache", "tables", cache=finite, block_tables=tables, cu_lens=cu_lens, rows=8)
+    yield problem("hadamard", "plain", x=batched)
+    yield problem("hadamard", "bf16", x=rounded)
     yield problem("rel_shift", "plain", x=rng.standard_normal((2, 3, 5), dtype=np.float32))
     query = rng.standard_normal((4, 2, 32), dtype=np.float32)
     bias = {"query": query, "pos_emb": rng.standard_normal((6, 2, 32), dtype=np.float32)}

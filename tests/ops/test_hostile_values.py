@@ -34,6 +34,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "slot_mapping": np.zeros(2, np.int32),
     },
     "gather_indexer_cache": {"cache": np.zeros((2, 3, 132), np.uint8), "slots": np.zeros(2, np.int32)},
+    "hadamard": {"x": np.zeros((2, 8), np.float32)},
     "dequantize_fp8": {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1), np.float32)},
     "matrix_bd": {"query": ROWS, "pos_emb": ROWS, "context_lens": np.ones(2, np.int32), "max_context": 2},
 }

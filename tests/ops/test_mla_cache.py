@@ -331,3 +331,49 @@ def test_indices_that_are_fine_pass_the_check() -> None:
     cupymla.gather_indexer_cache(CACHE, block_tables=tables, cu_lens=LENS, rows=4, check_indices=True)
     cupymla.gather_indexer_cache(CACHE, SLOTS - 1, check_indices=True)
     cupymla.indexer_k_quant_and_cache(KEYS, CACHE.copy(), SLOTS - 1, check_indices=True)
+
+
+# hadamard ------------------------------------------------------------------------------------------------------------
+
+
+def signs(channels: int) -> np.ndarray[Any, Any]:
+    """(-1)^popcount(i & j)."""
+    return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(channels)] for i in range(channels)], np.float64)
+
+
+@pytest.mark.parametrize("channels", [8, 16, 64, 128, 512])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_rotated_rows_are_products_with_the_matrix(channels: int, dtype: Any) -> None:
+    """Half a unit of the dtype, and what fp32 sums of log2(channels) steps lose."""
+    x = np.random.default_rng(channels).standard_normal((3, 2, channels)).astype(dtype)
+    made = cupymla.hadamard(x)
+    assert made.dtype == x.dtype
+    exact = x.astype(np.float64) @ signs(channels) * channels**-0.5
+    size = np.abs(x.astype(np.float64)) @ np.ones((channels, channels)) * channels**-0.5
+    bound = np.abs(exact) * float(ml_dtypes.finfo(dtype).eps) / 2 + size * (np.log2(channels) + 2) * 2.0**-24
+    assert (np.abs(made.astype(np.float64) - exact) <= bound * (1 + 1e-6)).all()
+
+
+@given(st.integers(3, 9), st.integers(0, 2**32 - 1))
+def test_integers_are_rotated_exactly(log2: int, seed: int) -> None:
+    """Up to the factor, whose square times itself is the number of channels; twice gives the row again."""
+    channels = 2**log2
+    x = np.random.default_rng(seed).integers(-8, 9, (2, channels)).astype(np.float32)
+    sums = x.astype(np.float64) @ signs(channels)
+    np.testing.assert_array_equal(cupymla.hadamard(x), sums.astype(np.float32) * np.float32(channels**-0.5))
+    np.testing.assert_allclose(cupymla.hadamard(cupymla.hadamard(x)), x, atol=1e-4)
+
+
+def test_a_nan_reaches_its_row_alone() -> None:
+    x = np.ones((3, 64), np.float32)
+    x[1, 5] = np.nan
+    made = cupymla.hadamard(x)
+    assert np.isnan(made[1]).all() and np.isfinite(made[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("channels", [0, 1, 4, 96, 16384])
+def test_other_numbers_of_channels_are_refused(channels: int) -> None:
+    with pytest.raises(InputError, match="hadamard: argument 'x': expected D a power of two from 8 to 8192"):
+        cupymla.hadamard(np.zeros((2, channels), np.float32))
+    with pytest.raises(InputError, match="hadamard: argument 'out': expected dtype float32"):
+        cupymla.hadamard(np.zeros((2, 64), np.float32), out=np.zeros((2, 64), np.float16))

@@ -166,3 +166,25 @@ def test_an_empty_cache_takes_and_gives_nothing() -> None:
     k = np.ones((3, 128), np.float32)
     require_same("indexer_k_quant_and_cache", {"k": k, "cache": cache, "slot_mapping": slots}, ("cache",))
     require_same("gather_indexer_cache", {"cache": cache, "slots": slots})
+
+
+# hadamard ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [8, 32, 128, 256, 512, 2048, 8192])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_rotated_bits(channels: int, dtype: Any) -> None:
+    """Rows within a warp, and rows of several; numbers of rows that fill no CTA; strides of any kind."""
+    x = np.random.default_rng(channels).standard_normal((5, 3, channels + 1)).astype(dtype)
+    x[1, 1, 2], x[2, 2, 3], x[2, 2, 4] = np.nan, np.inf, -np.inf
+    require_same("hadamard", {"x": x[..., :channels]})
+    require_same("hadamard", {"x": x[:, 0, :channels].copy()}, arch="sm_80")
+
+
+def test_many_rows_are_rotated_in_rounds() -> None:
+    """More than a grid has at a time, in CTAs of one row and of several."""
+    for rows, channels in ((16 * 256 + 5, 16), (53, 8192), (200, 512)):
+        x = np.random.default_rng(rows).standard_normal((rows, channels)).astype(ml_dtypes.bfloat16)
+        want = cupymla.hadamard(x)
+        with emulated("sm_90", 1) as machine:
+            assert bits(machine.call(cupymla.hadamard, machine.array(x)).get()) == bits(want)

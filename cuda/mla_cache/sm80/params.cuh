@@ -62,4 +62,15 @@ struct GatherParameters {
   int32_t requests, width;
 };
 
+struct HadamardParameters {
+  const uint8_t* x;  // [rows, channels] floats
+  uint8_t* out;      // the same
+  int64_t extents[kAxes];
+  int64_t x_strides[kAxes];
+  int64_t out_strides[kAxes];
+  int32_t lanes_log2;  // threads that share a row
+  int32_t type;        // FloatType
+  float factor;        // channels^-1/2
+};
+
 }  // namespace cupymla::mla_cache

@@ -30,6 +30,7 @@ __all__ = [
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
+    "hadamard",
     "indexer_k_quant_and_cache",
     "gather_indexer_cache",
 ]
@@ -335,6 +336,13 @@ def dequantize_fp8(codes: Array | NDArray[Any], scales: Array | NDArray[Any], *,
     """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
 
     `cupymla.dequantize_fp8` for JAX arrays, traced or not; see there for the arguments.
+    """
+
+
+def hadamard(x: Array | NDArray[Any]) -> Array:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+    `cupymla.hadamard` for JAX arrays, traced or not; see there for the arguments.
     """
 
 

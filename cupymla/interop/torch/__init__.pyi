@@ -25,6 +25,7 @@ __all__ = [
     "topk",
     "quantize_fp8",
     "dequantize_fp8",
+    "hadamard",
     "indexer_k_quant_and_cache",
     "gather_indexer_cache",
 ]
@@ -302,6 +303,13 @@ def dequantize_fp8(codes: Tensor, scales: Tensor, *, group: int = 128) -> Tensor
     """Turn fp8 e4m3 codes and their scales into bfloat16: one fp32 product each, rounded to nearest even.
 
     `cupymla.dequantize_fp8` as a torch operator; see there for the arguments.
+    """
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+    `cupymla.hadamard` as a torch operator; see there for the arguments.
     """
 
 

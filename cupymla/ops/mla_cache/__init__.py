@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..operator import operator
-from .run import DEQUANTIZE_FP8, GATHER_INDEXER_CACHE, INDEXER_K_QUANT_AND_CACHE, QUANTIZE_FP8
+from .run import DEQUANTIZE_FP8, GATHER_INDEXER_CACHE, HADAMARD, INDEXER_K_QUANT_AND_CACHE, QUANTIZE_FP8
 
-__all__ = ["dequantize_fp8", "gather_indexer_cache", "indexer_k_quant_and_cache", "quantize_fp8"]
+__all__ = ["dequantize_fp8", "gather_indexer_cache", "hadamard", "indexer_k_quant_and_cache", "quantize_fp8"]
 
 
 @operator(QUANTIZE_FP8)
@@ -155,3 +155,30 @@ def gather_indexer_cache(
     """
     arrays, outputs = (cache, slots, block_tables, cu_lens), (k, k_scale)
     return GATHER_INDEXER_CACHE(arrays, (rows,), outputs, check_indices, stream)  # type: ignore[no-any-return]
+
+
+@operator(HADAMARD)
+def hadamard(x: Any, *, out: Any = None, stream: object = None) -> Any:
+    """Rotate rows by the Hadamard matrix: out[i] = D^-1/2 sum over j of (-1)^popcount(i & j) x[j].
+
+    The matrix is orthogonal and its own inverse. It spreads an outlier over all channels, so that fp8 loses less. Who
+    rotates the indexer's queries rotates its keys, too: their products stay what they were. Sums are in fp32, always in
+    the same order; the result is rounded once.
+
+    Args:
+        x: [..., D] float32, bfloat16 or float16, of one to four axes, D a power of two from 8 to 8192. The last axis is
+            contiguous; other strides are free.
+        out: array to write, [..., D] in x's dtype, the last axis contiguous.
+        stream: as for `quantize_fp8`.
+
+    Returns:
+        [..., D] in x's dtype and framework.
+
+    Raises:
+        InputError: an argument cannot be used as it is; nothing was computed or written.
+        UnsupportedError: there is no kernel for this on the arrays' device.
+
+    Source: J. J. Sylvester's construction (1867), in its fast form by sums and differences of pairs; its use is that of
+    DeepSeek-V3.2's indexer.
+    """
+    return HADAMARD((x,), (), (out,), False, stream)

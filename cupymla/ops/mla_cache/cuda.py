@@ -15,8 +15,9 @@ from ..gpu import check_record
 from . import plan
 from .formats import INDEXER_FP8
 from .paged_spec import GATHER, WRITE, GatherProblem, GatherViews, WriteProblem, WriteViews
-from .records import DequantizeParameters, GatherParameters, QuantizeParameters
-from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, DequantizeViews, Problem, Views
+from .records import DequantizeParameters, GatherParameters, HadamardParameters, QuantizeParameters
+from .reference import hadamard_factor
+from .spec import ARGUMENTS, DEQUANTIZE, FLOATS, HADAMARD, DequantizeViews, HadamardViews, Problem, Views
 
 CHANNELS = 8
 """Of a thread; `kChannels` in cuda/mla_cache/sm80/floats.cuh."""
@@ -25,19 +26,34 @@ _CTAS_PER_SM = 16
 """Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
 
 
-def launcher(name: str, function: str, device: Device, record: ctypes.Structure, threads: int) -> Launcher | None:
-    """A launch of a grid-stride kernel for so many threads; None for no thread.
+def launcher(
+    name: str,
+    function: str,
+    device: Device,
+    record: ctypes.Structure,
+    threads: int,
+    cta_threads: int = 0,
+    smem_bytes: int = 0,
+) -> Launcher | None:
+    """A launch of a grid-stride kernel; None for no thread. Raises UnsupportedError, CompileError, DriverError.
 
-    Raises UnsupportedError, CompileError, DriverError.
+    Args:
+        name: of the kernel.
+        function: the public function, for errors.
+        device: where.
+        record: the parameters.
+        threads: with something to do, over all.
+        cta_threads: of a CTA; 0 for what the kernel says of itself.
+        smem_bytes: beside what the kernel says of itself.
     """
     if not threads:
         return None
     source = plan.kernel(name, driver.arch_of(device), function)
     kernel = build.kernel(source, device.index)
     check_record(source, kernel.facts, type(record))
-    most = _CTAS_PER_SM * driver.multiprocessor_count(device.index)
-    number = min(-(-threads // kernel.facts["threads"]), most)
-    return Launcher(kernel, Geometry((number, 1, 1), kernel.facts["threads"], kernel.facts["smem_bytes"]), (record,))
+    size = cta_threads or kernel.facts["threads"]
+    number = min(-(-threads // size), _CTAS_PER_SM * driver.multiprocessor_count(device.index))
+    return Launcher(kernel, Geometry((number, 1, 1), size, kernel.facts["smem_bytes"] + smem_bytes), (record,))
 
 
 class Quantize(Launches):
@@ -89,6 +105,34 @@ class Dequantize(Launches):
     def point(self, views: DequantizeViews, results: Sequence[int], workspace: int) -> None:
         """Set every address."""
         self._record.codes, self._record.scales = views.codes.ptr, views.scales.ptr
+        (self._record.out,) = results
+
+
+class Hadamard(Launches):
+    """`hadamard`: a binding; see `cupymla.ops.bound`."""
+
+    def __init__(self, views: HadamardViews, problem: Problem, results: Sequence[View], recorded: bool) -> None:
+        (out,) = results
+        lanes = problem.channels // CHANNELS
+        self._record = HadamardParameters(
+            lanes_log2=lanes.bit_length() - 1,
+            type=FLOATS.index(problem.dtype),
+            factor=hadamard_factor(problem.channels),
+        )
+        if math.prod(problem.shape):
+            record = self._record
+            record.extents, (record.x_strides, record.out_strides) = plan.merged(
+                problem.rows, views.x.strides[:-1], out.strides[:-1]
+            )
+        threads, smem_bytes = plan.hadamard_cta(lanes)
+        number = math.prod(problem.shape) // CHANNELS
+        super().__init__(
+            launcher("hadamard", HADAMARD.operator, problem.device, self._record, number, threads, smem_bytes)
+        )
+
+    def point(self, views: HadamardViews, results: Sequence[int], workspace: int) -> None:
+        """Set every address."""
+        self._record.x = views.x.ptr
         (self._record.out,) = results
 
 
@@ -157,6 +201,11 @@ class Gather(Launches):
             seen = getattr(views, name)
             setattr(record, name, None if seen is None else seen.ptr)
         record.k, record.k_scale = results
+
+
+def hadamard_wanted(views: HadamardViews, problem: Problem) -> Results:
+    """Shape and dtype of the result of `hadamard`."""
+    return ((problem.shape, problem.dtype),)
 
 
 def nothing_wanted(views: object, problem: object) -> Results:

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 
 TARGETS = ("sm_80", "sm_90", "sm_100f")
 
-KERNELS = ("quantize_fp8", "dequantize_fp8", "gather_indexer_cache")
+KERNELS = ("quantize_fp8", "dequantize_fp8", "gather_indexer_cache", "hadamard")
 """A translation unit each. Dtypes and groups are parameters: the kernels wait for memory, not for branches."""
 
 
@@ -55,3 +55,14 @@ def merged(
     axes += [(1, *(0,) * len(strides))] * (3 - len(axes))
     (a, *outer), (b, *middle), (c, *inner) = reversed(axes)
     return (a, b, c), list(zip(outer, middle, inner, strict=True))
+
+
+_HADAMARD_THREADS = 256
+_WARP = 32
+_THREAD_BYTES = 32  # of shared memory, where a row has several warps
+
+
+def hadamard_cta(lanes: int) -> tuple[int, int]:
+    """Threads of a CTA, and its shared memory in bytes, where `lanes` threads share a row."""
+    threads = max(_HADAMARD_THREADS, lanes)
+    return threads, threads * _THREAD_BYTES if lanes > _WARP else 0

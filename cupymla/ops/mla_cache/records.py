@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _AXES = _I64 * 3
 
 
@@ -38,4 +38,15 @@ class GatherParameters(ctypes.Structure):
         *((name, _I64) for name in ("slots_row", "tables_request", "tables_block", "lens_request")),
         *((name, _I64) for name in ("k_row", "k_scale_row", "block_bytes", "num_slots", "rows")),
         *((name, _I32) for name in ("page", "blocks", "slots_wide", "requests", "width")),
+    )
+
+
+class HadamardParameters(ctypes.Structure):
+    """Mirrors `HadamardParameters`."""
+
+    _fields_ = (
+        *((name, _P) for name in ("x", "out")),
+        *((name, _AXES) for name in ("extents", "x_strides", "out_strides")),
+        *((name, _I32) for name in ("lanes_log2", "type")),
+        ("factor", _F32),
     )

@@ -98,3 +98,26 @@ def slots_of(block_tables: Array, cu_lens: Array, rows: int, page: int) -> Array
     # A negative block stays a negative slot, whatever the offset.
     slots[known] = np.where(blocks < 0, -1, blocks * page + position[known] % page)
     return slots
+
+
+def hadamard(x: Array) -> Array:
+    """x [..., D] times the Hadamard matrix and D^-1/2, in float32, in x's dtype.
+
+    Sums are made in the order of the kernel's: neighbours first, then numbers two apart, and so on.
+    """
+    *rows, channels = x.shape
+    values = x.astype(np.float32)
+    distance = 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        while distance < channels:
+            pairs = values.reshape(*rows, channels // (2 * distance), 2, distance)
+            low, high = pairs[..., 0, :], pairs[..., 1, :]
+            values = np.stack([low + high, low - high], axis=-2).reshape(x.shape)
+            distance *= 2
+        out: Array = (values * hadamard_factor(channels)).astype(x.dtype)
+    return out
+
+
+def hadamard_factor(channels: int) -> np.float32:
+    """channels^-1/2."""
+    return np.float32(channels**-0.5)

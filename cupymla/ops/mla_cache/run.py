@@ -30,6 +30,15 @@ DEQUANTIZE_FP8 = Calls(
 )
 
 
+HADAMARD = Calls(
+    spec.HADAMARD,
+    spec.read_hadamard,
+    cuda.hadamard_wanted,
+    cuda.Hadamard,
+    by_reference(spec.HADAMARD, reference.hadamard, cuda.hadamard_wanted),
+)
+
+
 def _write_on_cpu(views: WriteViews, problem: WriteProblem) -> Callable[[], Any]:
     k, cache, slots = map(tensor.to_numpy, (views.k, views.cache, views.slot_mapping))
 

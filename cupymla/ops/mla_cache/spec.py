@@ -1,4 +1,4 @@
-"""Argument validation of the functions on rows of channels: `quantize_fp8` and `dequantize_fp8`."""
+"""Argument validation of the functions on rows of channels: `quantize_fp8`, `dequantize_fp8` and `hadamard`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...tensor import Device, View
-from ..arguments import Arguments, Choice, option, whole
+from ..arguments import Arguments, Choice, NoOptions, option, whole
 from ..indexer_door import Door
 from .formats import SCALE_RULES
 
@@ -174,3 +174,32 @@ def read_dequantize(codes: Any, scales: Any, *, group: Any = 128, out: Any = Non
     door.separate()
     views = DequantizeViews(seen, factors, target)
     return views, Problem(seen.shape[:-1], seen.shape[-1], "bfloat16", options, seen.device)
+
+
+# hadamard ------------------------------------------------------------------------------------------------------------
+
+MIN_HADAMARD, MAX_HADAMARD = 8, 8192
+
+
+@dataclass(slots=True)
+class HadamardViews:
+    """The arrays of `hadamard`."""
+
+    x: View
+    out: View | None = None
+
+
+HADAMARD = Arguments("hadamard", HadamardViews, NoOptions, results=("out",))
+
+
+def read_hadamard(x: Any, *, out: Any = None) -> tuple[HadamardViews, Problem]:
+    """Check a call of `hadamard`. Raises InputError."""
+    door = RowsDoor(HADAMARD.operator)
+    seen = door.rows(x, "x", FLOATS)
+    channels = seen.shape[-1]
+    if not MIN_HADAMARD <= channels <= MAX_HADAMARD or channels & (channels - 1):
+        expected = f"D a power of two from {MIN_HADAMARD} to {MAX_HADAMARD} in shape [..., D]"
+        raise door.error("x", expected, list(seen.shape))
+    target = door.shaped(out, "out", seen.shape, (seen.dtype,), "lists", output=True)
+    door.separate()
+    return HadamardViews(seen, target), Problem(seen.shape[:-1], channels, seen.dtype, NoOptions(), seen.device)
