@@ -192,6 +192,16 @@ def test_torch_is_only_ever_asked_for_as_a_cpu_build() -> None:
         assert not [requirement for requirement in extras[extra] if "torch" in requirement]
 
 
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_a_compiler_comes_from_a_wheel_where_there_is_none(checkout: Path, programs: Path, has_compiler: bool) -> None:
+    fake(programs, "python", f'echo "$*" >>{checkout}/log; [ "$1" != - ]')
+    if has_compiler:
+        fake(programs, "c++", "")
+    assert run(checkout, programs, f"offer_compiler {programs}/python").returncode == 0
+    asked = (checkout / "log").read_text() if (checkout / "log").exists() else ""
+    assert ("pip install" in asked and "ziglang" in asked) != has_compiler
+
+
 def test_tests_after_a_fault_are_not_blamed_for_it(tmp_path: Path) -> None:
     """A kernel's fault ends all that a process can do with its GPU: one test says so, the others which one it was."""
     (tmp_path / "cupy.py").write_text(

@@ -71,6 +71,13 @@ offer_cpu_torch() {
         say "no CPU build of torch to be had here: the tests that use it will be skipped"
 }
 
+# Tests compile C++ to run kernels without a GPU: where the machine has no compiler, one comes from a wheel.
+offer_compiler() {
+    command -v c++ >/dev/null || has_modules "$1" ziglang ||
+        "$1" -m pip install --quiet --retries 1 --timeout 30 --only-binary=:all: "ziglang>=0.13" >/dev/null 2>&1 ||
+        say "no C++ compiler to be had here: the tests that run kernels without a GPU will be skipped"
+}
+
 # Sets $PYTHON when the environment is there and made from the present pyproject.toml.
 use_ready_environment() {
     local python=$ROOT/.venv/bin/python stamp=$ROOT/.venv/.installed-$1
@@ -94,7 +101,11 @@ make_environment() {
     if [ -t 2 ]; then quiet=; fi
     "$python" -m pip install $quiet --disable-pip-version-check --editable "$ROOT[$extras]" >&2 ||
         die "installing cupymla[$extras] failed; pip's message is above"
-    case $extras in *dev*) offer_cpu_torch "$python" ;; esac
+    case $extras in *dev*)
+        offer_cpu_torch "$python"
+        offer_compiler "$python"
+        ;;
+    esac
     fingerprint "$python" "$extras" >"$ROOT/.venv/.installed-$extras"
     PYTHON=$python
 }
