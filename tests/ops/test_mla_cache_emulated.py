@@ -188,3 +188,22 @@ def test_many_rows_are_rotated_in_rounds() -> None:
         want = cupymla.hadamard(x)
         with emulated("sm_90", 1) as machine:
             assert bits(machine.call(cupymla.hadamard, machine.array(x)).get()) == bits(want)
+
+
+# In place, prepared --------------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_writer_writes_again_and_returns_the_cache() -> None:
+    cache = cache_of(3, 4, 0).copy()
+    k = np.random.default_rng(0).standard_normal((2, 128)).astype(np.float32)
+    slots = np.array([1, 7], np.int32)
+    with emulated("sm_90", 1) as machine:
+        given = machine.arguments({"k": k, "cache": cache, "slot_mapping": slots}, ("cache",))
+        assert machine.call(cupymla.indexer_k_quant_and_cache, **given) is given["cache"]
+        prepared = machine.call(cupymla.indexer_k_quant_and_cache.prepare, **given)
+        given["k"].host[...] = k + 1
+        given["slot_mapping"].host[...] = [7, 2]
+        assert machine.call(prepared) is given["cache"]
+        for keys, places in ((k, slots), (k + 1, np.array([7, 2]))):
+            cupymla.indexer_k_quant_and_cache(keys, cache, places)
+        assert given["cache"].get().tobytes() == cache.tobytes()
