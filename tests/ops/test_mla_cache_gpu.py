@@ -51,7 +51,8 @@ def require_same(cp: Any, name: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("rows", "channels", "group"), [(100003, 128, 128), (4099, 576, 64), (300, 4096, 256)])
 def test_quantised_rows(cp: Any, dtype: Any, rule: str, rows: int, channels: int, group: int) -> None:
     rng = np.random.default_rng(rows)
-    x = (rng.standard_normal((rows, channels)) * np.exp(3 * rng.standard_normal((rows, 1)))).astype(dtype)
+    with np.errstate(over="ignore"):
+        x = (rng.standard_normal((rows, channels)) * np.exp(3 * rng.standard_normal((rows, 1)))).astype(dtype)
     require_same(cp, "quantize_fp8", {"x": x, "group": group, "scale_rule": rule})
     codes, scales = cupymla.quantize_fp8(x, group=group)
     require_same(cp, "dequantize_fp8", {"codes": codes.view(np.uint8), "scales": scales, "group": group})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupymla import arch
-from cupymla.errors import UnsupportedError
-from cupymla.ops.mla_cache import plan, records
+from cupymla import arch, build
+from cupymla.errors import InputError, UnsupportedError
+from cupymla.ops.mla_cache import cuda, plan, records
 
 PARAMS = Path(__file__).parents[2] / "cuda/mla_cache/sm80/params.cuh"
 
@@ -68,3 +69,15 @@ def test_what_no_kernel_serves_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="gather"):
         plan.kernel("quantize_fp8", Old(), "gather")  # type: ignore[arg-type]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kernel", plan.KERNELS)
+def test_a_kernel_by_itself_has_its_own_record(kernel: str) -> None:
+    raw = pytest.importorskip("cupymla.raw")
+    pytest.importorskip("cupy", reason="compiling goes through CuPy's NVRTC bindings")
+    source = plan.variant(arch.named("sm_90"), kernel_name=kernel)
+    record = raw._record(cuda, source)
+    assert build.cubin(source).facts["parameter_bytes"] == ctypes.sizeof(record)
+    with pytest.raises(InputError, match="kernel_name"):
+        plan.variant(arch.named("sm_90"), kernel_name=kernel + "_more")

@@ -1,4 +1,4 @@
-// Where the keys of a cache lie: the twin of `cupymla/ops/mla_cache/formats.py`.
+// Where the keys of a cache lie; mirrors `cupymla/ops/mla_cache/formats.py`.
 //
 // "indexer_fp8": a block of `page` tokens is page rows of 128 codes, then page fp32 scales.
 #pragma once

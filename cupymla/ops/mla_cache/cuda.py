@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ... import build, driver
+from ...build.source import KernelSource
 from ...device import Device
 from ...launch import Geometry, Launcher
 from ...tensor import View
@@ -24,6 +25,19 @@ CHANNELS = 8
 
 _CTAS_PER_SM = 16
 """Twice as many as run at a time: a grid-stride loop with more would only start and end them."""
+
+
+_RECORDS: dict[str, type[ctypes.Structure]] = {
+    "quantize_fp8": QuantizeParameters,
+    "dequantize_fp8": DequantizeParameters,
+    "gather_indexer_cache": GatherParameters,
+    "hadamard": HadamardParameters,
+}
+
+
+def record(source: KernelSource) -> type[ctypes.Structure]:
+    """The parameter record of a kernel."""
+    return _RECORDS[source.entry]
 
 
 def launcher(

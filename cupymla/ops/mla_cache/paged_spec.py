@@ -14,7 +14,7 @@ from ..arguments import Arguments, Choice, Integer, option
 from ..indexer_door import MAX_EXTENT
 from .formats import INDEXER_FP8, SCALE_RULES, PagedFormat
 from .reference import requested
-from .spec import FLOATS, FP8, CodesDoor
+from .spec import FLOATS, FP8, CodesChecks
 
 INDICES = ("int32", "int64")
 
@@ -39,7 +39,7 @@ class Pages:
         return self.blocks * self.page
 
 
-class CacheDoor(CodesDoor):
+class CacheChecks(CodesChecks):
     """The checks of a call with a paged cache."""
 
     def cache(self, array: Any, layout: PagedFormat, output: bool = False) -> tuple[View, Pages]:
@@ -128,16 +128,16 @@ WRITE = Arguments("indexer_k_quant_and_cache", WriteViews, WriteOptions, results
 
 def read_write(k: Any, cache: Any, slot_mapping: Any, *, scale_rule: Any = "amax") -> tuple[WriteViews, WriteProblem]:
     """Check a call of `indexer_k_quant_and_cache`. Raises InputError."""
-    door = CacheDoor(WRITE.operator)
-    keys = door.view(k, "k", FLOATS)
+    checks = CacheChecks(WRITE.operator)
+    keys = checks.view(k, "k", FLOATS)
     if keys.ndim != 2 or keys.shape[-1] != INDEXER_FP8.channels:
-        raise door.error("k", f"shape [T, {INDEXER_FP8.channels}]", list(keys.shape))
-    door.check_layout(keys, "k", "lists")
-    tokens = door.extent(keys, "k", 0, "tokens")
-    seen, pages = door.cache(cache, INDEXER_FP8, output=True)
-    slots = door.needed(slot_mapping, "slot_mapping", (tokens,), f"[{tokens}]", INDICES)
-    options = door.chosen(WRITE, scale_rule)
-    door.separate()
+        raise checks.error("k", f"shape [T, {INDEXER_FP8.channels}]", list(keys.shape))
+    checks.check_layout(keys, "k", "lists")
+    tokens = checks.extent(keys, "k", 0, "tokens")
+    seen, pages = checks.cache(cache, INDEXER_FP8, output=True)
+    slots = checks.needed(slot_mapping, "slot_mapping", (tokens,), f"[{tokens}]", INDICES)
+    options = checks.chosen(WRITE, scale_rule)
+    checks.separate()
     problem = WriteProblem(tokens, keys.dtype, pages, options, keys.device)
     return WriteViews(keys, seen, slots), problem
 
@@ -211,29 +211,29 @@ def read_gather(
     k_scale: Any = None,
 ) -> tuple[GatherViews, GatherProblem]:
     """Check a call of `gather_indexer_cache`. Raises InputError."""
-    door = CacheDoor(GATHER.operator)
-    seen, pages = door.cache(cache, INDEXER_FP8)
-    options = door.chosen(GATHER, rows)
+    checks = CacheChecks(GATHER.operator)
+    seen, pages = checks.cache(cache, INDEXER_FP8)
+    options = checks.chosen(GATHER, rows)
     views = GatherViews(seen)
     if slots is not None:
         for argument, given in (("block_tables", block_tables), ("cu_lens", cu_lens), ("rows", options.rows)):
             if given is not None:
-                raise door.error(argument, "None with slots", type(given).__name__)
-        views.slots = door.needed(slots, "slots", (None,), "[N]", INDICES)
-        count = door.extent(views.slots, "slots", 0, "slots")
+                raise checks.error(argument, "None with slots", type(given).__name__)
+        views.slots = checks.needed(slots, "slots", (None,), "[N]", INDICES)
+        count = checks.extent(views.slots, "slots", 0, "slots")
     else:
         if block_tables is None:
-            raise door.error("slots", "an array of shape [N], or block_tables, cu_lens and rows", None)
-        views.block_tables = door.needed(block_tables, "block_tables", (None, None), "[B, width]", ("int32",))
-        requests = door.extent(views.block_tables, "block_tables", 0, "requests")
-        door.extent(views.block_tables, "block_tables", 1, "blocks of a request")
-        views.cu_lens = door.needed(cu_lens, "cu_lens", (requests + 1,), f"[{requests + 1}]", ("int32",))
+            raise checks.error("slots", "an array of shape [N], or block_tables, cu_lens and rows", None)
+        views.block_tables = checks.needed(block_tables, "block_tables", (None, None), "[B, width]", ("int32",))
+        requests = checks.extent(views.block_tables, "block_tables", 0, "requests")
+        checks.extent(views.block_tables, "block_tables", 1, "blocks of a request")
+        views.cu_lens = checks.needed(cu_lens, "cu_lens", (requests + 1,), f"[{requests + 1}]", ("int32",))
         if options.rows is None:
-            raise door.error("rows", "how many rows there are, with block_tables", None)
+            raise checks.error("rows", "how many rows there are, with block_tables", None)
         count = options.rows
-    views.k = door.codes(k, "k", (count, INDEXER_FP8.channels))
-    views.k_scale = door.shaped(k_scale, "k_scale", (count,), ("float32",), output=True)
-    door.separate()
+    views.k = checks.codes(k, "k", (count, INDEXER_FP8.channels))
+    views.k_scale = checks.shaped(k_scale, "k_scale", (count,), ("float32",), output=True)
+    checks.separate()
     return views, GatherProblem(count, pages, options, seen.device)
 
 

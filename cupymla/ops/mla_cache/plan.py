@@ -5,7 +5,7 @@ from __future__ import annotations
 from ... import arch as arches
 from ...arch import Arch
 from ...build.source import KernelSource
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError, shown
 
 TARGETS = ("sm_80", "sm_90", "sm_100f")
 
@@ -27,6 +27,13 @@ def kernel(name: str, arch: Arch, function: str) -> KernelSource:
     if target is None:
         raise UnsupportedError(function, f"a GPU of architecture {arch.name}", ", ".join(TARGETS) + ", or the CPU")
     return KernelSource(f"mla_cache/sm80/{name}.cu", name, (), target)
+
+
+def variant(arch: Arch, *, kernel_name: str = "quantize_fp8") -> KernelSource:
+    """One of `KERNELS` for a target. Raises InputError, and UnsupportedError when the target has no kernel."""
+    if type(kernel_name) is not str or kernel_name not in KERNELS:
+        raise InputError("kernel_name", " or ".join(map(repr, KERNELS)), shown(kernel_name), "quantize_fp8")
+    return kernel(kernel_name, arch, "quantize_fp8")
 
 
 def sources(arch_name: str | None = None) -> tuple[KernelSource, ...]:

@@ -63,7 +63,7 @@ class Problem:
         return (*self.rows, self.channels)
 
 
-class CodesDoor(Door):
+class CodesChecks(Door):
     """The checks of a function of fp8 codes."""
 
     def codes(self, array: Any, argument: str, shape: tuple[int, ...]) -> View | None:
@@ -72,7 +72,7 @@ class CodesDoor(Door):
         return None if seen is None else replace(seen, dtype=FP8[0])
 
 
-class RowsDoor(CodesDoor):
+class RowsChecks(CodesChecks):
     """The checks of a function on rows."""
 
     def rows(self, array: Any, argument: str, dtypes: tuple[str, ...]) -> View:
@@ -122,16 +122,16 @@ def read(
     x: Any, *, group: Any = 128, scale_rule: Any = "amax", codes: Any = None, scales: Any = None
 ) -> tuple[Views, Problem]:
     """Check a call of `quantize_fp8`. Raises InputError."""
-    door = RowsDoor(ARGUMENTS.operator)
-    seen = door.rows(x, "x", FLOATS)
-    options = door.chosen(ARGUMENTS, group, scale_rule)
-    groups = door.whole_groups(seen, "x", options.group)
+    checks = RowsChecks(ARGUMENTS.operator)
+    seen = checks.rows(x, "x", FLOATS)
+    options = checks.chosen(ARGUMENTS, group, scale_rule)
+    groups = checks.whole_groups(seen, "x", options.group)
     views = Views(
         x=seen,
-        codes=door.codes(codes, "codes", seen.shape),
-        scales=door.shaped(scales, "scales", (*seen.shape[:-1], groups), ("float32",), output=True),
+        codes=checks.codes(codes, "codes", seen.shape),
+        scales=checks.shaped(scales, "scales", (*seen.shape[:-1], groups), ("float32",), output=True),
     )
-    door.separate()
+    checks.separate()
     return views, Problem(seen.shape[:-1], seen.shape[-1], seen.dtype, options, seen.device)
 
 
@@ -163,15 +163,15 @@ DEQUANTIZE = Arguments("dequantize_fp8", DequantizeViews, DequantizeOptions, res
 
 def read_dequantize(codes: Any, scales: Any, *, group: Any = 128, out: Any = None) -> tuple[DequantizeViews, Problem]:
     """Check a call of `dequantize_fp8`. Raises InputError."""
-    door = RowsDoor(DEQUANTIZE.operator)
-    seen = door.rows(codes, "codes", FP8)
-    options = door.chosen(DEQUANTIZE, group)
-    shape = (*seen.shape[:-1], door.whole_groups(seen, "codes", options.group))
-    factors = door.shaped(scales, "scales", shape, ("float32",))
+    checks = RowsChecks(DEQUANTIZE.operator)
+    seen = checks.rows(codes, "codes", FP8)
+    options = checks.chosen(DEQUANTIZE, group)
+    shape = (*seen.shape[:-1], checks.whole_groups(seen, "codes", options.group))
+    factors = checks.shaped(scales, "scales", shape, ("float32",))
     if factors is None:
-        raise door.error("scales", f"an array of shape {list(shape)}", None)
-    target = door.shaped(out, "out", seen.shape, ("bfloat16",), "lists", output=True)
-    door.separate()
+        raise checks.error("scales", f"an array of shape {list(shape)}", None)
+    target = checks.shaped(out, "out", seen.shape, ("bfloat16",), "lists", output=True)
+    checks.separate()
     views = DequantizeViews(seen, factors, target)
     return views, Problem(seen.shape[:-1], seen.shape[-1], "bfloat16", options, seen.device)
 
@@ -194,12 +194,12 @@ HADAMARD = Arguments("hadamard", HadamardViews, NoOptions, results=("out",))
 
 def read_hadamard(x: Any, *, out: Any = None) -> tuple[HadamardViews, Problem]:
     """Check a call of `hadamard`. Raises InputError."""
-    door = RowsDoor(HADAMARD.operator)
-    seen = door.rows(x, "x", FLOATS)
+    checks = RowsChecks(HADAMARD.operator)
+    seen = checks.rows(x, "x", FLOATS)
     channels = seen.shape[-1]
     if not MIN_HADAMARD <= channels <= MAX_HADAMARD or channels & (channels - 1):
         expected = f"D a power of two from {MIN_HADAMARD} to {MAX_HADAMARD} in shape [..., D]"
-        raise door.error("x", expected, list(seen.shape))
-    target = door.shaped(out, "out", seen.shape, (seen.dtype,), "lists", output=True)
-    door.separate()
+        raise checks.error("x", expected, list(seen.shape))
+    target = checks.shaped(out, "out", seen.shape, (seen.dtype,), "lists", output=True)
+    checks.separate()
     return HadamardViews(seen, target), Problem(seen.shape[:-1], channels, seen.dtype, NoOptions(), seen.device)
