@@ -16,6 +16,7 @@ __all__ = [
     "copy_blocks",
     "dequantize_nvfp4",
     "indexer_logits",
+    "indexer_topk",
     "matrix_bd",
     "nvfp4_gemv",
     "quantize_nvfp4",

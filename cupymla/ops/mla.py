@@ -488,7 +488,7 @@ class CpuOutput:
 def by_reference(
     arguments: Arguments[Any, Any],
     reference: Callable[..., Any],
-    wanted: Callable[[Any, Any], Sequence[tuple[tuple[int, ...], str]]],
+    wanted: Callable[[Any, Any], Sequence[tuple[tuple[int, ...], str] | None]],
 ) -> Callable[[Any, Any], Callable[[], Any]]:
     """What makes calls of an operator's NumPy reference ready, which takes arrays and options by name.
 
@@ -502,8 +502,9 @@ def by_reference(
         like, *_ = arguments.arrays(views)
         assert like is not None
         outputs = [
-            (CpuOutput(name, getattr(views, name), like), NUMPY_DTYPES[dtype])
-            for name, (_, dtype) in zip(arguments.results, wanted(views, problem))  # noqa: B905 - some are not wanted
+            (CpuOutput(name, getattr(views, name), like), NUMPY_DTYPES[result[1]])
+            for name, result in zip(arguments.results, wanted(views, problem))  # noqa: B905 - some are not wanted
+            if result is not None
         ]
 
         def run() -> Any:

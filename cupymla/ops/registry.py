@@ -35,12 +35,14 @@ class OperatorEntry:
         summary: one line for tables.
         kernels: its CUDA kernels; empty while it has only the NumPy reference.
         companions: further public functions that live in the same folder.
+        made_of: other operators whose parts and kernels it uses; those use none themselves.
     """
 
     name: str
     summary: str
     kernels: tuple[KernelEntry, ...] = ()
     companions: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -113,6 +115,12 @@ OPERATORS: tuple[OperatorEntry, ...] = (
         "indexer_logits",
         "lightning indexer: scores of all keys",
         kernels=(KernelEntry("indexer_logits", "sm_90a"),),
+    ),
+    OperatorEntry(
+        "indexer_topk",
+        "lightning indexer: the keys that it selects",
+        kernels=(KernelEntry("indexer_topk", "sm_90a"),),
+        made_of=("indexer_logits", "topk"),
     ),
     OperatorEntry(
         "topk",

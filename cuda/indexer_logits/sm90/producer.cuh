@@ -16,12 +16,7 @@ __device__ __forceinline__ Bounds visible_keys(const Parameters& params, int32_t
   if (params.ends != nullptr) {
     bounds.end = min(bounds.end, params.ends[batch * params.ends_batch + query * params.ends_query]);
   }
-  if (params.causal != 0) {
-    // Floor of a quotient that may be negative; a key is seen when all its positions are.
-    const int64_t position = params.q_start + query + 1;
-    const int64_t limit = position <= 0 ? 0 : position / params.k_stride;
-    if (limit < bounds.end) bounds.end = static_cast<int32_t>(limit);
-  }
+  if (params.causal != 0) bounds.end = indexer::causal_end(params.q_start, query, params.k_stride, bounds.end);
   if (bounds.begin >= bounds.end) bounds = {0, 0};
   return bounds;
 }

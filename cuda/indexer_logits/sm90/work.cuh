@@ -1,7 +1,7 @@
 // Which key tiles of which query tiles a CTA takes. All of them lie one after another, query tile by query tile, in
 // units. In each round every CTA takes one unit, and in the next round the place of its right neighbour. Were it always
-// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another one
-// the last. All warps walk alike.
+// the same place, a CTA could get the first keys of all query tiles, which a causal mask leaves visible, and another
+// one the last. All warps walk alike.
 #pragma once
 
 #include "params.cuh"

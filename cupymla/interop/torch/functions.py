@@ -102,6 +102,8 @@ def _implementation(declaration: Declaration) -> Callable[..., Any]:
             if not tensors[name].is_inference():
                 # What autograd goes by to refuse a gradient that needs what stood there before.
                 torch.autograd.graph.increment_version(tensors[name])
+        if not declaration.updates and not arguments[0].is_cuda:
+            return _returned(declaration, results)
         values = made if isinstance(made, tuple) else (made,)
         return _returned(declaration, dict(zip(names, values)) | results)  # noqa: B905 - not all are wanted
 

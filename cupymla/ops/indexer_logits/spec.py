@@ -101,6 +101,55 @@ def read(
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
     door = Door(OPERATOR)
+    scored = read_scored(door, q, k, weights, q_scale, k_scale, starts, ends)
+    views = Views(
+        **scored.arrays, logits=door.shaped(logits, "logits", scored.shape, ("float32",), "lists", output=True)
+    )
+    options = door.chosen(ARGUMENTS, causal, q_start, k_stride, relu)
+    door.separate()
+    return views, scored.problem(options)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What is scored, seen.
+
+    Attributes:
+        arrays: by name.
+        lead, queries, keys, heads, channels, dtype: as of `Problem`.
+    """
+
+    arrays: dict[str, Any]
+    lead: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+    channels: int
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the logits."""
+        return (*self.lead, self.queries, self.keys)
+
+    def problem(self, options: Options) -> Problem:
+        """The problem of scoring it."""
+        limits = self.arrays["starts"], self.arrays["ends"]
+        return Problem(
+            lead=self.lead,
+            queries=self.queries,
+            keys=self.keys,
+            heads=self.heads,
+            channels=self.channels,
+            dtype=self.dtype,
+            masked=options.causal or any(limit is not None for limit in limits),
+            options=options,
+            device=self.arrays["q"].device,
+        )
+
+
+def read_scored(door: Door, q: Any, k: Any, weights: Any, q_scale: Any, k_scale: Any, starts: Any, ends: Any) -> Scored:
+    """Check the arrays that every operator of this family takes. Raises InputError."""
     q_seen = door.view(q, "q", (*DTYPES, "uint8"))
     lead = door.rank(q_seen, "q", "[T, H, D]", 3)
     heads, channels = q_seen.shape[-2:]
@@ -124,26 +173,13 @@ def read(
     weights_seen = door.shaped(weights, "weights", (*row, heads), ("float32", "bfloat16"))
     if weights_seen is None:
         raise door.error("weights", f"an array of shape {[*row, heads]}", None)
-    views = Views(
-        q=q_seen,
-        k=k_seen,
-        weights=weights_seen,
-        q_scale=door.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
-        k_scale=door.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
-        starts=door.shaped(starts, "starts", row, ("int32",)),
-        ends=door.shaped(ends, "ends", row, ("int32",)),
-        logits=door.shaped(logits, "logits", (*row, keys), ("float32",), "lists", output=True),
-    )
-    options = door.chosen(ARGUMENTS, causal, q_start, k_stride, relu)
-    door.separate()
-    return views, Problem(
-        lead=lead,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        channels=channels,
-        dtype=FP8[0] if narrow else q_seen.dtype,
-        masked=options.causal or starts is not None or ends is not None,
-        options=options,
-        device=q_seen.device,
-    )
+    arrays = {
+        "q": q_seen,
+        "k": k_seen,
+        "weights": weights_seen,
+        "q_scale": door.shaped(q_scale, "q_scale", (*row, heads), ("float32",)),
+        "k_scale": door.shaped(k_scale, "k_scale", (*lead, keys), ("float32",)),
+        "starts": door.shaped(starts, "starts", row, ("int32",)),
+        "ends": door.shaped(ends, "ends", row, ("int32",)),
+    }
+    return Scored(arrays, lead, queries, keys, heads, channels, FP8[0] if narrow else q_seen.dtype)
