@@ -15,7 +15,7 @@ import pytest
 
 import cupymla
 from cupymla.ops import registry
-from cupymla.ops.nvfp4_gemv import door, formats
+from cupymla.ops.nvfp4_gemv import formats, validation
 from cupymla.ops.topk.spec import ORDERS
 from cupymla.ops.xl_paged_attention import checks, paging
 from cupymla.ops.xl_paged_attention import spec as xl
@@ -65,7 +65,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "kv_layout": paging.LAYOUTS,
     "kv_dtype": (*checks.FLOATS, *checks.FP8),
     "format": tuple(each.name for each in formats.FORMATS),
-    "scale_layout": door.SCALE_LAYOUTS,
+    "scale_layout": validation.SCALE_LAYOUTS,
     "normalize": ("l1",),
     "dkv_dtype": ("float32",),
     "out_dtype": checks.FLOATS,

@@ -271,7 +271,7 @@ class _Bound(threading.local):
 
     Attributes:
         calls: by operator, options, layouts, devices and what addresses leave when divided by 16.
-        latest: of them, each operator's last one of the short way, with what it was found by.
+        latest: of them, each operator's last one of the fast path, with what it was found by.
     """
 
     def __init__(self) -> None:

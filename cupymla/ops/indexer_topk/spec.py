@@ -9,8 +9,8 @@ from ...errors import InputError, shown
 from ...tensor import View
 from .. import workspace as workspaces
 from ..arguments import Arguments, Choice, Flag, Integer, option
-from ..indexer_door import MAX_EXTENT, Door
 from ..indexer_logits import spec as scoring
+from ..indexer_validation import MAX_EXTENT, Validation
 from ..mla import MAX_POSITION
 
 OPERATOR = "indexer_topk"
@@ -107,29 +107,29 @@ def read(
     workspace: Any = None,
 ) -> tuple[Views, Problem]:
     """Check a call. Raises InputError."""
-    door = Door(OPERATOR)
-    scored = scoring.read_scored(door, q, k, weights, q_scale, k_scale, starts, ends)
-    options = door.chosen(ARGUMENTS, topk, causal, q_start, k_stride, relu, return_values, return_lse, lse_base)
+    validation = Validation(OPERATOR)
+    scored = scoring.read_scored(validation, q, k, weights, q_scale, k_scale, starts, ends)
+    options = validation.chosen(ARGUMENTS, topk, causal, q_start, k_stride, relu, return_values, return_lse, lse_base)
     for name, array, wanted in (("values", values, options.return_values), ("lse", lse, options.return_lse)):
         if array is not None and not wanted:
-            raise door.error(name, f"None without return_{name}", shown(array))
+            raise validation.error(name, f"None without return_{name}", shown(array))
     rows = scored.shape[:-1]
     entries = (*rows, options.topk)
     views = Views(
         **scored.arrays,
-        indices=door.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
-        count=door.shaped(count, "count", rows, ("int32",), output=True),
-        values=door.shaped(values, "values", entries, ("float32",), "lists", output=True),
-        lse=door.shaped(lse, "lse", rows, ("float32",), output=True),
-        workspace=_workspace(door, workspace, scored.arrays["q"]),
+        indices=validation.shaped(indices, "indices", entries, ("int32",), "lists", output=True),
+        count=validation.shaped(count, "count", rows, ("int32",), output=True),
+        values=validation.shaped(values, "values", entries, ("float32",), "lists", output=True),
+        lse=validation.shaped(lse, "lse", rows, ("float32",), output=True),
+        workspace=_workspace(validation, workspace, scored.arrays["q"]),
     )
-    door.separate()
+    validation.separate()
     scoring_options = scoring.Options(options.causal, options.q_start, options.k_stride, options.relu)
     return views, Problem(scored.problem(scoring_options), options)
 
 
-def _workspace(door: Door, workspace: Any, like: View) -> View | None:
+def _workspace(validation: Validation, workspace: Any, like: View) -> View | None:
     try:
         return workspaces.read(workspace, like)
     except InputError as refused:
-        raise door.error(refused.argument, refused.expected, refused.got) from None
+        raise validation.error(refused.argument, refused.expected, refused.got) from None
